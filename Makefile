@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The front door. CMake does the work; these are the words to remember:
+#
+#   make setup        install what is missing, build build/       make SAN=address  build-asan/
+#   make demo         a small job on this machine                 make SAN=thread   build-tsan/
+#   make test         all builds, all tests, style                make check-style  style only
+#   make bench        measurements                                make clean        remove builds
+.PHONY: all setup demo test bench clean check-style
+
+build_of_ := build
+build_of_address := build-asan
+build_of_thread := build-tsan
+BUILD := $(build_of_$(SAN))
+
+all:
+	@if [ -z "$(BUILD)" ]; then echo "SAN is \"$(SAN)\": use address or thread"; exit 1; fi
+	@tools/build.sh $(BUILD)
+
+setup:
+	@tools/setup.sh
+
+demo: setup
+	@./build/hvd-bench --demo
+
+test:
+	@tools/setup.sh --no-build
+	@tools/test.sh
+
+bench: setup
+	@bench/run.sh
+
+check-style:
+	@tools/check-style
+
+clean:
+	rm -rf build build-clang build-asan build-tsan

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// boot.c - finds the job by the first way of being launched that fits, and meets its other ranks.
+//
+// A rank enters the rendezvous under the name "rank/<r>" and holds it while it is in the job: two
+// processes that claim one rank are found out there. How often the name has been taken (the turn)
+// goes into every key, so a rank that leaves and comes back (shutdown and init again) does not read
+// what was said the time before. Keys of an exchange are "<turn>/<round>/<rank>"; an exchange costs
+// each rank two round trips.
+#include "boot/way.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+// In order; the last always matches.
+static const boot_way_t *const ways[] = {&boot_way_env, &boot_way_self};
+
+struct boot {
+    int rank, size;
+    double timeout_s;
+    kv_client_t *client; // NULL in a world of one
+    uint64_t turn;
+};
+
+static uint64_t deadline_of(double timeout_s)
+{
+    return deadline_in_ms((int64_t)(timeout_s * 1000));
+}
+
+static hvd_status_t enter(boot_t *boot, const boot_way_t *way, const config_t *config,
+                          const boot_job_t *job, uint64_t deadline_ns, err_t *err)
+{
+    char name[32];
+    hvd_status_t status;
+
+    snprintf(name, sizeof name, "rank/%d", job->rank);
+    TRY(way->meet(config, job, deadline_ns, &boot->client, err), out);
+    TRY(kv_enter(boot->client, name, deadline_ns, &boot->turn, err), out);
+out:
+    return status;
+}
+
+hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job_p, boot_t **boot_p,
+                       err_t *err)
+{
+    uint64_t deadline_ns = deadline_of(config->start_timeout);
+    const boot_way_t *const *way = ways;
+    boot_job_t job = {0};
+    hvd_status_t status;
+
+    while (!(*way)->looks_right(config)) {
+        way++;
+    }
+    boot_t *boot = calloc(1, sizeof *boot);
+    if (boot == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    snprintf(job.how, sizeof job.how, "%s", (*way)->name);
+    boot_host_identity(config, job.host);
+    TRY((*way)->find(config, deadline_ns, &job, err), undo);
+    boot->rank = job.rank;
+    boot->size = job.size;
+    boot->timeout_s = config->start_timeout;
+    if (job.size > 1) {
+        TRY(enter(boot, *way, config, &job, deadline_ns, err), undo);
+    }
+    log_debug(log, "boot", "rank %d of %d by %s, turn %llu, host %s", job.rank, job.size, job.how,
+              (unsigned long long)boot->turn, job.host);
+    *job_p = job;
+    *boot_p = boot;
+    wipe(job.secret, sizeof job.secret);
+    return HVD_OK;
+undo:
+    wipe(job.secret, sizeof job.secret);
+    boot_close(boot);
+    return status;
+}
+
+// A world of one gets back what it gave.
+static hvd_status_t exchange_alone(const void *value, size_t bytes, const uint8_t **values,
+                                   size_t *lengths, buf_t *storage, err_t *err)
+{
+    buf_clear(storage);
+    if (bytes > 0) {
+        buf_append(storage, value, bytes);
+    }
+    if (storage->failed) {
+        return fail(err, HVD_NO_MEMORY, "no memory for %zu bytes", bytes);
+    }
+    values[0] = storage->data;
+    lengths[0] = bytes;
+    return HVD_OK;
+}
+
+hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, size_t bytes,
+                           const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err)
+{
+    uint64_t deadline_ns = deadline_of(boot->timeout_s);
+    char prefix[192], key[208];
+    hvd_status_t status;
+
+    if (boot->client == NULL) {
+        return exchange_alone(value, bytes, values, lengths, storage, err);
+    }
+    int len = snprintf(prefix, sizeof prefix, "%llu/%s/", (unsigned long long)boot->turn, round);
+    if (len >= (int)sizeof prefix) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "the name of an exchange has %zu characters; it must be shorter",
+                    strlen(round));
+    }
+    snprintf(key, sizeof key, "%s%d", prefix, boot->rank);
+    TRY(kv_put(boot->client, key, value, bytes, deadline_ns, err), out);
+    TRY(kv_gather(boot->client, prefix, boot->size, deadline_ns, values, lengths, storage, err),
+        out);
+out:
+    return status;
+}
+
+void boot_close(boot_t *boot)
+{
+    if (boot != NULL) {
+        kv_disconnect(boot->client);
+        free(boot);
+    }
+}
+
+void boot_place(boot_job_t *job, const int *host_of)
+{
+    int local_rank = 0, local_size = 0, cross_rank = 0, cross_size = 0;
+
+    for (int r = 0; r < job->size; r++) {
+        local_size += host_of[r] == host_of[job->rank];
+        local_rank += host_of[r] == host_of[job->rank] && r < job->rank;
+    }
+    // Ranks with this local rank, one on each host that is large enough.
+    for (int r = 0; r < job->size; r++) {
+        int local = 0;
+        for (int q = 0; q < r && local <= local_rank; q++) {
+            local += host_of[q] == host_of[r];
+        }
+        cross_size += local == local_rank;
+        cross_rank += local == local_rank && r < job->rank;
+    }
+    job->local_rank = job->local_rank >= 0 ? job->local_rank : local_rank;
+    job->local_size = job->local_size >= 0 ? job->local_size : local_size;
+    job->cross_rank = job->cross_rank >= 0 ? job->cross_rank : cross_rank;
+    job->cross_size = job->cross_size >= 0 ? job->cross_size : cross_size;
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// boot.h - who am I and how do I reach my peers.
+//
+// Owns: finding the job (environment, or a world of one), the job's secret, the client of the
+// rendezvous server, and that server (kv_server.c). Called during hvd_init and hvd_shutdown only,
+// from that thread; every call blocks at most until its deadline.
+#ifndef HVD_BOOT_H
+#define HVD_BOOT_H
+
+#include "base/base.h"
+
+// This process's place in the job, filled by whichever way of being launched matched.
+typedef struct boot_job {
+    int rank, size;
+    int local_rank, local_size; // -1 where the environment does not say: see boot_place
+    int cross_rank, cross_size; // likewise
+    char host[256];             // equal for ranks that may share memory; see boot_host_identity
+    uint8_t secret[32];         // wiped by whoever has made keys of it; zeros in a world of one
+    char how[32];               // name of the row in boot.c that matched: "self", "env"
+} boot_job_t;
+
+typedef struct boot boot_t;
+
+// Finds the job and, in a job of more than one, connects to the rendezvous.
+hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job_p, boot_t **boot_p,
+                       err_t *err);
+
+// Gives this rank's value and returns everyone's, by rank: an allgather of small blobs (at most
+// 64 KiB each). `round` names the exchange (printable, no blanks) and must not repeat between one
+// boot_open and its boot_close. Blocks until all ranks have given or the start timeout passes; the
+// error then names the missing ranks.
+// values[r] has lengths[r] bytes and points into `storage`, which is overwritten.
+hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, size_t bytes,
+                           const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err);
+
+// Leaves the rendezvous. Safe on NULL.
+void boot_close(boot_t *boot);
+
+// Fills the local and cross values that are -1 from the host index of every rank, as a launcher
+// would have set them: ranks of a host are counted in order, and so are hosts by first rank.
+void boot_place(boot_job_t *job, const int *host_of);
+
+// Text that is equal for two processes exactly if they may share memory: kernel boot id, the
+// identity of /dev/shm (device and inode of its root mount) and HOROVOD_HOSTNAME where set.
+void boot_host_identity(const config_t *config, char text[256]);
+
+// --- Key-value store -----------------------------------------------------------------------------
+// Requests and answers travel over a secure channel (role HELLO_KV). Keys are printable, without
+// blanks, at most 256 bytes; values are opaque bytes, at most 64 KiB. A request that fails for
+// another reason than HVD_TIMEOUT or HVD_INVALID_ARGUMENT leaves the connection unusable.
+
+typedef struct kv_client kv_client_t;
+
+// Tries every address of the comma-separated list (names, IPv4, IPv6) until one proves the secret;
+// again and again, since the server may not be up yet. A server that refuses the secret ends it
+// earlier. Looking up a name is bounded by the resolver's own time limits.
+hvd_status_t kv_connect(const char *addresses, int port, const uint8_t secret[32],
+                        uint64_t deadline_ns, kv_client_t **client_p, err_t *err);
+hvd_status_t kv_put(kv_client_t *client, const char *key, const void *value, size_t bytes,
+                    uint64_t deadline_ns, err_t *err);
+// Waits on the server until the key exists. The value is in storage->data, *bytes_p long.
+hvd_status_t kv_get(kv_client_t *client, const char *key, uint64_t deadline_ns, buf_t *storage,
+                    size_t *bytes_p, err_t *err);
+// All values of keys "<prefix>0".."<prefix>n-1" in one answer, when all exist (server-side wait).
+// The prefix must not end in a digit. On HVD_TIMEOUT the sentence names the missing ranks.
+hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t deadline_ns,
+                       const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err);
+// Holds `name` until disconnected, and says how many times it has been taken (1 at first). Waits
+// for another holder to leave; if it does not, HVD_INVALID_ARGUMENT names it. One name a client.
+hvd_status_t kv_enter(kv_client_t *client, const char *name, uint64_t deadline_ns, uint64_t *turn_p,
+                      err_t *err);
+void kv_disconnect(kv_client_t *client); // safe on NULL
+
+// Connections the server has cut so far because they did not belong to the job.
+uint64_t kv_server_n_refused(const hvd_rendezvous_t *server);
+
+#endif

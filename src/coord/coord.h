@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// coord.h - how ranks agree what runs next.
+//
+// A pure state machine: no sockets, no clock, no threads. Inputs are local submissions, frames from
+// tree neighbours and the time; outputs are bytes for neighbours and decisions for this rank. The
+// same object files run in the product and in the simulator, where thousands live in one process.
+//
+// Rank 0 is the sequencer: it appends records to one log for the whole job, and every rank carries
+// out the records that concern it in log order. Readiness flows up a tree, each node reporting an
+// entry once its whole subtree has it; the log flows down. docs/agreement.md tells the whole story.
+//
+// Owns: the names and ids of tensors, process sets, who has joined, what waits for whom.
+// Threads: the holder of the engine. No allocation in steady state.
+#ifndef HVD_COORD_H
+#define HVD_COORD_H
+
+#include "base/base.h"
+
+typedef struct coord coord_t;
+
+typedef struct coord_params {
+    int rank, size;
+    const int *parent;          // tree: parent of every rank; -1 for rank 0. Copied.
+    uint32_t epoch;             // stamped on every frame; frames of another epoch are dropped
+    size_t fusion_bytes;        // HOROVOD_FUSION_THRESHOLD; 0: no fusion
+    size_t inline_bytes;        // allreduces whose accumulators fit ride in the lines; 0: none do
+    int cache_capacity;         // ids kept; 0: names every time
+    bool separate_groups;       // a request of several tensors is never fused with others
+    bool dynamic_sets;          // sets may be added and removed
+    uint64_t cycle_ns;          // longest wait for more tensors before a batch; 0: none
+    uint64_t stall_warn_ns;     // 0: no stall check
+    uint64_t stall_fail_ns;     // 0: never
+    // dst = a op b, for payloads that ride along; dst is a. dtype is that of the accumulators
+    // (float32 for half types), op is never Average (Sum instead) nor Adasum.
+    void (*reduce)(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b, size_t n);
+    const log_t *log;
+} coord_params_t;
+
+// What is being asked for: everything that must be equal on all members, and per-rank sizes.
+typedef struct coord_signature {
+    hvd_op_t op;
+    hvd_dtype_t dtype;
+    hvd_reduce_t reduce;
+    int root;                   // broadcast: global rank; otherwise 0
+    double prescale, postscale;
+    int n_tensors;
+    // Dimensions of all tensors, one after the other: n_dims, dim, dim, ..., n_dims, dim, ...
+    // The first dimension is written as -1 where it may differ between ranks (allgather, alltoall).
+    const int64_t *dims;
+    int n_dims_words;           // length of dims
+} coord_signature_t;
+
+typedef struct coord_request {
+    int set;
+    const char *name;
+    size_t name_bytes;
+    coord_signature_t signature;
+    // Per-rank sizes: allgather: first dimension of each tensor; alltoall: rows to each member of
+    // the set. Otherwise none.
+    const int64_t *sizes;
+    int n_sizes;
+    // Contribution to an allreduce that rides along (see coord_rides): accumulators, prescaled.
+    const void *payload;
+    size_t payload_bytes;
+    uint64_t tag;               // given back with the decision; not 0
+} coord_request_t;
+
+typedef enum decision_kind {
+    DECIDE_RUN,         // run these entries now, as one batch
+    DECIDE_FAIL,        // the submission `tag` failed on every member; others go on
+    DECIDE_JOINED,      // all members have joined: `tag` (if any) ends with last_joined
+    DECIDE_SET_ADDED,   // the set exists now on every rank: `tag` (if any) ends with set
+    DECIDE_SET_REMOVED,
+    DECIDE_REPORT,      // text for the log: a stall
+    DECIDE_ENDED,       // the job is over: status HVD_SHUTDOWN, or the cause; nothing comes after
+} decision_kind_t;
+
+// One tensor (or group) of a batch.
+typedef struct decision_entry {
+    uint64_t tag;       // 0: this rank has joined and takes part with zeros
+    const char *name;
+    const coord_signature_t *signature;
+    // Sizes of all members, member after member (n_sizes / members each), or NULL.
+    const int64_t *sizes;
+    int n_sizes;
+    const void *result; // accumulators, when it rode along: nothing is left to run
+    size_t result_bytes;
+} decision_entry_t;
+
+typedef struct decision {
+    decision_kind_t kind;
+    uint32_t batch;     // number of the record in the log; equal on all ranks
+    int set;
+    int n_entries;
+    const decision_entry_t *entries; // DECIDE_RUN
+    uint64_t tag;
+    int last_joined;
+    hvd_status_t status;
+    const char *text;
+} decision_t;
+
+hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *err);
+void coord_free(coord_t *coord);
+
+// --- Inputs ---------------------------------------------------------------------------------------
+
+// Would an allreduce of this signature travel with the agreement's messages? Pure function of the
+// signature and the parameters, so all ranks answer alike. *bytes_p: size of its accumulators.
+bool coord_rides(const coord_t *coord, const coord_signature_t *signature, size_t *bytes_p);
+
+// "Ready here." Errors concern this call only: unknown set, not a member, duplicate name, shut down.
+// op HVD_JOIN and HVD_BARRIER are submitted like everything else.
+hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns, err_t *err);
+hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64_t tag, uint64_t now_ns, err_t *err);
+hvd_status_t coord_remove_set(coord_t *coord, int set, uint64_t tag, uint64_t now_ns, err_t *err);
+// A set known to all ranks before the first submission (static process sets), in the same order.
+hvd_status_t coord_define_set(coord_t *coord, const int *ranks, int n_ranks, int *id_p, err_t *err);
+
+// One whole frame body from a tree neighbour. An error means the neighbour is broken or hostile.
+hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t bytes, uint64_t now_ns, err_t *err);
+// The eight bytes in front of every body, as they come off the wire. A frame of another epoch
+// (*is_ours_p false) is to be skipped; it is counted.
+hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body_bytes_p, bool *is_ours_p, err_t *err);
+// This rank finished running a batch: the clock of the sequencer. Names of the batch may be
+// submitted again afterwards, so call it before telling the submitters. Not for batches whose
+// entries bring their results.
+void coord_batch_done(coord_t *coord, uint32_t batch, uint64_t now_ns);
+void coord_tick(coord_t *coord, uint64_t now_ns);
+// When coord_tick next has something to do; NEVER_NS: nothing is timed.
+uint64_t coord_next_tick(const coord_t *coord);
+
+void coord_shutdown(coord_t *coord, uint64_t now_ns);           // asks all ranks to stop
+void coord_abort(coord_t *coord, hvd_status_t cause, const char *text); // a peer is lost: tells the others
+
+// --- Outputs --------------------------------------------------------------------------------------
+
+// Tree neighbours: parent first (except on rank 0), then children.
+int coord_n_neighbours(const coord_t *coord);
+int coord_neighbour(const coord_t *coord, int i);
+// Closes open frames and gives the bytes waiting for neighbour i: whole frames, each a header of
+// FRAME_HEADER_BYTES (body length u32, epoch u32, little-endian) and a body. The caller takes bytes from the front with
+// coord_sent; what it leaves is offered again.
+#define FRAME_HEADER_BYTES 8
+#define FRAME_MAX_BYTES ((size_t)64 << 20)
+size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p);
+void coord_sent(coord_t *coord, int i, size_t bytes);
+
+// The next decision, or NULL. Valid until the next call of coord_next; the entries of a RUN that
+// were not inline stay valid (names, signatures, sizes) until coord_batch_done.
+const decision_t *coord_next(coord_t *coord);
+
+// --- Queries --------------------------------------------------------------------------------------
+
+int coord_set_count(const coord_t *coord);
+int coord_set_id(const coord_t *coord, int index);
+// Members in ascending order; NULL for an unknown set.
+const int *coord_set_ranks(const coord_t *coord, int set, int *n_p);
+int coord_pending(const coord_t *coord); // submissions of this rank not yet decided
+size_t coord_memory(const coord_t *coord); // bytes held, for the bound on memory
+
+typedef struct coord_counters {
+    uint64_t n_dropped_frames; // of another epoch
+    uint64_t n_stale_lines;    // for process sets removed meanwhile
+} coord_counters_t;
+
+coord_counters_t coord_counters(const coord_t *coord);
+
+#endif

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// decide.c - decisions: filled while records are applied, handed out in the order of the log.
+//
+// A verdict is a decision with the memory it shows. It pins its entries and holds their signatures
+// and sizes, so that a later round of the same name cannot change what is being run. Verdicts
+// are reused; as many exist as were ever waiting or running at once. Cost per entry: a few
+// stores. The holder of the engine calls.
+#include "coord/internal.h"
+
+#include <stdlib.h>
+
+#define RESULT_ALIGNMENT 16
+
+// --- Filling --------------------------------------------------------------------------------------
+
+verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint32_t batch, int set)
+{
+    verdict_t *verdict = coord->spare;
+
+    if (verdict != NULL) {
+        coord->spare = verdict->next;
+    } else {
+        verdict = calloc(1, sizeof(*verdict));
+        if (verdict == NULL) {
+            coord->no_memory = true;
+            return NULL;
+        }
+    }
+    verdict->next = NULL;
+    verdict->rides = false;
+    verdict->decision = (decision_t){.kind = kind, .batch = batch, .set = set, .text = ""};
+    buf_clear(&verdict->bytes);
+    return verdict;
+}
+
+static bool verdict_grow(verdict_t *verdict)
+{
+    int cap = MAX(4, verdict->cap * 2);
+    decision_entry_t *entries = realloc(verdict->entries, (size_t)cap * sizeof(*entries));
+
+    if (entries == NULL) {
+        return false;
+    }
+    verdict->entries = entries;
+    held_t *held = realloc(verdict->held, (size_t)cap * sizeof(*held));
+    if (held == NULL) {
+        return false;
+    }
+    verdict->held = held;
+    verdict->cap = cap;
+    return true;
+}
+
+// Results lie in a buffer that moves while it grows: places now, addresses in decide_close.
+static size_t keep_result(coord_t *coord, verdict_t *verdict, const void *result, size_t bytes)
+{
+    size_t padding = -verdict->bytes.len & (RESULT_ALIGNMENT - 1);
+
+    buf_append(&verdict->bytes, NULL, padding);
+    size_t at = verdict->bytes.len;
+    buf_append(&verdict->bytes, result, bytes);
+    coord->no_memory |= verdict->bytes.failed;
+    return at;
+}
+
+void decide_add(coord_t *coord, verdict_t *verdict, entry_t *entry, const void *result, size_t bytes)
+{
+    int i = verdict->decision.n_entries;
+
+    if (i == verdict->cap && !verdict_grow(verdict)) {
+        coord->no_memory = true;
+        return;
+    }
+    held_t *held = &verdict->held[i];
+    *held = (held_t){.entry = entry, .sig = sig_hold(entry->sig), .sizes = entry->sizes};
+    verdict->entries[i] = (decision_entry_t){
+        .tag = entry->tag,
+        .name = entry->name,
+        .signature = &entry->sig->view,
+        .result_bytes = bytes,
+    };
+    if (held->sizes != NULL) {
+        held->sizes->n_holders++;
+        verdict->entries[i].sizes = held->sizes->at;
+        verdict->entries[i].n_sizes = held->sizes->n;
+    }
+    if (verdict->rides) {
+        held->result_at = keep_result(coord, verdict, result, bytes);
+    } else {
+        entry->is_running |= entry->tag != 0;
+    }
+    entry->n_pins++;
+    verdict->decision.n_entries++;
+}
+
+void decide_text(verdict_t *verdict, const char *text, size_t bytes)
+{
+    buf_append(&verdict->bytes, text, bytes);
+    buf_append(&verdict->bytes, "", 1);
+    verdict->decision.text = verdict->bytes.failed ? "" : (const char *)verdict->bytes.data;
+}
+
+void decide_close(coord_t *coord, verdict_t *verdict)
+{
+    decision_t *decision = &verdict->decision;
+
+    if (decision->kind == DECIDE_RUN) {
+        decision->entries = verdict->entries;
+        for (int i = 0; verdict->rides && i < decision->n_entries; i++) {
+            verdict->entries[i].result = verdict->bytes.data + verdict->held[i].result_at;
+        }
+        coord->n_running += !verdict->rides;
+    }
+    if (coord->first == NULL) {
+        coord->first = verdict;
+    } else {
+        coord->last->next = verdict;
+    }
+    coord->last = verdict;
+}
+
+void decide_fail(coord_t *coord, uint64_t tag, uint32_t batch, hvd_status_t status,
+                 const char *text, size_t text_bytes)
+{
+    verdict_t *verdict = decide_open(coord, DECIDE_FAIL, batch, 0);
+
+    if (verdict != NULL) {
+        verdict->decision.tag = tag;
+        verdict->decision.status = status;
+        decide_text(verdict, text, text_bytes);
+        decide_close(coord, verdict);
+    }
+}
+
+// --- Letting go -----------------------------------------------------------------------------------
+
+void decide_discard(coord_t *coord, verdict_t *verdict)
+{
+    for (int i = 0; i < verdict->decision.n_entries; i++) {
+        held_t *held = &verdict->held[i];
+        if (!verdict->rides && verdict->entries[i].tag != 0) {
+            held->entry->is_running = false;
+        }
+        sig_drop(coord, held->sig);
+        sizes_drop(coord, held->sizes);
+        held->entry->n_pins--;
+        entry_settle(coord, held->entry);
+    }
+    verdict->decision.n_entries = 0;
+    verdict->next = coord->spare;
+    coord->spare = verdict;
+}
+
+void coord_batch_done(coord_t *coord, uint32_t batch, uint64_t now_ns)
+{
+    coord->now_ns = now_ns;
+    for (verdict_t **link = &coord->running; *link != NULL; link = &(*link)->next) {
+        verdict_t *verdict = *link;
+        if (verdict->decision.batch == batch) {
+            *link = verdict->next;
+            coord->n_running--;
+            decide_discard(coord, verdict);
+            return;
+        }
+    }
+}
+
+// --- Handing out ----------------------------------------------------------------------------------
+
+static void append_running(coord_t *coord, verdict_t *verdict)
+{
+    verdict_t **link = &coord->running;
+
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = verdict;
+}
+
+const decision_t *coord_next(coord_t *coord)
+{
+    if (coord->shown != NULL) {
+        decide_discard(coord, coord->shown);
+        coord->shown = NULL;
+    }
+    sequence_flush(coord);
+    if (UNLIKELY(coord->no_memory && !coord->has_ended)) {
+        coord_abort(coord, HVD_NO_MEMORY, "out of memory while agreeing what to run next");
+    }
+    verdict_t *verdict = coord->first;
+    if (verdict != NULL) {
+        coord->first = verdict->next;
+        verdict->next = NULL;
+        if (verdict->decision.kind == DECIDE_RUN && !verdict->rides) {
+            append_running(coord, verdict);
+        } else {
+            coord->shown = verdict;
+        }
+        return &verdict->decision;
+    }
+    if (coord->has_ended && !coord->end_shown) {
+        coord->end_shown = true;
+        return &coord->end_decision;
+    }
+    return NULL;
+}
+
+static void discard_all(coord_t *coord, verdict_t *list)
+{
+    while (list != NULL) {
+        verdict_t *verdict = list;
+        list = list->next;
+        decide_discard(coord, verdict);
+    }
+}
+
+void decide_free(coord_t *coord)
+{
+    discard_all(coord, coord->first);
+    discard_all(coord, coord->running);
+    if (coord->shown != NULL) {
+        decide_discard(coord, coord->shown);
+    }
+    while (coord->spare != NULL) {
+        verdict_t *verdict = coord->spare;
+        coord->spare = verdict->next;
+        free(verdict->entries);
+        free(verdict->held);
+        buf_free(&verdict->bytes);
+        free(verdict);
+    }
+}
+
+static size_t list_bytes(const verdict_t *verdict)
+{
+    size_t bytes = 0;
+
+    for (; verdict != NULL; verdict = verdict->next) {
+        bytes += sizeof(*verdict) + verdict->bytes.cap +
+                 (size_t)verdict->cap * (sizeof(decision_entry_t) + sizeof(held_t));
+    }
+    return bytes;
+}
+
+size_t decide_memory(const coord_t *coord)
+{
+    return list_bytes(coord->first) + list_bytes(coord->running) + list_bytes(coord->shown) +
+           list_bytes(coord->spare);
+}

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// stall.c - what waits too long, and for whom.
+//
+// The node that holds an incomplete entry for longer than the warning time says so, once, up to the
+// sequencer. The sequencer asks all ranks about up to 32 such entries at a time; answers come back
+// as bitmaps of the ranks that have each entry, merged on the way up; the report names the rest and
+// goes to all ranks. While an entry stays incomplete it is reported again once per warning time, and
+// past the second limit the job ends with the same information.
+//
+// Rounds are kept in order of age, so as long as nothing stalls the cost is one comparison per call
+// of coord_next_tick. A branch that does not answer is taken to have nothing. The holder of the
+// engine calls.
+#include "coord/internal.h"
+
+#include <stdio.h>
+
+#define MAX_NAMES_PER_RANK 6
+#define MAX_NAME_SHOWN 100
+#define MAX_RANKS_SHOWN 64
+
+static size_t bitmap_bytes(const coord_t *coord)
+{
+    return ((size_t)coord->params.size + 7) / 8;
+}
+
+static uint8_t *bitmap_of(const coord_t *coord, int asked)
+{
+    return coord->inquiry.have + (size_t)asked * bitmap_bytes(coord);
+}
+
+static bool bit_is_set(const uint8_t *bitmap, int rank)
+{
+    return (bitmap[rank / 8] >> (rank % 8) & 1) != 0;
+}
+
+// --- The question ---------------------------------------------------------------------------------
+
+static void clear_inquiry(coord_t *coord)
+{
+    inquiry_t *inquiry = &coord->inquiry;
+
+    for (int i = 0; i < inquiry->n_asked; i++) {
+        store_give(&coord->store, inquiry->asked[i].name, inquiry->asked[i].name_bytes + 1);
+    }
+    store_give(&coord->store, inquiry->have, inquiry->have_bytes);
+    store_give(&coord->store, inquiry->answered, (size_t)coord->n_children + 1);
+    *inquiry = (inquiry_t){0};
+}
+
+void stall_free(coord_t *coord)
+{
+    clear_inquiry(coord);
+}
+
+static bool add_asked(coord_t *coord, const set_t *set, const char *name, size_t name_bytes)
+{
+    inquiry_t *inquiry = &coord->inquiry;
+    char *copy = store_take(&coord->store, name_bytes + 1);
+
+    if (copy == NULL) {
+        return false;
+    }
+    memcpy(copy, name, name_bytes);
+    copy[name_bytes] = '\0';
+    inquiry->asked[inquiry->n_asked++] = (asked_t){
+        .set_serial = set != NULL ? set->serial : UINT32_MAX, .name = copy, .name_bytes = name_bytes};
+    return true;
+}
+
+static entry_t *entry_of_asked(const coord_t *coord, const asked_t *asked)
+{
+    const set_t *set = sets_find_serial(coord, asked->set_serial);
+    return set != NULL ? entry_find(set, asked->name, asked->name_bytes) : NULL;
+}
+
+// All entries are listed: waits for the children's answers, with this rank's own in place.
+static bool open_inquiry(coord_t *coord)
+{
+    inquiry_t *inquiry = &coord->inquiry;
+    int rank = coord->params.rank;
+
+    inquiry->have_bytes = MAX(bitmap_bytes(coord) * (size_t)inquiry->n_asked, 1);
+    inquiry->have = store_take(&coord->store, inquiry->have_bytes);
+    inquiry->answered = store_take(&coord->store, (size_t)coord->n_children + 1);
+    if (inquiry->have == NULL || inquiry->answered == NULL) {
+        return false;
+    }
+    memset(inquiry->have, 0, inquiry->have_bytes);
+    memset(inquiry->answered, 0, (size_t)coord->n_children + 1);
+    for (int i = 0; i < inquiry->n_asked; i++) {
+        const entry_t *entry = entry_of_asked(coord, &inquiry->asked[i]);
+        if (entry != NULL && entry->tag != 0) {
+            bitmap_of(coord, i)[rank / 8] |= (uint8_t)(1 << (rank % 8));
+        }
+    }
+    inquiry->n_missing = coord->n_children;
+    inquiry->is_open = true;
+    return true;
+}
+
+static void send_answer(coord_t *coord)
+{
+    const inquiry_t *inquiry = &coord->inquiry;
+    control_line_t line = {.kind = LINE_ANSWER,
+                           .id = inquiry->number,
+                           .n_items = inquiry->n_asked,
+                           .payload = inquiry->have,
+                           .payload_bytes = bitmap_bytes(coord) * (size_t)inquiry->n_asked};
+
+    control_put(line_to_parent(coord), &line);
+    clear_inquiry(coord);
+}
+
+hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *err)
+{
+    clear_inquiry(coord);
+    coord->inquiry.number = line->id;
+    for (int i = 0; i < line->n_items; i++) {
+        control_asked_t asked;
+        if (!control_next_asked(&coord->reader, &asked)) {
+            return fail(err, HVD_PROTOCOL, "a question about stalled tensors ends in the middle");
+        }
+        const set_t *set = sets_find(coord, (int)MIN(asked.set, (uint32_t)INT32_MAX));
+        if (!add_asked(coord, set, asked.name.at, asked.name.bytes)) {
+            return fail(err, HVD_NO_MEMORY, "no memory for a question about stalled tensors");
+        }
+    }
+    if (!open_inquiry(coord)) {
+        return fail(err, HVD_NO_MEMORY, "no memory for a question about stalled tensors");
+    }
+    if (coord->inquiry.n_missing == 0) {
+        send_answer(coord);
+    }
+    return HVD_OK;
+}
+
+// --- The report -----------------------------------------------------------------------------------
+
+typedef struct report {
+    char text[CONTROL_MAX_TEXT_BYTES];
+    size_t len;
+    int n_ranks, n_more;
+    bool must_end; // some entry waits longer than the job may
+} report_t;
+
+static void report_add(report_t *report, const char *format, ...) PRINTF_LIKE(2, 3);
+static void report_add(report_t *report, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    int wanted = vsnprintf(report->text + report->len, sizeof(report->text) - report->len, format, args);
+    va_end(args);
+    report->len = MIN(report->len + (size_t)MAX(wanted, 0), sizeof(report->text) - 1);
+}
+
+// Does the report have to say that this rank lacks this entry?
+static bool is_missing(const coord_t *coord, int asked, const entry_t *entry, int rank)
+{
+    return entry != NULL && entry->is_open && !entry->is_complete &&
+           !bit_is_set(bitmap_of(coord, asked), rank) && !coord->has_joined[rank] &&
+           set_position(entry->set, rank) >= 0;
+}
+
+static void report_rank(const coord_t *coord, report_t *report, entry_t *const *entries, int rank)
+{
+    const inquiry_t *inquiry = &coord->inquiry;
+    int n_names = 0;
+
+    for (int i = 0; i < inquiry->n_asked; i++) {
+        if (!is_missing(coord, i, entries[i], rank)) {
+            continue;
+        }
+        if (n_names == 0 && report->n_ranks++ >= MAX_RANKS_SHOWN) {
+            report->n_more++;
+            return;
+        }
+        if (n_names == 0) {
+            report_add(report, "\n%d: [", rank);
+        }
+        if (n_names < MAX_NAMES_PER_RANK) {
+            report_add(report, "%s%.*s", n_names > 0 ? ", " : "", MAX_NAME_SHOWN, inquiry->asked[i].name);
+        }
+        n_names++;
+    }
+    if (n_names > 0) {
+        report_add(report, "%s]", n_names > MAX_NAMES_PER_RANK ? " ..." : "");
+    }
+}
+
+static void write_report(coord_t *coord, report_t *report)
+{
+    const coord_params_t *params = &coord->params;
+    entry_t *entries[CONTROL_MAX_ASKED];
+
+    for (int i = 0; i < coord->inquiry.n_asked; i++) {
+        entries[i] = entry_of_asked(coord, &coord->inquiry.asked[i]);
+        if (entries[i] != NULL && entries[i]->is_open && !entries[i]->is_complete) {
+            entries[i]->asked_ns = coord->now_ns;
+            report->must_end |= params->stall_fail_ns > 0 &&
+                                coord->now_ns - entries[i]->since_ns >= params->stall_fail_ns;
+        }
+    }
+    report_add(report,
+               "One or more tensors were submitted to be reduced, gathered or broadcasted by subset "
+               "of ranks and are waiting for remainder of ranks for more than %g seconds. Look for "
+               "ranks that take another way through the program, wait for something else, or have "
+               "stopped.\nMissing ranks:",
+               (double)params->stall_warn_ns / (double)NS_PER_S);
+    for (int rank = 0; rank < params->size; rank++) {
+        report_rank(coord, report, entries, rank);
+    }
+    if (report->n_more > 0) {
+        report_add(report, "\n... and %d more ranks", report->n_more);
+    }
+    if (report->must_end) {
+        report_add(report, "\nThe job ends now: the longest allowed wait is %g seconds "
+                   "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
+                   (double)params->stall_fail_ns / (double)NS_PER_S);
+    }
+}
+
+static void close_inquiry(coord_t *coord)
+{
+    report_t report;
+
+    report.len = 0;
+    report.text[0] = '\0';
+    report.n_ranks = report.n_more = 0;
+    report.must_end = false;
+    write_report(coord, &report);
+    clear_inquiry(coord);
+    // What was missing may have come while the ranks were asked.
+    if (report.n_ranks == 0) {
+        return;
+    }
+    if (report.must_end) {
+        coord_abort(coord, HVD_STALLED, report.text);
+    } else {
+        sequence_report(coord, report.text);
+    }
+}
+
+hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err)
+{
+    inquiry_t *inquiry = &coord->inquiry;
+
+    // Too late, or for a question that was given up.
+    if (!inquiry->is_open || line->id != inquiry->number || inquiry->answered[child]) {
+        return HVD_OK;
+    }
+    if (line->n_items != inquiry->n_asked ||
+        line->payload_bytes != bitmap_bytes(coord) * (size_t)inquiry->n_asked) {
+        return fail(err, HVD_PROTOCOL, "an answer about stalled tensors does not fit the question");
+    }
+    for (size_t i = 0; i < line->payload_bytes; i++) {
+        inquiry->have[i] |= line->payload[i];
+    }
+    inquiry->answered[child] = 1;
+    if (--inquiry->n_missing > 0) {
+        return HVD_OK;
+    }
+    if (is_sequencer(coord)) {
+        close_inquiry(coord);
+    } else {
+        send_answer(coord);
+    }
+    return HVD_OK;
+}
+
+// --- The clock ------------------------------------------------------------------------------------
+
+// Ticks come a little late, so that tensors submitted together are reported together.
+static uint64_t slack_ns(const coord_t *coord)
+{
+    return coord->params.stall_warn_ns / 16;
+}
+
+uint64_t stall_next_ns(const coord_t *coord)
+{
+    uint64_t warn_ns = coord->params.stall_warn_ns, next_ns = NEVER_NS;
+
+    if (warn_ns == 0 || coord->has_ended || chain_is_empty(&coord->open)) {
+        return NEVER_NS;
+    }
+    const entry_t *oldest = CHAIN_OWNER(coord->open.next, entry_t, open);
+    next_ns = MAX(oldest->since_ns + warn_ns + slack_ns(coord), coord->stall_checked_ns + warn_ns / 8);
+    if (is_sequencer(coord) && coord->inquiry.is_open) {
+        next_ns = MIN(next_ns, coord->inquiry.deadline_ns);
+    }
+    return next_ns;
+}
+
+static void tell_sequencer(coord_t *coord, entry_t *entry)
+{
+    control_line_t line = {.kind = LINE_STALLED,
+                           .set = entry->set->serial,
+                           .name = {entry->name, entry->name_bytes},
+                           .age_ns = coord->now_ns - entry->since_ns};
+
+    control_put(line_to_parent(coord), &line);
+    entry->asked_ns = coord->now_ns;
+}
+
+static bool is_due(const coord_t *coord, const entry_t *entry)
+{
+    const coord_params_t *params = &coord->params;
+    uint64_t age_ns = coord->now_ns - entry->since_ns;
+    bool is_last = params->stall_fail_ns > 0 && age_ns >= params->stall_fail_ns;
+
+    return entry->asked_ns == 0 || is_last || coord->now_ns - entry->asked_ns >= params->stall_warn_ns;
+}
+
+static void start_inquiry(coord_t *coord)
+{
+    control_line_t line = {.kind = RECORD_INQUIRE, .id = coord->inquiry.number};
+
+    line.n_items = coord->inquiry.n_asked;
+    if (!open_inquiry(coord)) {
+        coord->no_memory = true;
+        return;
+    }
+    coord->inquiry.deadline_ns = coord->now_ns + coord->params.stall_warn_ns / 2;
+    buf_clear(&coord->record);
+    control_put(&coord->record, &line);
+    for (int i = 0; i < coord->inquiry.n_asked; i++) {
+        const asked_t *asked = &coord->inquiry.asked[i];
+        const set_t *set = sets_find_serial(coord, asked->set_serial);
+        control_put_asked(&coord->record, &(control_asked_t){.set = (uint32_t)set->id,
+                                                             .name = {asked->name, asked->name_bytes}});
+    }
+    coord->no_memory |= coord->record.failed;
+    outbox_to_children(coord, NULL, coord->record.data, coord->record.len);
+    buf_clear(&coord->record);
+    if (coord->inquiry.n_missing == 0) {
+        close_inquiry(coord);
+    }
+}
+
+void stall_tick(coord_t *coord)
+{
+    uint64_t warn_ns = coord->params.stall_warn_ns;
+
+    if (coord->now_ns < stall_next_ns(coord)) {
+        return;
+    }
+    coord->stall_checked_ns = coord->now_ns;
+    if (coord->inquiry.is_open && is_sequencer(coord)) {
+        if (coord->now_ns >= coord->inquiry.deadline_ns) {
+            close_inquiry(coord);
+        }
+        return;
+    }
+    for (chain_t *link = coord->open.next; link != &coord->open; link = link->next) {
+        entry_t *entry = CHAIN_OWNER(link, entry_t, open);
+        if (coord->now_ns - entry->since_ns < warn_ns) {
+            break;
+        }
+        if (entry->is_complete || !is_due(coord, entry)) {
+            continue;
+        }
+        if (!is_sequencer(coord)) {
+            // Once is enough: from then on the sequencer keeps the time.
+            if (entry->asked_ns == 0) {
+                tell_sequencer(coord, entry);
+            }
+        } else if (coord->inquiry.n_asked < CONTROL_MAX_ASKED) {
+            coord->no_memory |= !add_asked(coord, entry->set, entry->name, entry->name_bytes);
+        }
+    }
+    if (is_sequencer(coord) && coord->inquiry.n_asked > 0) {
+        coord->inquiry.number = coord->next_inquiry++;
+        start_inquiry(coord);
+    }
+}
+
+// A node below holds an incomplete round. The sequencer opens the round too, so that it can keep
+// its time, even if no branch has given its share.
+hvd_status_t stall_question(coord_t *coord, const control_line_t *line, err_t *err)
+{
+    if (!is_sequencer(coord)) {
+        control_put(line_to_parent(coord), line);
+        return HVD_OK;
+    }
+    set_t *set = sets_find_serial(coord, line->set);
+    if (set == NULL || coord->params.stall_warn_ns == 0) {
+        return HVD_OK;
+    }
+    entry_t *entry = entry_make(coord, set, line->name.at, line->name.bytes);
+    if (entry == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for one more tensor name");
+    }
+    entry_open_round(coord, entry);
+    uint64_t since_ns = coord->now_ns - MIN(line->age_ns, coord->now_ns);
+    if (since_ns >= entry->since_ns) {
+        return HVD_OK;
+    }
+    entry->since_ns = since_ns;
+    chain_t *before = entry->open.prev;
+    chain_remove(&entry->open);
+    while (before != &coord->open && CHAIN_OWNER(before, entry_t, open)->since_ns > since_ns) {
+        before = before->prev;
+    }
+    chain_append(before->next, &entry->open); // in front of the first younger one
+    return HVD_OK;
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// engine.h - the inside of a context: what the files of engine/ share.
+//
+//   api.c       the public functions: checks, handles out, waits
+//   request.c   the table of submissions: handles, names in flight, completion
+//   engine.c    who drives: the engine thread, lent threads, spinning and sleeping; one step
+//   batch.c     from a decision of coord to memory moved: packs, picks, runs, completes
+//   start.c     bringing a context up and down
+//   timeline.c  the trace users load in a browser
+//
+// Threads: `lock` guards the request table, the queue and the sets; everything else below "owned by
+// the holder" is touched only by the thread that holds the engine (engine_held).
+#ifndef HVD_ENGINE_H
+#define HVD_ENGINE_H
+
+#include "boot/boot.h"
+#include "coll/coll.h"
+#include "coll/stream.h"
+#include "coll/vec.h"
+#include "coord/coord.h"
+#include "net/net.h"
+
+#include <pthread.h>
+
+// --- One submission ------------------------------------------------------------------------------
+
+typedef enum request_state {
+    REQUEST_FREE,
+    REQUEST_IN_FLIGHT,
+    REQUEST_DONE,
+} request_state_t;
+
+typedef struct request request_t;
+struct request {
+    _Atomic hvd_handle_t handle; // generation << 32 | index + 1
+    atomic_int state;            // request_state_t; DONE is the release of everything below
+    atomic_bool released;        // the user let go of it
+    request_t *next;             // in the queue, then in the free list
+
+    // Names in flight: chained by hash.
+    uint64_t hash;
+    request_t *next_same_hash;
+
+    // A copy of the user's request; pointers lead into `storage`.
+    hvd_request_t asked;
+    hvd_tensor_t *tensors;
+    void **owned; // outputs the library allocated, by tensor; NULL entries otherwise
+    int64_t *dims;
+    int n_dims_words;
+    int64_t *sizes;
+    int n_sizes;
+    void *payload; // accumulators that ride along; NULL if it does not
+    size_t payload_bytes;
+    buf_t storage;
+
+    // What is asked of coord, beyond the operations of the public API.
+    enum { ASK_OPERATION, ASK_ADD_SET, ASK_REMOVE_SET } ask;
+    int *set_ranks; // ASK_ADD_SET, in storage; n_sizes of them
+    int set;        // ASK_REMOVE_SET: which; ASK_ADD_SET: the new id
+
+    // Result.
+    hvd_status_t status;
+    char *text; // malloc'ed on failure
+    int last_joined;
+    int32_t *received_splits; // malloc'ed
+    uint64_t submitted_ns;    // only while the timeline runs
+};
+
+#define N_REQUEST_CHUNKS 20
+#define FIRST_CHUNK 64
+
+typedef struct process_set {
+    int id;
+    int n;
+    int *ranks;
+    int member; // this rank's position; -1: not a member
+} process_set_t;
+
+// --- One batch being run -------------------------------------------------------------------------
+
+typedef enum route {
+    ROUTE_NOTHING,
+    ROUTE_ALONE,
+    ROUTE_STREAM,
+    ROUTE_PLAN,
+    ROUTE_TWO_LEVEL,
+    ROUTE_RIDING
+} route_t;
+
+typedef struct batch {
+    uint64_t number;
+    int n_entries, cap_entries;
+    decision_entry_t *entries;
+    request_t **requests; // by entry; NULL: this rank has joined
+    const process_set_t *set;
+    struct batch *next;
+} batch_t;
+
+typedef struct batch_runner batch_runner_t; // batch.c
+
+// --- The context ---------------------------------------------------------------------------------
+
+typedef struct control_link {
+    net_link_t *link;
+    int peer;
+    buf_t partial; // bytes of a frame that has not come whole
+} control_link_t;
+
+typedef struct timeline timeline_t;
+
+struct hvd_ctx {
+    config_t config;
+    log_t log;
+    boot_job_t job;
+    boot_t *boot;
+    uint32_t epoch;
+    int *host_of;
+    int n_hosts;
+    bool homogeneous;
+    bool shm_on_all_hosts; // every host with several ranks shares memory
+    atomic_int *alive;     // a page that a forked child sees as zero
+
+    // Any thread, under lock.
+    pthread_mutex_t lock;
+    request_t *free_requests;
+    request_t **by_name;
+    int n_by_name;        // power of two
+    process_set_t **sets; // changed by the holder only, who may read them without the lock
+    int n_sets;
+    uint64_t n_nameless[HVD_N_OPS];
+    err_t ended; // status != HVD_OK: nothing more will run
+
+    // Any thread, without lock: objects in chunks that never move, each twice as large as the last.
+    request_t *_Atomic chunks[N_REQUEST_CHUNKS];
+    atomic_uint n_requests;
+    request_t *_Atomic queue;   // submitted and not yet seen by coord, newest first
+    atomic_int in_flight;       // requests of this rank not yet done
+    atomic_bool stop_requested; // hvd_shutdown was called
+
+    // Who drives (engine.c).
+    pthread_t thread;
+    bool has_thread;
+    _Alignas(CACHE_LINE) atomic_int held; // 1: some thread holds the engine
+    atomic_int n_waiting;                 // threads in hvd_wait that do not hold it
+    atomic_uint progress_word;            // futex of those threads
+    atomic_uint duty_word;                // futex of the engine thread while others drive
+    atomic_bool thread_sleeps;            // the engine thread sleeps in net_sleep, engine not held
+    atomic_bool thread_dozes;             // it sleeps on duty_word
+    atomic_bool wants_duty;               // it wants to be told when the engine is let go
+    atomic_uint n_lent;                   // how often a waiter has held the engine
+    atomic_bool thread_stop;
+
+    // Owned by the holder.
+    net_t *net;
+    secure_keys_t *keys;
+    coord_t *coord;
+    control_link_t *control;
+    int n_control;
+    batch_t *running, **running_last; // oldest first
+    batch_t *free_batches;
+    batch_runner_t *runner;
+    uint64_t now_ns; // as last read
+    uint64_t next_housekeeping_ns;
+    unsigned n_steps;
+    bool shutting_down; // told coord
+    timeline_t *timeline;
+};
+
+// --- request.c -----------------------------------------------------------------------------------
+
+// All under ctx->lock.
+request_t *request_new(hvd_ctx_t *ctx);
+void request_recycle(hvd_ctx_t *ctx, request_t *request);
+request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name);
+void request_enqueue(hvd_ctx_t *ctx, request_t *request);
+const process_set_t *set_find(const hvd_ctx_t *ctx, int id);
+
+// Any thread.
+request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle); // NULL: unknown or released
+
+// By the holder.
+static inline uint64_t tag_of(request_t *request)
+{
+    return (uint64_t)(uintptr_t)request;
+}
+static inline request_t *request_of_tag(uint64_t tag)
+{
+    return (request_t *)(uintptr_t)tag;
+}
+void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, const char *text);
+void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text); // everything in flight
+bool set_register(hvd_ctx_t *ctx, int id);
+void set_forget(hvd_ctx_t *ctx, int id);
+void requests_free(hvd_ctx_t *ctx);
+
+// --- engine.c ------------------------------------------------------------------------------------
+
+hvd_status_t engine_start(hvd_ctx_t *ctx, err_t *err); // the thread
+void engine_stop(hvd_ctx_t *ctx);
+void engine_notify(hvd_ctx_t *ctx); // there is something in the queue, and nobody will wait for it
+// Drives the engine, or sleeps while another thread does, until *state == REQUEST_DONE.
+bool engine_wait(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns);
+void engine_fail(hvd_ctx_t *ctx, const err_t *err); // a peer is lost: tells everyone
+// Leaves the tree without cutting what neighbours still have to read.
+void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns);
+
+// --- batch.c -------------------------------------------------------------------------------------
+
+hvd_status_t batch_runner_new(hvd_ctx_t *ctx, batch_runner_t **runner_p, err_t *err);
+void batch_runner_free(batch_runner_t *runner);
+void batch_add(hvd_ctx_t *ctx, const decision_t *decision);
+void batch_finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members);
+// Moves the oldest batch on. True if anything moved.
+bool batches_progress(hvd_ctx_t *ctx);
+void batches_drop(hvd_ctx_t *ctx); // the job has ended
+
+// --- timeline.c ----------------------------------------------------------------------------------
+
+hvd_status_t timeline_open(const char *path, bool mark_cycles, timeline_t **timeline_p, err_t *err);
+void timeline_close(timeline_t *timeline);
+void timeline_mark(timeline_t *timeline, uint64_t now_ns); // a batch starts
+void timeline_flush(timeline_t *timeline);                 // now and then, from housekeeping
+
+typedef struct timeline_event {
+    const char *tensor;
+    hvd_op_t op;
+    hvd_dtype_t dtype;
+    size_t bytes;
+    int n_fused;          // tensors that ran together
+    const char *activity; // how it ran: "STREAM"
+    uint64_t submitted_ns, started_ns, finished_ns;
+} timeline_event_t;
+
+void timeline_operation(timeline_t *timeline, const timeline_event_t *event);
+
+#endif

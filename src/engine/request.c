@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// request.c - the table of submissions of this rank.
+//
+// A request object is recycled, never freed before the context ends, so a thread that still looks
+// at one after another released it reads old news and not freed memory. Handles carry a generation
+// and so recognise their own past. Names in flight are chained through the objects themselves:
+// submitting and completing allocate nothing once the objects exist.
+#include "engine/engine.h"
+
+#include <stdlib.h>
+
+#define HANDLE_INDEX(handle) ((uint32_t)((handle)&UINT32_MAX) - 1)
+#define ONE_GENERATION ((hvd_handle_t)1 << 32)
+
+// --- Objects and handles -------------------------------------------------------------------------
+
+// Chunk k holds FIRST_CHUNK << k objects, those that begin at index FIRST_CHUNK * (2^k - 1).
+static int chunk_of(uint32_t index)
+{
+    return 31 - __builtin_clz(index / FIRST_CHUNK + 1);
+}
+
+static request_t *request_at(hvd_ctx_t *ctx, uint32_t index)
+{
+    int k = chunk_of(index);
+    request_t *chunk = atomic_load_explicit(&ctx->chunks[k], memory_order_acquire);
+    return &chunk[index - FIRST_CHUNK * ((1u << k) - 1)];
+}
+
+static request_t *grow_table(hvd_ctx_t *ctx)
+{
+    uint32_t index = atomic_load_explicit(&ctx->n_requests, memory_order_relaxed);
+    int k = chunk_of(index);
+    if (k >= N_REQUEST_CHUNKS) {
+        return NULL;
+    }
+    if (atomic_load_explicit(&ctx->chunks[k], memory_order_relaxed) == NULL) {
+        request_t *chunk = calloc((size_t)FIRST_CHUNK << k, sizeof *chunk);
+        if (chunk == NULL) {
+            return NULL;
+        }
+        atomic_store_explicit(&ctx->chunks[k], chunk, memory_order_release);
+    }
+    request_t *request = request_at(ctx, index);
+    atomic_store_explicit(&request->handle, index + 1, memory_order_relaxed);
+    atomic_store_explicit(&ctx->n_requests, index + 1, memory_order_release);
+    return request;
+}
+
+request_t *request_new(hvd_ctx_t *ctx)
+{
+    request_t *request = ctx->free_requests;
+    if (request != NULL) {
+        ctx->free_requests = request->next;
+    } else if ((request = grow_table(ctx)) == NULL) {
+        return NULL;
+    }
+    hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
+    request->next = NULL;
+    request->status = HVD_OK;
+    request->last_joined = -1;
+    request->ask = ASK_OPERATION;
+    request->hash = 0;
+    atomic_store_explicit(&request->released, false, memory_order_relaxed);
+    atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_relaxed);
+    atomic_store_explicit(&request->handle, handle + ONE_GENERATION, memory_order_release);
+    return request;
+}
+
+request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle)
+{
+    uint32_t index = HANDLE_INDEX(handle);
+    if (index >= atomic_load_explicit(&ctx->n_requests, memory_order_acquire)) {
+        return NULL;
+    }
+    request_t *request = request_at(ctx, index);
+    bool live = atomic_load_explicit(&request->handle, memory_order_acquire) == handle &&
+                !atomic_load_explicit(&request->released, memory_order_relaxed) &&
+                atomic_load_explicit(&request->state, memory_order_relaxed) != REQUEST_FREE;
+    return live ? request : NULL;
+}
+
+void request_recycle(hvd_ctx_t *ctx, request_t *request)
+{
+    for (int i = 0; i < request->asked.n_tensors; i++) {
+        free(request->owned[i]);
+    }
+    free(request->text);
+    request->text = NULL;
+    free(request->received_splits);
+    request->received_splits = NULL;
+    request->asked.n_tensors = 0;
+    atomic_store_explicit(&request->state, REQUEST_FREE, memory_order_relaxed);
+    request->next = ctx->free_requests;
+    ctx->free_requests = request;
+}
+
+void requests_free(hvd_ctx_t *ctx)
+{
+    uint32_t n = atomic_load(&ctx->n_requests);
+    for (uint32_t i = 0; i < n; i++) {
+        request_t *request = request_at(ctx, i);
+        if (atomic_load(&request->state) != REQUEST_FREE) {
+            request_recycle(ctx, request);
+        }
+        buf_free(&request->storage);
+    }
+    for (int k = 0; k < N_REQUEST_CHUNKS; k++) {
+        free(atomic_load(&ctx->chunks[k]));
+    }
+    free(ctx->by_name);
+    for (int i = 0; i < ctx->n_sets; i++) {
+        free(ctx->sets[i]);
+    }
+    free(ctx->sets);
+}
+
+// --- Names in flight -----------------------------------------------------------------------------
+
+static request_t **chain_of(hvd_ctx_t *ctx, uint64_t hash)
+{
+    return &ctx->by_name[hash & (uint64_t)(ctx->n_by_name - 1)];
+}
+
+request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name)
+{
+    if (ctx->n_by_name == 0) {
+        return NULL;
+    }
+    for (request_t *r = *chain_of(ctx, hash); r != NULL; r = r->next_same_hash) {
+        if (r->hash == hash && r->asked.process_set == set && strcmp(r->asked.name, name) == 0) {
+            return r;
+        }
+    }
+    return NULL;
+}
+
+static void name_insert(hvd_ctx_t *ctx, request_t *request)
+{
+    request_t **chain = chain_of(ctx, request->hash);
+    request->next_same_hash = *chain;
+    *chain = request;
+}
+
+static void name_remove(hvd_ctx_t *ctx, request_t *request)
+{
+    for (request_t **link = chain_of(ctx, request->hash); *link != NULL;
+         link = &(*link)->next_same_hash) {
+        if (*link == request) {
+            *link = request->next_same_hash;
+            return;
+        }
+    }
+}
+
+// Keeps the chains short. Failing to grow only makes them longer.
+static void names_grow(hvd_ctx_t *ctx)
+{
+    int n = ctx->n_by_name > 0 ? 2 * ctx->n_by_name : 1024;
+    request_t **table = calloc((size_t)n, sizeof *table);
+    if (table == NULL) {
+        return;
+    }
+    free(ctx->by_name);
+    ctx->by_name = table;
+    ctx->n_by_name = n;
+    uint32_t n_requests = atomic_load(&ctx->n_requests);
+    for (uint32_t i = 0; i < n_requests; i++) {
+        request_t *r = request_at(ctx, i);
+        if (r->hash != 0 && atomic_load(&r->state) == REQUEST_IN_FLIGHT) {
+            name_insert(ctx, r);
+        }
+    }
+}
+
+void request_enqueue(hvd_ctx_t *ctx, request_t *request)
+{
+    if ((unsigned)ctx->n_by_name < atomic_load_explicit(&ctx->n_requests, memory_order_relaxed)) {
+        uint64_t hash = request->hash;
+        request->hash = 0; // not in the table yet: the growing must not insert it
+        names_grow(ctx);
+        request->hash = hash;
+    }
+    name_insert(ctx, request);
+    atomic_fetch_add_explicit(&ctx->in_flight, 1, memory_order_relaxed);
+    request->next = atomic_load_explicit(&ctx->queue, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&ctx->queue, &request->next, request,
+                                                  memory_order_release, memory_order_relaxed)) {
+    }
+}
+
+// --- Completion ----------------------------------------------------------------------------------
+
+static void wake_waiters(hvd_ctx_t *ctx)
+{
+    if (UNLIKELY(atomic_load(&ctx->n_waiting) > 0)) {
+        atomic_fetch_add(&ctx->progress_word, 1);
+        futex_wake(&ctx->progress_word, INT32_MAX);
+    }
+}
+
+// A waiter that sleeps has counted itself in n_waiting and then looked at the state under the lock,
+// so after the lock here either it has seen DONE or it is seen.
+void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, const char *text)
+{
+    hvd_done_fn done = request->asked.done;
+    void *arg = request->asked.arg;
+    hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
+    request->status = status;
+    if (UNLIKELY(status != HVD_OK)) {
+        request->text = strdup(text != NULL && text[0] != '\0' ? text : hvd_status_text(status));
+    }
+    pthread_mutex_lock(&ctx->lock);
+    if (request->hash != 0) {
+        name_remove(ctx, request);
+        request->hash = 0;
+    }
+    bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&ctx->in_flight, 1, memory_order_relaxed);
+    atomic_store_explicit(&request->state, REQUEST_DONE, memory_order_release);
+    if (released) {
+        request_recycle(ctx, request);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    wake_waiters(ctx);
+    if (done != NULL) {
+        done(arg, handle, status);
+    }
+}
+
+void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
+{
+    pthread_mutex_lock(&ctx->lock);
+    if (ctx->ended.status == HVD_OK) {
+        fail(&ctx->ended, status, "%s", text);
+    }
+    pthread_mutex_unlock(&ctx->lock); // nothing is enqueued from here on
+    atomic_store(&ctx->queue, NULL);
+    uint32_t n = atomic_load(&ctx->n_requests);
+    for (uint32_t i = 0; i < n; i++) {
+        request_t *request = request_at(ctx, i);
+        if (atomic_load(&request->state) == REQUEST_IN_FLIGHT) {
+            request_complete(ctx, request, status, text);
+        }
+    }
+    wake_waiters(ctx);
+}
+
+// --- Process sets as the API sees them -----------------------------------------------------------
+
+const process_set_t *set_find(const hvd_ctx_t *ctx, int id)
+{
+    for (int i = 0; i < ctx->n_sets; i++) {
+        if (ctx->sets[i]->id == id) {
+            return ctx->sets[i];
+        }
+    }
+    return NULL;
+}
+
+static process_set_t *set_copy(hvd_ctx_t *ctx, int id)
+{
+    int n;
+    const int *ranks = coord_set_ranks(ctx->coord, id, &n);
+    process_set_t *set = malloc(sizeof *set + (size_t)n * sizeof *set->ranks);
+    if (set == NULL) {
+        return NULL;
+    }
+    *set = (process_set_t){.id = id, .n = n, .ranks = (int *)(set + 1), .member = -1};
+    for (int i = 0; i < n; i++) {
+        set->ranks[i] = ranks[i];
+        set->member = ranks[i] == ctx->job.rank ? i : set->member;
+    }
+    return set;
+}
+
+bool set_register(hvd_ctx_t *ctx, int id)
+{
+    process_set_t *set = set_copy(ctx, id);
+    pthread_mutex_lock(&ctx->lock);
+    process_set_t **sets = realloc(ctx->sets, (size_t)(ctx->n_sets + 1) * sizeof *sets);
+    if (sets != NULL) {
+        ctx->sets = sets;
+    }
+    bool ok = set != NULL && sets != NULL;
+    if (ok) {
+        ctx->sets[ctx->n_sets++] = set;
+    } else {
+        free(set);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    return ok;
+}
+
+void set_forget(hvd_ctx_t *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->lock);
+    for (int i = 0; i < ctx->n_sets; i++) {
+        if (ctx->sets[i]->id == id) {
+            free(ctx->sets[i]);
+            ctx->sets[i] = ctx->sets[--ctx->n_sets];
+            break;
+        }
+    }
+    pthread_mutex_unlock(&ctx->lock);
+}

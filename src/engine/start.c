@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// start.c - bringing a context up and down.
+//
+// Up: knobs -> boot (who am I) -> exchange who sits on which host -> open transports -> exchange
+// addresses -> attach -> exchange who is attached -> agreement tree -> engine thread. Three
+// exchanges through the rendezvous, whatever the number of ranks; after that it is not needed.
+// Down: agree to stop, drain, and undo in reverse. A failed start undoes what was done and says
+// why.
+#define _GNU_SOURCE
+#include "engine/engine.h"
+
+#include "wire/codec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define DRAIN_NS (2 * NS_PER_S)
+#define SHUTDOWN_NS (10 * NS_PER_S)
+
+// --- Who is where --------------------------------------------------------------------------------
+
+// What each rank tells all others before anything else: its host, and the process sets it was
+// given.
+static void put_card(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *out)
+{
+    put_bytes(out, ctx->job.host, strlen(ctx->job.host) + 1);
+    int n_sets = options != NULL ? options->n_process_sets : 0;
+    put_u32(out, (uint32_t)n_sets);
+    for (int s = 0; s < n_sets; s++) {
+        put_u32(out, (uint32_t)options->process_set_sizes[s]);
+        for (int i = 0; i < options->process_set_sizes[s]; i++) {
+            put_u32(out, (uint32_t)options->process_sets[s][i]);
+        }
+    }
+}
+
+static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *cards, const size_t *lengths,
+                                 err_t *err)
+{
+    int size = ctx->job.size;
+    for (int r = 0; r < size; r++) {
+        size_t host_bytes = strnlen((const char *)cards[r], lengths[r]) + 1;
+        size_t mine = strlen(ctx->job.host) + 1;
+        if (host_bytes > lengths[r]) {
+            return fail(err, HVD_PROTOCOL, "rank %d introduced itself with something unreadable",
+                        r);
+        }
+        size_t my_bytes = lengths[ctx->job.rank] - mine;
+        if (lengths[r] - host_bytes != my_bytes ||
+            memcmp(cards[r] + host_bytes, cards[ctx->job.rank] + mine, my_bytes) != 0) {
+            return fail(err, HVD_INVALID_ARGUMENT,
+                        "ranks %d and %d were started with different process sets: pass the same "
+                        "list, in the same "
+                        "order, to init on every rank",
+                        ctx->job.rank, r);
+        }
+        ctx->host_of[r] = ctx->n_hosts;
+        for (int before = 0; before < r; before++) {
+            if (strcmp((const char *)cards[before], (const char *)cards[r]) == 0) {
+                ctx->host_of[r] = ctx->host_of[before];
+                break;
+            }
+        }
+        ctx->n_hosts += ctx->host_of[r] == ctx->n_hosts;
+    }
+    return HVD_OK;
+}
+
+static void check_homogeneous(hvd_ctx_t *ctx)
+{
+    int first = 0;
+    ctx->homogeneous = true;
+    for (int host = 0; host < ctx->n_hosts; host++) {
+        int n = 0;
+        for (int r = 0; r < ctx->job.size; r++) {
+            n += ctx->host_of[r] == host;
+        }
+        first = host == 0 ? n : first;
+        ctx->homogeneous &= n == first;
+    }
+}
+
+typedef struct answers {
+    const uint8_t **values;
+    size_t *lengths;
+    buf_t storage;
+} answers_t;
+
+static hvd_status_t exchange(hvd_ctx_t *ctx, const char *round, const void *value, size_t bytes,
+                             answers_t *answers, err_t *err)
+{
+    buf_clear(&answers->storage);
+    return boot_exchange(ctx->boot, round, value, bytes, answers->values, answers->lengths,
+                         &answers->storage, err);
+}
+
+static hvd_status_t meet(hvd_ctx_t *ctx, const hvd_options_t *options, answers_t *answers,
+                         err_t *err)
+{
+    buf_t card = {0};
+    put_card(ctx, options, &card);
+    hvd_status_t status = card.failed ? fail(err, HVD_NO_MEMORY, "no memory to start") : HVD_OK;
+    if (status == HVD_OK) {
+        status = exchange(ctx, "card", card.data, card.len, answers, err);
+    }
+    if (status == HVD_OK) {
+        status = number_hosts(ctx, answers->values, answers->lengths, err);
+    }
+    buf_free(&card);
+    check_homogeneous(ctx);
+    return status;
+}
+
+// --- Links ---------------------------------------------------------------------------------------
+
+// Does every host with several ranks share memory? All ranks must know, to choose routes alike.
+static bool hosts_share_memory(const hvd_ctx_t *ctx, const uint8_t *attached)
+{
+    uint8_t shm = net_attached_bit(&transport_shm);
+    for (int r = 0; r < ctx->job.size; r++) {
+        for (int other = 0; other < r; other++) {
+            bool together = ctx->host_of[r] == ctx->host_of[other];
+            if (together && (attached[r] & attached[other] & shm) == 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static hvd_status_t settle(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
+{
+    uint8_t attached = net_attached(ctx->net);
+    hvd_status_t status = exchange(ctx, "attached", &attached, 1, answers, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    uint8_t *everyone = calloc((size_t)ctx->job.size, 1);
+    if (everyone == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    for (int r = 0; r < ctx->job.size; r++) {
+        everyone[r] = answers->lengths[r] == 1 ? answers->values[r][0] : 0;
+    }
+    status = net_settle(ctx->net, everyone, err);
+    ctx->shm_on_all_hosts = hosts_share_memory(ctx, everyone);
+    free(everyone);
+    return status;
+}
+
+static hvd_status_t connect_ranks(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
+{
+    net_job_t job = {
+        .rank = ctx->job.rank,
+        .size = ctx->job.size,
+        .epoch = ctx->epoch,
+        .host_of = ctx->host_of,
+        .config = &ctx->config,
+        .log = &ctx->log,
+        .keys = ctx->keys,
+    };
+    hvd_status_t status;
+    buf_t mine = {0};
+    uint64_t deadline = deadline_in_ms((int64_t)(ctx->config.start_timeout * 1000));
+    TRY(net_open(&job, &ctx->net, err), out);
+    TRY(net_address(ctx->net, &mine, err), out);
+    TRY(exchange(ctx, "address", mine.data, mine.len, answers, err), out);
+    TRY(net_attach(ctx->net, answers->values, answers->lengths, deadline, err), out);
+    status = settle(ctx, answers, err);
+out:
+    buf_free(&mine);
+    return status;
+}
+
+// --- The agreement -------------------------------------------------------------------------------
+
+// Ranks of a host under its lowest rank; those leaders under rank 0 in a tree of the given arity.
+static void plant_tree(const hvd_ctx_t *ctx, int *parent, int *leaders)
+{
+    int n_leaders = 0;
+    for (int r = 0; r < ctx->job.size; r++) {
+        int host = ctx->host_of[r]; // hosts are numbered in the order of their lowest ranks
+        if (host == n_leaders) {
+            leaders[n_leaders] = r;
+            parent[r] = host == 0 ? -1 : leaders[(host - 1) / (int)ctx->config.tree_arity];
+            n_leaders++;
+        } else {
+            parent[r] = leaders[host];
+        }
+    }
+}
+
+static void reduce_riding(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a,
+                          const void *b, size_t n)
+{
+    reduce_pair(acc_dtype(dtype), op == HVD_AVERAGE ? HVD_SUM : op, dst, a, b, n);
+}
+
+static hvd_status_t open_coord(hvd_ctx_t *ctx, err_t *err)
+{
+    const config_t *config = &ctx->config;
+    int *parent = malloc((size_t)ctx->job.size * 2 * sizeof *parent);
+    if (parent == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    plant_tree(ctx, parent, parent + ctx->job.size);
+    coord_params_t params = {
+        .rank = ctx->job.rank,
+        .size = ctx->job.size,
+        .parent = parent,
+        .epoch = ctx->epoch,
+        .fusion_bytes = config->fusion_threshold,
+        .inline_bytes = config->inline_bytes,
+        .cache_capacity = (int)config->cache_capacity,
+        .separate_groups = config->disable_group_fusion,
+        .dynamic_sets = config->dynamic_process_sets,
+        .cycle_ns = (uint64_t)(config->cycle_time * (double)NS_PER_MS),
+        .stall_warn_ns = config->stall_check_disable
+                             ? 0
+                             : (uint64_t)(config->stall_check_time * (double)NS_PER_S),
+        .stall_fail_ns = (uint64_t)(config->stall_shutdown_time * (double)NS_PER_S),
+        .reduce = reduce_riding,
+        .log = &ctx->log,
+    };
+    hvd_status_t status = coord_new(&params, &ctx->coord, err);
+    free(parent);
+    return status;
+}
+
+static hvd_status_t define_sets(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
+{
+    bool ok = set_register(ctx, 0);
+    for (int s = 0; ok && options != NULL && s < options->n_process_sets; s++) {
+        int id;
+        hvd_status_t status = coord_define_set(ctx->coord, options->process_sets[s],
+                                               options->process_set_sizes[s], &id, err);
+        if (status != HVD_OK) {
+            return status;
+        }
+        ok = set_register(ctx, id);
+    }
+    return ok ? HVD_OK : fail(err, HVD_NO_MEMORY, "no memory for process sets");
+}
+
+static hvd_status_t link_tree(hvd_ctx_t *ctx, err_t *err)
+{
+    int n = coord_n_neighbours(ctx->coord);
+    ctx->control = calloc((size_t)MAX(n, 1), sizeof *ctx->control);
+    if (ctx->control == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    for (int i = 0; i < n; i++) {
+        control_link_t *c = &ctx->control[i];
+        c->peer = coord_neighbour(ctx->coord, i);
+        c->link = net_link(ctx->net, c->peer, LANE_CONTROL, err);
+        if (c->link == NULL) {
+            return err->status;
+        }
+        ctx->n_control = i + 1;
+    }
+    return HVD_OK;
+}
+
+// --- Up and down ---------------------------------------------------------------------------------
+
+static void free_batches(hvd_ctx_t *ctx)
+{
+    while (ctx->free_batches != NULL) {
+        batch_t *b = ctx->free_batches;
+        ctx->free_batches = b->next;
+        free(b->entries);
+        free(b->requests);
+        free(b);
+    }
+}
+
+static void take_down(hvd_ctx_t *ctx)
+{
+    engine_stop(ctx);
+    timeline_close(ctx->timeline);
+    if (ctx->runner != NULL) {
+        batches_drop(ctx);
+    }
+    free_batches(ctx);
+    batch_runner_free(ctx->runner);
+    for (int i = 0; i < ctx->n_control; i++) {
+        buf_free(&ctx->control[i].partial);
+    }
+    free(ctx->control);
+    coord_free(ctx->coord);
+    net_close(ctx->net);
+    secure_keys_free(ctx->keys);
+    boot_close(ctx->boot);
+    requests_free(ctx);
+    free(ctx->host_of);
+    config_free(&ctx->config);
+    wipe(&ctx->job, sizeof ctx->job);
+    if (ctx->alive != NULL) {
+        munmap(ctx->alive, (size_t)sysconf(_SC_PAGESIZE));
+    }
+    pthread_mutex_destroy(&ctx->lock);
+    free(ctx);
+}
+
+// A page that reads as zero in a forked child, which so learns that the context is not its own.
+static hvd_status_t mark_alive(hvd_ctx_t *ctx, err_t *err)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    void *at = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    ctx->alive = at;
+    madvise(at, page, MADV_WIPEONFORK);
+    atomic_store(ctx->alive, 1);
+    return HVD_OK;
+}
+
+static hvd_status_t read_knobs(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
+{
+    ctx->log.level = LOG_WARN;
+    ctx->log.rank = -1;
+    if (options != NULL) {
+        ctx->log.sink = options->log;
+        ctx->log.arg = options->log_arg;
+    }
+    hvd_status_t status =
+        config_load(&ctx->config, options != NULL ? options->env : NULL, &ctx->log, err);
+    if (status == HVD_OK) {
+        ctx->log.level = log_level_parse(ctx->config.log_level);
+        ctx->log.hide_time = ctx->config.log_hide_time;
+    }
+    return status;
+}
+
+static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
+{
+    hvd_status_t status;
+    answers_t answers = {0};
+    TRY(mark_alive(ctx, err), out);
+    TRY(read_knobs(ctx, options, err), out);
+    TRY(boot_open(&ctx->config, &ctx->log, &ctx->job, &ctx->boot, err), out);
+    ctx->log.rank = ctx->job.rank;
+    size_t n = (size_t)ctx->job.size;
+    ctx->host_of = calloc(n, sizeof *ctx->host_of);
+    answers.values = calloc(n, sizeof *answers.values);
+    answers.lengths = calloc(n, sizeof *answers.lengths);
+    if (ctx->host_of == NULL || answers.values == NULL || answers.lengths == NULL) {
+        status = fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", ctx->job.size);
+        goto out;
+    }
+    if (ctx->job.size > 1) {
+        TRY(secure_keys_new(ctx->job.secret, &ctx->keys, err), out);
+    }
+    wipe(ctx->job.secret, sizeof ctx->job.secret);
+    TRY(meet(ctx, options, &answers, err), out);
+    TRY(connect_ranks(ctx, &answers, err), out);
+    TRY(open_coord(ctx, err), out);
+    TRY(define_sets(ctx, options, err), out);
+    TRY(link_tree(ctx, err), out);
+    TRY(batch_runner_new(ctx, &ctx->runner, err), out);
+    boot_close(ctx->boot);
+    ctx->boot = NULL;
+    const char *timeline = ctx->config.timeline;
+    if (timeline != NULL && timeline[0] != '\0' && strcmp(timeline, "DYNAMIC") != 0 &&
+        ctx->job.rank == 0) {
+        TRY(timeline_open(timeline, ctx->config.timeline_mark_cycles, &ctx->timeline, err), out);
+    }
+    status = engine_start(ctx, err);
+out:
+    free(answers.values);
+    free(answers.lengths);
+    buf_free(&answers.storage);
+    return status;
+}
+
+hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *text,
+                      size_t text_bytes)
+{
+    err_t err = {0};
+    hvd_ctx_t *ctx =
+        aligned_alloc(CACHE_LINE, (sizeof *ctx + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+    if (ctx == NULL) {
+        fail(&err, HVD_NO_MEMORY, "no memory to start");
+        return err_export(&err, HVD_NO_MEMORY, text, text_bytes);
+    }
+    memset(ctx, 0, sizeof *ctx);
+    pthread_mutex_init(&ctx->lock, NULL);
+    ctx->running_last = &ctx->running;
+    ctx->now_ns = clock_ns();
+    hvd_status_t status = bring_up(ctx, options, &err);
+    if (status != HVD_OK) {
+        log_debug(&ctx->log, "start", "%s", err.text);
+        take_down(ctx);
+        return err_export(&err, status, text, text_bytes);
+    }
+    *ctx_p = ctx;
+    return HVD_OK;
+}
+
+static bool has_ended(hvd_ctx_t *ctx)
+{
+    pthread_mutex_lock(&ctx->lock);
+    bool ended = ctx->ended.status != HVD_OK;
+    pthread_mutex_unlock(&ctx->lock);
+    return ended;
+}
+
+hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
+{
+    if (ctx == NULL) {
+        return HVD_NOT_INITIALIZED;
+    }
+    if (atomic_load(ctx->alive) == 0) {
+        return HVD_FORKED; // the parent's context stays the parent's
+    }
+    atomic_store(&ctx->stop_requested, true);
+    engine_notify(ctx);
+    uint64_t deadline = clock_ns() + SHUTDOWN_NS;
+    while (!has_ended(ctx) && clock_ns() < deadline) {
+        futex_wait(&ctx->progress_word, atomic_load(&ctx->progress_word), clock_ns() + NS_PER_MS);
+    }
+    engine_stop(ctx);
+    requests_end(ctx, HVD_SHUTDOWN, "Horovod has been shut down.");
+    engine_drain(ctx, clock_ns() + DRAIN_NS);
+    take_down(ctx);
+    return HVD_OK;
+}
+
+// --- Timeline ------------------------------------------------------------------------------------
+
+// The timeline belongs to the holder of the engine; these calls are rare and wait for it.
+static hvd_status_t with_engine(hvd_ctx_t *ctx, timeline_t *timeline)
+{
+    for (;;) {
+        int free_engine = 0;
+        atomic_fetch_add(&ctx->n_waiting, 1); // asks the engine thread to step aside
+        net_wake(ctx->net);
+        bool held = atomic_compare_exchange_strong(&ctx->held, &free_engine, 1);
+        atomic_fetch_sub(&ctx->n_waiting, 1);
+        if (held) {
+            break;
+        }
+        usleep(100);
+    }
+    timeline_t *old = ctx->timeline;
+    ctx->timeline = timeline;
+    atomic_store(&ctx->held, 0);
+    engine_notify(ctx);
+    timeline_close(old);
+    return HVD_OK;
+}
+
+hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles)
+{
+    if (ctx == NULL) {
+        return HVD_NOT_INITIALIZED;
+    }
+    if (ctx->config.timeline == NULL || ctx->config.timeline[0] == '\0') {
+        return HVD_UNSUPPORTED; // HOROVOD_TIMELINE was not set: users expect to be told
+    }
+    if (ctx->job.rank != 0) {
+        return HVD_OK;
+    }
+    timeline_t *timeline;
+    hvd_status_t status = timeline_open(path, mark_cycles, &timeline, NULL);
+    return status == HVD_OK ? with_engine(ctx, timeline) : status;
+}
+
+hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx)
+{
+    return ctx == NULL ? HVD_NOT_INITIALIZED : with_engine(ctx, NULL);
+}

@@ -1,0 +1,738 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// net.c - the table of transports, and which of them serves which peer.
+//
+// Set-up has three steps, between which boot carries every rank's bytes to all others:
+//   net_open, net_address    each transport opens and says how it is reached
+//   net_attach, net_attached each learns everyone's addresses and says whether that worked
+//   net_settle               with everyone's answers, a transport is chosen for each peer
+// The choice must be the same on both sides of a pair although knobs may differ: it walks the order
+// of the lower rank, and takes the first transport that both offer and that reaches (a question to
+// which both sides give the same answer, see net.h).
+//
+// Lifelines: shared memory does not notice that a process died. So the lowest rank of a host keeps
+// a silent TCP connection to each other rank of it that is not reached by TCP anyway: when a
+// process dies, its connection ends.
+//
+// Cost: one small array entry per rank; links exist only where used. A domain that needs a system
+// call for its progress is asked on every call while links of it are in use, else every IDLE_NS.
+// Thread: the holder of the engine, except net_wake. net_t owns domains, links and the sleeper.
+#define _GNU_SOURCE
+#include "net/net.h"
+
+#include "net/sleeper.h"
+#include "wire/codec.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+// In order of preference.
+static const transport_t *const transports[] = {&transport_self, &transport_shm, &transport_tcp};
+
+#define N_TRANSPORTS ((int)N_ELEMENTS(transports))
+#define NO_ROW (-1)
+#define ADDRESS_VERSION 1
+#define MAX_NAME_BYTES 15
+#define MAX_OFFERS 16                    // transports in one rank's address, known or not
+#define MAX_BLOB_BYTES (16 * KIB)        // one transport's address
+#define CPU_MASK_BYTES 1024              // 8192 cores
+#define IDLE_NS (50 * NS_PER_US)
+#define CALLS_PER_CLOCK 16
+
+// One transport in this context, by its row in the table.
+typedef struct row {
+    domain_t *domain; // NULL: left out
+    bool carries;     // may be chosen for links; false: opened for lifelines only
+    bool needs_call;  // progress costs a system call
+    int n_links;
+    char left_out[160]; // why there is no domain
+} row_t;
+
+// What a rank offers: rows of the table, in its order of preference.
+typedef struct offers {
+    int8_t order[N_TRANSPORTS];
+    int8_t n;
+    int8_t chosen; // row between it and this rank, or NO_ROW
+} offers_t;
+
+struct net {
+    net_job_t job;
+    row_t rows[N_TRANSPORTS];
+    int8_t order[N_TRANSPORTS]; // this rank's preference
+    int n_order;
+    offers_t *offers;     // by rank, after net_attach
+    bool settled;
+    net_link_t **links;   // [rank * N_LANES + lane]
+    net_link_t **hooked;  // those wrapped by a hook
+    int n_hooked;
+    net_link_t **lifelines;
+    int n_lifelines;
+    sleeper_t *sleeper;
+    bool look; // just woken: ask every domain
+    unsigned n_calls;
+    uint64_t last_look_ns;
+    uint8_t host_cpus[CPU_MASK_BYTES]; // cores that ranks of this host may use
+    bool oversubscribed;
+};
+
+// --- Which transports ----------------------------------------------------------------------------
+
+static int row_named(const char *name, size_t bytes)
+{
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        if (strlen(transports[i]->name) == bytes && memcmp(transports[i]->name, name, bytes) == 0) {
+            return i;
+        }
+    }
+    return NO_ROW;
+}
+
+static int row_of(const transport_t *transport)
+{
+    return row_named(transport->name, strlen(transport->name));
+}
+
+static void prefer(net_t *net, int row, bool carries)
+{
+    for (int i = 0; i < net->n_order; i++) {
+        if (net->order[i] == row) {
+            return;
+        }
+    }
+    net->order[net->n_order++] = (int8_t)row;
+    net->rows[row].carries = carries;
+}
+
+static hvd_status_t fail_unknown_name(const char *name, size_t bytes, err_t *err)
+{
+    char names[128] = "";
+    size_t len = 0;
+
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", i > 0 ? ", " : "",
+                                transports[i]->name);
+    }
+    return fail(err, HVD_INVALID_ARGUMENT,
+                "HOROVOD_TRANSPORTS names \"%.*s\", which is no transport; "
+                "there are %s",
+                (int)MIN(bytes, 100), name, names);
+}
+
+// Fills the order. A rank always reaches itself; TCP is there for lifelines, wanted or not.
+static hvd_status_t choose_order(net_t *net, err_t *err)
+{
+    const char *text = net->job.config->transports;
+    bool all = text == NULL || text[strspn(text, ", ")] == '\0';
+
+    prefer(net, row_of(&transport_self), true);
+    for (int i = 0; all && i < N_TRANSPORTS; i++) {
+        prefer(net, i, true);
+    }
+    while (!all && *(text += strspn(text, ", ")) != '\0') {
+        size_t bytes = strcspn(text, ", ");
+        int row = row_named(text, bytes);
+        if (row == NO_ROW) {
+            return fail_unknown_name(text, bytes, err);
+        }
+        prefer(net, row, true);
+        text += bytes;
+    }
+    prefer(net, row_of(&transport_tcp), false);
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        snprintf(net->rows[i].left_out, sizeof net->rows[i].left_out, "not in HOROVOD_TRANSPORTS");
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t open_rows(net_t *net, err_t *err)
+{
+    for (int i = 0; i < net->n_order; i++) {
+        const transport_t *transport = transports[net->order[i]];
+        row_t *row = &net->rows[net->order[i]];
+        hvd_status_t status = transport->open(&net->job, &row->domain, err);
+
+        if (status == HVD_UNSUPPORTED) {
+            snprintf(row->left_out, sizeof row->left_out, "%.*s", (int)sizeof row->left_out - 1,
+                     err->text);
+            log_debug(net->job.log, "net", "transport %s left out: %s", transport->name, err->text);
+            row->domain = NULL;
+            continue;
+        }
+        if (status != HVD_OK) {
+            return status;
+        }
+        int fd = transport->wait_fd != NULL ? transport->wait_fd(row->domain) : -1;
+        row->needs_call = fd >= 0;
+        if (fd >= 0 && (status = sleeper_watch(net->sleeper, fd, err)) != HVD_OK) {
+            return status;
+        }
+    }
+    return HVD_OK;
+}
+
+// --- Cores ---------------------------------------------------------------------------------------
+
+// Bytes of the mask up to the last core this process may use; 0 if the kernel does not say.
+static size_t own_cpus(uint8_t mask[CPU_MASK_BYTES])
+{
+    size_t bytes = CPU_MASK_BYTES;
+
+    memset(mask, 0, CPU_MASK_BYTES);
+    if (sched_getaffinity(0, CPU_MASK_BYTES, (cpu_set_t *)mask) != 0) {
+        return 0;
+    }
+    while (bytes > 0 && mask[bytes - 1] == 0) {
+        bytes--;
+    }
+    return bytes;
+}
+
+static bool same_host(const net_t *net, int rank)
+{
+    return net->job.host_of == NULL || net->job.host_of[rank] == net->job.host_of[net->job.rank];
+}
+
+// Ranks may be bound to cores of their own, so what counts is all cores any of them may use.
+static void compare_cores(net_t *net)
+{
+    int n_ranks = 0, n_cpus = 0;
+
+    for (int r = 0; r < net->job.size; r++) {
+        n_ranks += same_host(net, r);
+    }
+    for (size_t i = 0; i < CPU_MASK_BYTES; i++) {
+        n_cpus += __builtin_popcount(net->host_cpus[i]);
+    }
+    net->oversubscribed = n_cpus > 0 && n_ranks > n_cpus;
+}
+
+bool net_oversubscribed(const net_t *net)
+{
+    return net->oversubscribed;
+}
+
+// --- Addresses -----------------------------------------------------------------------------------
+
+// A rank's address: version, core mask, then for each open transport its name, whether it may carry
+// links, and its own bytes. A row this build does not know is skipped.
+hvd_status_t net_address(net_t *net, buf_t *out, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    uint8_t cpus[CPU_MASK_BYTES];
+    size_t n_cpu_bytes = own_cpus(cpus);
+    buf_t blob = {0};
+    int n_open = 0;
+
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        n_open += net->rows[i].domain != NULL;
+    }
+    put_u8(out, ADDRESS_VERSION);
+    put_varint(out, n_cpu_bytes);
+    put_bytes(out, cpus, n_cpu_bytes);
+    put_varint(out, (uint64_t)n_open);
+    for (int i = 0; i < net->n_order; i++) {
+        const transport_t *transport = transports[net->order[i]];
+        const row_t *row = &net->rows[net->order[i]];
+        if (row->domain == NULL) {
+            continue;
+        }
+        buf_clear(&blob);
+        TRY(transport->address(row->domain, &blob, err), free_blob);
+        put_varint(out, strlen(transport->name));
+        put_bytes(out, transport->name, strlen(transport->name));
+        put_u8(out, row->carries);
+        put_varint(out, blob.len);
+        put_bytes(out, blob.data, blob.len);
+        if (blob.failed || blob.len > MAX_BLOB_BYTES) {
+            status = fail(err, HVD_NO_MEMORY,
+                          "the address of transport %s takes %zu bytes; at most "
+                          "%zu fit",
+                          transport->name, blob.len, MAX_BLOB_BYTES);
+            goto free_blob;
+        }
+    }
+    if (out->failed) {
+        status = fail(err, HVD_NO_MEMORY, "no memory for this rank's address");
+    }
+free_blob:
+    buf_free(&blob);
+    return status;
+}
+
+// Where every rank's bytes for each row lie.
+typedef struct blobs {
+    const uint8_t **data[N_TRANSPORTS]; // [row][rank], NULL: the rank lacks it
+    size_t *bytes[N_TRANSPORTS];
+} blobs_t;
+
+static hvd_status_t parse_offer(net_t *net, int rank, reader_t *r, blobs_t *blobs, err_t *err)
+{
+    size_t name_bytes = get_count(r, MAX_NAME_BYTES);
+    const char *name = (const char *)get_bytes(r, name_bytes);
+    bool carries = get_u8(r) == 1;
+    size_t bytes = get_count(r, MAX_BLOB_BYTES);
+    const uint8_t *data = get_bytes(r, bytes);
+    int row = r->bad ? NO_ROW : row_named(name, name_bytes);
+
+    if (row == NO_ROW) {
+        return HVD_OK; // too short, which the caller sees, or not known here
+    }
+    if (blobs->data[row][rank] != NULL) {
+        return fail(err, HVD_PROTOCOL, "rank %d gave two addresses for transport %s", rank,
+                    transports[row]->name);
+    }
+    blobs->data[row][rank] = data;
+    blobs->bytes[row][rank] = bytes;
+    if (carries) {
+        offers_t *offers = &net->offers[rank];
+        offers->order[offers->n++] = (int8_t)row;
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t parse_address(net_t *net, int rank, const uint8_t *data, size_t bytes,
+                                  blobs_t *blobs, err_t *err)
+{
+    reader_t r = reader_of(data, bytes);
+    bool version_known = get_u8(&r) == ADDRESS_VERSION;
+    size_t n_cpu_bytes = get_count(&r, CPU_MASK_BYTES);
+    const uint8_t *cpus = get_bytes(&r, n_cpu_bytes);
+    int n_offers = (int)get_count(&r, MAX_OFFERS);
+
+    for (int i = 0; version_known && i < n_offers; i++) {
+        hvd_status_t status = parse_offer(net, rank, &r, blobs, err);
+        if (status != HVD_OK) {
+            return status;
+        }
+    }
+    if (!version_known || r.bad || reader_left(&r) > 0) {
+        return fail(err, HVD_PROTOCOL, "rank %d gave an address that cannot be read; run the same "
+                    "version of the library everywhere", rank);
+    }
+    for (size_t i = 0; same_host(net, rank) && i < n_cpu_bytes; i++) {
+        net->host_cpus[i] |= cpus[i];
+    }
+    return HVD_OK;
+}
+
+static bool blobs_init(blobs_t *blobs, int size)
+{
+    bool complete = true;
+
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        blobs->data[i] = calloc((size_t)size, sizeof *blobs->data[i]);
+        blobs->bytes[i] = calloc((size_t)size, sizeof *blobs->bytes[i]);
+        complete = complete && blobs->data[i] != NULL && blobs->bytes[i] != NULL;
+    }
+    return complete;
+}
+
+static void blobs_free(blobs_t *blobs)
+{
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        free(blobs->data[i]);
+        free(blobs->bytes[i]);
+    }
+}
+
+hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths,
+                        uint64_t deadline_ns, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    blobs_t blobs = {0};
+
+    if (!blobs_init(&blobs, net->job.size)) {
+        status = fail(err, HVD_NO_MEMORY, "no memory for the addresses of %d ranks", net->job.size);
+        goto free_blobs;
+    }
+    for (int r = 0; r < net->job.size; r++) {
+        TRY(parse_address(net, r, addresses[r], lengths[r], &blobs, err), free_blobs);
+    }
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        if (net->rows[i].domain != NULL && transports[i]->attach != NULL) {
+            TRY(transports[i]->attach(net->rows[i].domain, blobs.data[i], blobs.bytes[i],
+                                      deadline_ns, err),
+                free_blobs);
+        }
+    }
+    compare_cores(net);
+free_blobs:
+    blobs_free(&blobs);
+    return status;
+}
+
+// --- Choosing ------------------------------------------------------------------------------------
+
+uint8_t net_attached_bit(const transport_t *transport)
+{
+    return (uint8_t)(1u << row_of(transport));
+}
+
+uint8_t net_attached(net_t *net)
+{
+    uint8_t bits = 0;
+
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        domain_t *domain = net->rows[i].domain;
+        if (domain != NULL
+            && (transports[i]->is_attached == NULL || transports[i]->is_attached(domain))) {
+            bits |= (uint8_t)(1u << i);
+        }
+    }
+    return bits;
+}
+
+// Forgets offers of ranks that could not attach, and tells each transport who could.
+static hvd_status_t spread_answers(net_t *net, const uint8_t *attached_by_rank, err_t *err)
+{
+    uint8_t *answers = malloc((size_t)net->job.size);
+    if (answers == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for the answers of %d ranks", net->job.size);
+    }
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        for (int r = 0; r < net->job.size; r++) {
+            answers[r] = attached_by_rank[r] >> i & 1;
+        }
+        if (net->rows[i].domain != NULL && transports[i]->settle != NULL) {
+            transports[i]->settle(net->rows[i].domain, answers);
+        }
+    }
+    free(answers);
+    for (int r = 0; r < net->job.size; r++) {
+        offers_t *offers = &net->offers[r];
+        int n = 0;
+        for (int i = 0; i < offers->n; i++) {
+            if (attached_by_rank[r] >> offers->order[i] & 1) {
+                offers->order[n++] = offers->order[i];
+            }
+        }
+        offers->n = (int8_t)n;
+    }
+    return HVD_OK;
+}
+
+static bool offered_by(const net_t *net, int rank, int row)
+{
+    const offers_t *offers = &net->offers[rank];
+
+    for (int i = 0; i < offers->n; i++) {
+        if (offers->order[i] == row) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether a row can serve this rank and peer; if not, `why` says what is in the way.
+static bool serves(net_t *net, int row, int peer, char *why, size_t why_bytes)
+{
+    const row_t *state = &net->rows[row];
+
+    if (state->domain == NULL) {
+        snprintf(why, why_bytes, "%s", state->left_out);
+        return false;
+    }
+    if (!state->carries) {
+        snprintf(why, why_bytes, "not in HOROVOD_TRANSPORTS");
+        return false;
+    }
+    if (!offered_by(net, net->job.rank, row) || !offered_by(net, peer, row)) {
+        snprintf(why, why_bytes, "not working on rank %d",
+                 offered_by(net, peer, row) ? net->job.rank : peer);
+        return false;
+    }
+    return transports[row]->reaches(state->domain, peer, why, why_bytes);
+}
+
+static int choose_row(net_t *net, int peer)
+{
+    const offers_t *offers = &net->offers[MIN(peer, net->job.rank)];
+    char why[160];
+
+    for (int i = 0; i < offers->n; i++) {
+        if (serves(net, offers->order[i], peer, why, sizeof why)) {
+            return offers->order[i];
+        }
+    }
+    return NO_ROW;
+}
+
+static hvd_status_t add_lifeline(net_t *net, int peer, err_t *err)
+{
+    domain_t *tcp = net_domain(net, &transport_tcp);
+    char why[160];
+
+    if (tcp == NULL || net->offers[peer].chosen == row_of(&transport_tcp)) {
+        return HVD_OK; // its own links tell
+    }
+    if (!transport_tcp.reaches(tcp, peer, why, sizeof why)) {
+        log_warn(net->job.log, "net", "no lifeline to rank %d: %s; its end would be noticed late",
+                 peer, why);
+        return HVD_OK;
+    }
+    hvd_status_t status = transport_tcp.connect(tcp, peer, LANE_CONTROL,
+                                                &net->lifelines[net->n_lifelines], err);
+    net->n_lifelines += status == HVD_OK;
+    return status;
+}
+
+static hvd_status_t open_lifelines(net_t *net, err_t *err)
+{
+    int lowest = 0;
+    int n_here = 0;
+
+    for (int r = net->job.size - 1; r >= 0; r--) {
+        if (same_host(net, r)) {
+            lowest = r;
+            n_here++;
+        }
+    }
+    net->lifelines = calloc((size_t)n_here, sizeof *net->lifelines);
+    if (net->lifelines == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for %d lifelines", n_here);
+    }
+    for (int r = 0; r < net->job.size; r++) {
+        bool mine = net->job.rank == lowest ? same_host(net, r) : r == lowest;
+        if (mine && r != net->job.rank) {
+            hvd_status_t status = add_lifeline(net, r, err);
+            if (status != HVD_OK) {
+                return status;
+            }
+        }
+    }
+    return HVD_OK;
+}
+
+// The word peers ring, if a transport has one, decides how this rank sleeps.
+static hvd_status_t share_sleeper(net_t *net, err_t *err)
+{
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        domain_t *domain = net->rows[i].domain;
+        atomic_uint *word = domain != NULL && transports[i]->wake_word != NULL
+                                ? transports[i]->wake_word(domain) : NULL;
+        if (word != NULL) {
+            return sleeper_share(net->sleeper, word, err);
+        }
+    }
+    return HVD_OK;
+}
+
+hvd_status_t net_settle(net_t *net, const uint8_t *attached_by_rank, err_t *err)
+{
+    hvd_status_t status = spread_answers(net, attached_by_rank, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    for (int r = 0; r < net->job.size; r++) {
+        net->offers[r].chosen = (int8_t)choose_row(net, r);
+    }
+    net->settled = true;
+    status = share_sleeper(net, err);
+    return status == HVD_OK ? open_lifelines(net, err) : status;
+}
+
+// --- Life ----------------------------------------------------------------------------------------
+
+hvd_status_t net_open(const net_job_t *job, net_t **net_p, err_t *err)
+{
+    hvd_status_t status;
+    err_t unheard;
+    err = err != NULL ? err : &unheard; // reasons for leaving a transport out are kept
+    net_t *net = calloc(1, sizeof *net);
+    if (net == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for the network");
+    }
+    net->job = *job;
+    net->offers = calloc((size_t)job->size, sizeof *net->offers);
+    net->links = calloc((size_t)job->size * N_LANES, sizeof(net_link_t *));
+    net->hooked = calloc((size_t)job->size * N_LANES, sizeof(net_link_t *));
+    if (net->offers == NULL || net->links == NULL || net->hooked == NULL) {
+        status = fail(err, HVD_NO_MEMORY, "no memory for links to %d ranks", job->size);
+        goto close_net;
+    }
+    TRY(sleeper_new(&net->sleeper, err), close_net);
+    TRY(choose_order(net, err), close_net);
+    TRY(open_rows(net, err), close_net);
+    *net_p = net;
+    return HVD_OK;
+
+close_net:
+    net_close(net);
+    return status;
+}
+
+void net_close(net_t *net)
+{
+    if (net == NULL) {
+        return;
+    }
+    for (size_t i = 0; net->links != NULL && i < (size_t)net->job.size * N_LANES; i++) {
+        link_close(net->links[i]);
+    }
+    for (int i = 0; i < net->n_lifelines; i++) {
+        link_close(net->lifelines[i]);
+    }
+    sleeper_free(net->sleeper); // before the descriptors it watches and the word it rings
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        if (net->rows[i].domain != NULL) {
+            transports[i]->close(net->rows[i].domain);
+        }
+    }
+    free(net->offers);
+    free(net->links);
+    free(net->hooked);
+    free(net->lifelines);
+    free(net);
+}
+
+domain_t *net_domain(net_t *net, const transport_t *transport)
+{
+    return net->rows[row_of(transport)].domain;
+}
+
+// --- Links ---------------------------------------------------------------------------------------
+
+// "shm: on another host; tcp: ..." for the rows of this rank's order before `row`.
+static void explain(net_t *net, int peer, int row, char *text, size_t bytes)
+{
+    size_t len = 0;
+
+    text[0] = '\0';
+    for (int i = 0; i < net->n_order && net->order[i] != row && len < bytes; i++) {
+        char why[160] = "the peer prefers another";
+        if (transports[net->order[i]] == &transport_self) {
+            continue;
+        }
+        serves(net, net->order[i], peer, why, sizeof why);
+        int n = snprintf(text + len, bytes - len, "%s%s: %s", len > 0 ? "; " : "",
+                         transports[net->order[i]]->name, why);
+        len += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static net_link_t *make_link(net_t *net, int peer, lane_t lane, err_t *err)
+{
+    int row = net->offers[peer].chosen;
+    const char *hook = net->job.config->hook;
+    net_link_t *link = NULL;
+
+    if (row == NO_ROW) {
+        char why[640];
+        explain(net, peer, NO_ROW, why, sizeof why);
+        fail(err, HVD_PEER_LOST, "no transport leads from rank %d to rank %d (%s); check "
+             "HOROVOD_TRANSPORTS", net->job.rank, peer, why);
+        return NULL;
+    }
+    if (transports[row]->connect(net->rows[row].domain, peer, lane, &link, err) != HVD_OK) {
+        return NULL;
+    }
+    if (hook != NULL && hook[0] != '\0') {
+        if (hook_wrap(link, hook, &net->job, &link, err) != HVD_OK) {
+            return NULL;
+        }
+        net->hooked[net->n_hooked++] = link;
+    }
+    net->rows[row].n_links++;
+    return link;
+}
+
+net_link_t *net_link(net_t *net, int peer, lane_t lane, err_t *err)
+{
+    if (peer < 0 || peer >= net->job.size || !net->settled) {
+        fail(err, HVD_INVALID_ARGUMENT, "no link to rank %d of %d: %s", peer, net->job.size,
+             net->settled ? "there is no such rank" : "the network is not set up yet");
+        return NULL;
+    }
+    net_link_t **link = &net->links[(size_t)peer * N_LANES + lane];
+    if (*link == NULL) {
+        *link = make_link(net, peer, lane, err);
+    }
+    return *link;
+}
+
+const char *net_transport_name(net_t *net, int peer, char *why_not, size_t bytes)
+{
+    int row = net->settled ? net->offers[peer].chosen : NO_ROW;
+
+    if (why_not != NULL && bytes > 0) {
+        explain(net, peer, row, why_not, bytes);
+    }
+    return row == NO_ROW ? "none" : transports[row]->name;
+}
+
+// --- Going on ------------------------------------------------------------------------------------
+
+// True when domains without links in use are to be asked too. Reads the clock now and then only.
+static bool time_to_look(net_t *net)
+{
+    bool woken = net->look;
+
+    if (!woken && ++net->n_calls % CALLS_PER_CLOCK != 0) {
+        return false;
+    }
+    uint64_t now_ns = clock_ns();
+    if (!woken && now_ns - net->last_look_ns < IDLE_NS) {
+        return false;
+    }
+    net->look = false;
+    net->last_look_ns = now_ns;
+    return true;
+}
+
+int net_progress(net_t *net)
+{
+    int n_happened = 0;
+    bool look = time_to_look(net);
+
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        row_t *row = &net->rows[i];
+        if (row->domain != NULL && transports[i]->progress != NULL
+            && (look || row->n_links > 0 || !row->needs_call)) {
+            n_happened += transports[i]->progress(row->domain);
+        }
+    }
+    for (int i = 0; i < net->n_hooked; i++) {
+        uint64_t next_ns = NEVER_NS;
+        n_happened += hook_progress(net->hooked[i], &next_ns);
+    }
+    return n_happened;
+}
+
+hvd_status_t net_health(net_t *net, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+
+    for (int i = 0; i < N_TRANSPORTS && status == HVD_OK; i++) {
+        if (net->rows[i].domain != NULL && transports[i]->health != NULL) {
+            status = transports[i]->health(net->rows[i].domain, err);
+        }
+    }
+    return status;
+}
+
+// --- Sleeping ------------------------------------------------------------------------------------
+
+unsigned net_before_sleep(net_t *net)
+{
+    return sleeper_announce(net->sleeper);
+}
+
+void net_sleep(net_t *net, unsigned ticket, uint64_t deadline_ns)
+{
+    for (int i = 0; i < net->n_hooked; i++) {
+        hook_progress(net->hooked[i], &deadline_ns); // sleep no longer than data is held back
+    }
+    sleeper_sleep(net->sleeper, ticket, deadline_ns);
+}
+
+void net_after_sleep(net_t *net)
+{
+    sleeper_end(net->sleeper);
+    net->look = true;
+}
+
+void net_wake(net_t *net)
+{
+    sleeper_wake(net->sleeper);
+}

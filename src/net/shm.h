@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// shm.h - what the shared-memory transport offers beyond links: windows.
+//
+// Every rank of a host owns a window, a row of slots that all ranks of the host can read and write.
+// The owner puts slices of its tensor there; whoever reduces a part of a slice writes the result
+// back into a slot. Three counters per rank say how far it is; coll/stream.c is their only user.
+// A counter holds (collective << SLICE_BITS | slices done), so it only ever grows, whatever group
+// of ranks runs the collective.
+#ifndef HVD_NET_SHM_H
+#define HVD_NET_SHM_H
+
+#include "net/net.h"
+
+#define SLICE_BITS 26
+
+typedef struct window_counters {
+    _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t shared; // slices that lie in the owner's window
+    _Alignas(2 *
+             CACHE_LINE) atomic_uint_fast64_t reduced; // slices of which the owner reduced its part
+    _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t done; // slices the owner read from all windows
+} window_counters_t;
+
+typedef struct window {
+    window_counters_t *counters;
+    atomic_uint *wake; // the owner's wake word
+    uint8_t *slots;    // shm_n_slots of shm_slot_bytes each
+} window_t;
+
+// What a host of n_ranks allocates in /dev/shm when HOROVOD_SHM_BYTES is bytes_per_rank.
+size_t shm_segment_bytes(int n_ranks, size_t bytes_per_rank);
+// Size of the windows on this host; 0 where shared memory is not in use.
+size_t shm_slot_bytes(const domain_t *domain);
+int shm_n_slots(const domain_t *domain);
+// The window of a rank of this host; false if the rank has none.
+bool shm_window(domain_t *domain, int rank, window_t *window_p);
+
+#endif

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tcp_link.c - a link over TCP: moving bytes, and noticing the end.
+//
+// While it is not ready its movers return 0. Ready, they try the socket at once and directly with
+// the caller's memory, up to CALL_BYTES a call, but only if epoll's flag is up; peek reads into a
+// staging buffer that exists only on links that are peeked at.
+//
+// A flag goes down when the socket says "not now" or moves less than asked: more will then raise a
+// new edge. One exception: the end of a connection is an edge that comes only once, perhaps with
+// the last data; so when a hangup was seen, reading goes on until the end itself shows.
+//
+// The end is reported to the domain only when everything received before it has been read: a peer's
+// last words count. Sends may fail before that.
+// Thread: the holder of the engine. The link owns its connection and staging buffer.
+#include "net/tcp.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define CALL_BYTES MIB
+#define DATA_STAGE_BYTES (256 * KIB)
+#define CONTROL_STAGE_BYTES (16 * KIB)
+
+static size_t stage_bytes(const tcp_link_t *link)
+{
+    return link->base.lane == LANE_DATA ? DATA_STAGE_BYTES : CONTROL_STAGE_BYTES;
+}
+
+// --- The end -------------------------------------------------------------------------------------
+
+// Keeps the first sentence. `code` is an errno, or 0 for an orderly close.
+static hvd_status_t fail_socket(tcp_link_t *link, int code)
+{
+    char name[TCP_ADDR_TEXT];
+    err_t *err = &link->base.err;
+    int peer = link->base.peer;
+
+    if (err->status != HVD_OK) {
+        return err->status;
+    }
+    tcp_addr_text(&link->conn->remote, name);
+    if (code == 0) {
+        return fail(err, HVD_PEER_LOST, "connection closed by rank %d (%s): its process ended",
+                    peer, name);
+    }
+    if (code == ECONNRESET || code == EPIPE) {
+        return fail(err, HVD_PEER_LOST,
+                    "connection reset by rank %d (%s): its process ended or was "
+                    "killed",
+                    peer, name);
+    }
+    if (code == ETIMEDOUT) {
+        return fail(err, HVD_PEER_LOST,
+                    "rank %d (%s) has not answered for %.1f s: its host or the network "
+                    "is down (HOROVOD_GLOO_TIMEOUT_SECONDS)",
+                    peer, name, link->domain->job->config->peer_timeout);
+    }
+    fail_errno(err, code, "lost the connection to rank %d (%s)", peer, name);
+    return err->status = HVD_PEER_LOST;
+}
+
+static hvd_status_t fail_secure(tcp_link_t *link, hvd_status_t status, const err_t *found)
+{
+    err_t *err = &link->base.err;
+
+    return err->status != HVD_OK
+               ? err->status
+               : fail(err, status, "rank %d: %.900s", link->base.peer, found->text);
+}
+
+static void tell_domain(tcp_link_t *link)
+{
+    if (link->domain->broken.status == HVD_OK) {
+        link->domain->broken = link->base.err;
+    }
+    log_debug(link->domain->job->log, "tcp", "%s", link->base.err.text);
+}
+
+// Nothing more will be read.
+static hvd_status_t end_reading(tcp_link_t *link)
+{
+    link->conn->readable = false;
+    link->ended = true;
+    tell_domain(link);
+    return link->base.err.status;
+}
+
+// --- Receiving -----------------------------------------------------------------------------------
+
+static ssize_t pull_secure(tcp_link_t *link, void *data, size_t bytes)
+{
+    conn_t *conn = link->conn;
+    err_t err;
+    ssize_t n = secure_recv(conn->secure, data, bytes, &err);
+
+    if (n < 0) {
+        fail_secure(link, (hvd_status_t)n, &err);
+        return end_reading(link);
+    }
+    conn->readable = n > 0;
+    return n;
+}
+
+static ssize_t pull_plain(tcp_link_t *link, void *data, size_t bytes)
+{
+    conn_t *conn = link->conn;
+    ssize_t n = recv(conn->watch.fd, data, bytes, MSG_DONTWAIT);
+
+    if (LIKELY(n > 0)) {
+        conn->readable = (size_t)n == bytes || conn->hangup;
+        return n;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        conn->readable = errno == EINTR;
+        return 0;
+    }
+    fail_socket(link, n == 0 ? 0 : errno);
+    return end_reading(link);
+}
+
+// From the socket to memory; 0: nothing now; negative: nothing any more.
+static ssize_t pull(tcp_link_t *link, void *data, size_t bytes)
+{
+    if (!link->conn->readable) {
+        return link->ended ? (ssize_t)link->base.err.status : 0;
+    }
+    bytes = MIN(bytes, CALL_BYTES);
+    return link->conn->secure != NULL ? pull_secure(link, data, bytes)
+                                      : pull_plain(link, data, bytes);
+}
+
+// Makes the stage hold something, if there is something.
+static ssize_t fill_stage(tcp_link_t *link)
+{
+    if (link->stage_at < link->stage_len) {
+        return (ssize_t)(link->stage_len - link->stage_at);
+    }
+    if (link->stage == NULL && (link->stage = malloc(stage_bytes(link))) == NULL) {
+        return fail(&link->base.err, HVD_NO_MEMORY, "no memory to receive from rank %d",
+                    link->base.peer);
+    }
+    ssize_t n = pull(link, link->stage, stage_bytes(link));
+    link->stage_at = 0;
+    link->stage_len = n > 0 ? (size_t)n : 0;
+    return n;
+}
+
+static void tcp_consume(net_link_t *base, size_t bytes)
+{
+    ((tcp_link_t *)base)->stage_at += bytes;
+}
+
+static ssize_t tcp_peek(net_link_t *base, const void **data_p)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+
+    if (UNLIKELY(link->conn == NULL)) {
+        return base->err.status;
+    }
+    ssize_t n = fill_stage(link);
+    if (n > 0) {
+        *data_p = link->stage + link->stage_at;
+    }
+    return n;
+}
+
+static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+
+    if (UNLIKELY(link->conn == NULL)) {
+        return base->err.status; // HVD_OK, that is 0, while it is on its way
+    }
+    if (bytes == 0) {
+        return 0;
+    }
+    size_t n_staged = link->stage_len - link->stage_at;
+    if (n_staged > 0) {
+        size_t n = MIN(bytes, n_staged);
+        memcpy(data, link->stage + link->stage_at, n);
+        link->stage_at += n;
+        return (ssize_t)n;
+    }
+    return pull(link, data, bytes);
+}
+
+// --- Sending -------------------------------------------------------------------------------------
+
+static ssize_t push_secure(tcp_link_t *link, const void *data, size_t bytes)
+{
+    conn_t *conn = link->conn;
+    err_t err;
+    ssize_t n = secure_send(conn->secure, data, bytes, &err);
+
+    if (n < 0) {
+        return fail_secure(link, (hvd_status_t)n, &err);
+    }
+    conn->writable = !secure_wants_write(conn->secure);
+    return n;
+}
+
+static ssize_t push_plain(tcp_link_t *link, const void *data, size_t bytes)
+{
+    conn_t *conn = link->conn;
+    ssize_t n = send(conn->watch.fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+    if (LIKELY(n >= 0)) {
+        conn->writable = (size_t)n == bytes;
+        return n;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
+        conn->writable = errno == EINTR;
+        return 0;
+    }
+    return fail_socket(link, errno);
+}
+
+static ssize_t tcp_send(net_link_t *base, const void *data, size_t bytes)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+
+    if (UNLIKELY(link->conn == NULL || base->err.status != HVD_OK)) {
+        return base->err.status;
+    }
+    if (!link->conn->writable || bytes == 0) {
+        return 0;
+    }
+    bytes = MIN(bytes, CALL_BYTES);
+    return link->conn->secure != NULL ? push_secure(link, data, bytes)
+                                      : push_plain(link, data, bytes);
+}
+
+// --- Events --------------------------------------------------------------------------------------
+
+void tcp_link_event(tcp_link_t *link)
+{
+    conn_t *conn = link->conn;
+
+    if (conn->secure != NULL && conn->writable && secure_wants_write(conn->secure)) {
+        conn->writable = secure_flush(conn->secure, NULL) != HVD_IN_PROGRESS;
+    }
+    // Nobody may be reading this link now. If the end is all there is to read, find it.
+    if (conn->hangup && !link->ended) {
+        fill_stage(link);
+    }
+}
+
+void tcp_link_tick(tcp_link_t *link, uint64_t now_ns)
+{
+    double seconds = link->domain->job->config->peer_timeout;
+    int peer = link->base.peer;
+    err_t err;
+
+    if (now_ns < link->deadline_ns) {
+        if (link->dial != NULL) {
+            dial_tick(link, now_ns);
+        }
+        return;
+    }
+    if (link->dial == NULL) {
+        fail(&err, HVD_PEER_LOST,
+             "rank %d has not connected to rank %d within %.1f s; is it running, and "
+             "can it reach this host? (HOROVOD_GLOO_IFACE, HOROVOD_GLOO_TIMEOUT_SECONDS)",
+             peer, link->domain->job->rank, seconds);
+    } else {
+        char tried[720];
+        dial_explain(link, tried, sizeof tried);
+        fail(&err, HVD_PEER_LOST,
+             "rank %d cannot be reached within %.1f s at any of its addresses (%s); "
+             "is it running, and does a firewall or HOROVOD_GLOO_IFACE keep the hosts apart?",
+             peer, seconds, tried);
+    }
+    tcp_link_fail(link, &err);
+}
+
+void tcp_link_ready(tcp_link_t *link, conn_t *conn)
+{
+    char name[TCP_ADDR_TEXT];
+
+    tcp_opening_remove(link);
+    conn->link = link;
+    link->conn = conn;
+    tcp_addr_text(&conn->remote, name);
+    log_debug(link->domain->job->log, "tcp",
+              "link to rank %d lane %d at %s %s after %" PRIu64 " us", link->base.peer,
+              (int)link->base.lane, name, conn->secure != NULL ? "encrypted" : "plain",
+              (clock_ns() - conn->started_ns) / NS_PER_US);
+    if (conn->hangup) {
+        tcp_link_event(link);
+    }
+}
+
+void tcp_link_fail(tcp_link_t *link, const err_t *err)
+{
+    tcp_opening_remove(link);
+    dial_free(link);
+    link->base.err = *err;
+    tell_domain(link);
+}
+
+// --- Life ----------------------------------------------------------------------------------------
+
+static void tcp_link_close(net_link_t *base)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+
+    tcp_opening_remove(link);
+    dial_free(link);
+    if (link->conn != NULL) {
+        conn_close(link->conn);
+    }
+    tcp_seat_free(link);
+    free(link->stage);
+    free(link);
+}
+
+static const link_ops_t tcp_link_ops = {
+    .send = tcp_send,
+    .recv = tcp_recv,
+    .peek = tcp_peek,
+    .consume = tcp_consume,
+    .close = tcp_link_close,
+};
+
+hvd_status_t tcp_link_new(domain_t *domain, int peer, lane_t lane, tcp_link_t **link_p, err_t *err)
+{
+    tcp_link_t *link = calloc(1, sizeof *link);
+    if (link == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for a link to rank %d", peer);
+    }
+    link->base = (net_link_t){
+        .ops = &tcp_link_ops, .transport = transport_tcp.name, .peer = peer, .lane = lane};
+    link->domain = domain;
+    *link_p = link;
+    return HVD_OK;
+}

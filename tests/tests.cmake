@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Which tests exist: every tests/unit/test_*.c, every row of tests/tests.list, a check of the
+# exported symbols and one of the style checker itself.
+#
+# A row is `name | command with arguments | environment | timeout seconds | labels`; lines that are
+# empty or start with # are skipped. In the command a word that names a program of this build
+# becomes its path, and @source@ and @build@ become the two directories. Environment (NAME=value)
+# and labels are separated by blanks and may be empty. Two labels mean something here:
+#   serial        no other test runs at the same time
+#   no-sanitize   left out of instrumented builds
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(cmocka REQUIRED IMPORTED_TARGET cmocka)
+
+# Instrumented programs are slower, and stop at the first finding.
+set(time_factor 1)
+set(sanitize_environment "")
+if(HVD_SANITIZE)
+    set(time_factor 4)
+    set(sanitize_environment
+        ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1:allocator_may_return_null=1
+        UBSAN_OPTIONS=print_stacktrace=1
+        TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1)
+endif()
+
+function(hvd_test_properties name timeout environment labels)
+    math(EXPR seconds "${timeout} * ${time_factor}")
+    set_tests_properties(${name} PROPERTIES
+        TIMEOUT ${seconds} LABELS "${labels}" ENVIRONMENT "${sanitize_environment};${environment}")
+    if("serial" IN_LIST labels)
+        set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+    endif()
+endfunction()
+
+# Turns one row of tests.list into a ctest.
+function(hvd_test_row row)
+    string(REPLACE "|" ";" cells "${row}")
+    list(LENGTH cells n_cells)
+    if(NOT n_cells EQUAL 5)
+        message(FATAL_ERROR "tests/tests.list: ${n_cells} cells instead of 5 in: ${row}")
+    endif()
+    list(TRANSFORM cells STRIP)
+    list(POP_FRONT cells name command environment timeout labels)
+    if(NOT timeout MATCHES "^[1-9][0-9]*$")
+        message(FATAL_ERROR "tests/tests.list: \"${timeout}\" is no timeout in seconds in: ${row}")
+    endif()
+    string(REPLACE "@source@" "${CMAKE_CURRENT_SOURCE_DIR}" command "${command}")
+    string(REPLACE "@build@" "${CMAKE_CURRENT_BINARY_DIR}" command "${command}")
+    separate_arguments(command UNIX_COMMAND "${command}")
+    separate_arguments(environment UNIX_COMMAND "${environment}")
+    separate_arguments(labels UNIX_COMMAND "${labels}")
+    if(HVD_SANITIZE AND "no-sanitize" IN_LIST labels)
+        return()
+    endif()
+    set(words "")
+    foreach(word IN LISTS command)
+        if(TARGET "${word}")
+            list(APPEND words $<TARGET_FILE:${word}>)
+        else()
+            list(APPEND words "${word}")
+        endif()
+    endforeach()
+    add_test(NAME ${name} COMMAND ${words})
+    hvd_test_properties(${name} ${timeout} "${environment}" "${labels}")
+endfunction()
+
+function(hvd_test_program source)
+    cmake_path(GET source STEM name)
+    add_executable(${name} ${source})
+    target_link_libraries(${name} PRIVATE hvd_core PkgConfig::cmocka)
+    set_target_properties(${name} PROPERTIES
+        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+endfunction()
+
+file(GLOB unit_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/unit/test_*.c)
+foreach(source IN LISTS unit_sources)
+    hvd_test_program(${source})
+    cmake_path(GET source STEM name)
+    add_test(NAME ${name} COMMAND ${name})
+    hvd_test_properties(${name} 120 "" "unit")
+endforeach()
+
+file(GLOB rank_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/*.c)
+foreach(source IN LISTS rank_sources)
+    hvd_test_program(${source})
+endforeach()
+
+set(test_list ${CMAKE_CURRENT_SOURCE_DIR}/tests/tests.list)
+if(EXISTS ${test_list})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${test_list})
+    file(STRINGS ${test_list} rows REGEX "^[^#]")
+    foreach(row IN LISTS rows)
+        hvd_test_row("${row}")
+    endforeach()
+endif()
+
+# What has nothing to instrument runs once, in the plain builds.
+if(NOT HVD_SANITIZE)
+    find_package(Python3 REQUIRED COMPONENTS Interpreter)
+    add_test(NAME exports COMMAND ${Python3_EXECUTABLE}
+        ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-exports $<TARGET_FILE:hvd>)
+    hvd_test_properties(exports 60 "" "unit")
+    add_test(NAME style_rules COMMAND ${Python3_EXECUTABLE}
+        ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-style --self-test)
+    hvd_test_properties(style_rules 60 "" "unit")
+endif()

@@ -1,0 +1,774 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// test_wire.c - codec, hello and the secure channel: round trips, and all that must be refused.
+//
+// Both ends of a channel live in this thread on a socketpair and are driven in turn, so nothing
+// depends on timing. Random inputs come from a fixed seed.
+#define _GNU_SOURCE
+#include "wire/codec.h"
+#include "wire/secure.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h> // after ours: it has a macro named fail
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define N_FUZZ_INPUTS 10000
+#define N_FUZZ_HANDSHAKES 200
+#define STREAM_BYTES (3 * MIB + 12345)
+
+enum { CLIENT, SERVER };
+
+static const uint8_t secret[32] = "thirty-two bytes of test secret";
+static const uint8_t other_secret[32] = "thirty-two bytes of wrong secret";
+
+// xorshift64*, seeded: the same inputs in every run.
+static uint64_t next_random(uint64_t *state)
+{
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * UINT64_C(2685821657736338717);
+}
+
+static hello_t sample_hello(void)
+{
+    hello_t hello = {
+        .role = HELLO_LINK, .lane = 1, .encrypted = 1, .from = 7, .to = 0x01020304, .epoch = 9};
+    hello_job(secret, hello.job);
+    for (size_t i = 0; i < sizeof hello.nonce; i++) {
+        hello.nonce[i] = (uint8_t)(i * 17 + 3);
+    }
+    return hello;
+}
+
+// --- Codec ---------------------------------------------------------------------------------------
+
+static void test_codec_round_trip(void **state)
+{
+    (void)state;
+    static const uint64_t varints[] = {0, 1, 127, 128, 300, UINT32_MAX, UINT64_MAX};
+    buf_t b = {0};
+
+    put_u8(&b, 0xab);
+    put_u16(&b, 0xcdef);
+    put_u32(&b, 0x12345678);
+    put_u64(&b, UINT64_C(0x1122334455667788));
+    put_f64(&b, -0.125);
+    for (size_t i = 0; i < N_ELEMENTS(varints); i++) {
+        put_varint(&b, varints[i]);
+    }
+    put_bytes(&b, "xyz", 3);
+    assert_false(b.failed);
+    assert_int_equal(b.data[1], 0xef); // little-endian
+
+    reader_t r = reader_of(b.data, b.len);
+    assert_int_equal(get_u8(&r), 0xab);
+    assert_int_equal(get_u16(&r), 0xcdef);
+    assert_int_equal(get_u32(&r), 0x12345678);
+    assert_true(get_u64(&r) == UINT64_C(0x1122334455667788));
+    assert_true(get_f64(&r) == -0.125);
+    for (size_t i = 0; i < N_ELEMENTS(varints); i++) {
+        assert_true(get_varint(&r) == varints[i]);
+    }
+    assert_memory_equal(get_bytes(&r, 3), "xyz", 3);
+    assert_false(r.bad);
+    assert_int_equal(reader_left(&r), 0);
+    buf_free(&b);
+}
+
+static void test_codec_refuses(void **state)
+{
+    (void)state;
+    uint8_t endless[11];
+    memset(endless, 0x80, sizeof endless);
+
+    reader_t r = reader_of("abc", 3);
+    assert_int_equal(get_u32(&r), 0);
+    assert_true(r.bad);
+    assert_int_equal(get_u8(&r), 0); // bad stays bad
+    assert_null(get_bytes(&r, 0));
+
+    r = reader_of(endless, sizeof endless);
+    assert_int_equal(get_varint(&r), 0);
+    assert_true(r.bad);
+
+    r = reader_of("\x0a", 1);
+    assert_int_equal(get_count(&r, 9), 0);
+    assert_true(r.bad);
+    r = reader_of("\x0a", 1);
+    assert_int_equal(get_count(&r, 10), 10);
+    assert_false(r.bad);
+
+    r = reader_of("abc", 3);
+    assert_null(get_bytes(&r, SIZE_MAX));
+    assert_true(r.bad);
+}
+
+// Reads whatever comes, in an order the input itself decides. The reader must stay within it.
+static void test_codec_fuzz(void **state)
+{
+    (void)state;
+    uint64_t seed = 1;
+    uint8_t input[48];
+
+    for (int i = 0; i < N_FUZZ_INPUTS; i++) {
+        size_t bytes = next_random(&seed) % (sizeof input + 1);
+        for (size_t k = 0; k < bytes; k++) {
+            input[k] = (uint8_t)next_random(&seed);
+        }
+        // A copy of the exact size, so that the address sanitizer sees one byte too many.
+        uint8_t *copy = malloc(bytes > 0 ? bytes : 1);
+        memcpy(copy, input, bytes);
+        reader_t r = reader_of(copy, bytes);
+        size_t before = bytes + 1;
+        while (!r.bad && reader_left(&r) < before) {
+            before = reader_left(&r);
+            switch (get_u8(&r) % 5) {
+            case 0:
+                get_u64(&r);
+                break;
+            case 1:
+                get_varint(&r);
+                break;
+            case 2:
+                get_bytes(&r, get_u16(&r));
+                break;
+            case 3:
+                get_count(&r, 100);
+                break;
+            default:
+                get_f64(&r);
+            }
+        }
+        assert_true(r.at <= r.end);
+        assert_true(r.bad || reader_left(&r) == 0);
+        free(copy);
+    }
+}
+
+// --- Hello ---------------------------------------------------------------------------------------
+
+static void test_hello_round_trip(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello(), back;
+    uint8_t bytes[HELLO_BYTES], job[16], other_job[16];
+    err_t err;
+
+    hello_encode(&hello, bytes);
+    assert_int_equal(hello_decode(bytes, &back, &err), HVD_OK);
+    assert_memory_equal(back.job, hello.job, sizeof hello.job);
+    assert_memory_equal(back.nonce, hello.nonce, sizeof hello.nonce);
+    assert_int_equal(back.role, hello.role);
+    assert_int_equal(back.lane, hello.lane);
+    assert_int_equal(back.encrypted, hello.encrypted);
+    assert_int_equal(back.from, hello.from);
+    assert_int_equal(back.to, hello.to);
+    assert_int_equal(back.epoch, hello.epoch);
+
+    hello_job(secret, job);
+    hello_job(other_secret, other_job);
+    assert_memory_equal(job, hello.job, sizeof job);
+    assert_memory_not_equal(job, other_job, sizeof job);
+}
+
+// Each flipped bit either makes the hello invalid or changes what it says: no bit is ignored.
+static void test_hello_flipped_bits(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello(), back;
+    uint8_t good[HELLO_BYTES], bytes[HELLO_BYTES], again[HELLO_BYTES];
+    int n_refused = 0;
+    err_t err;
+
+    hello_encode(&hello, good);
+    for (size_t bit = 0; bit < 8 * HELLO_BYTES; bit++) {
+        memcpy(bytes, good, sizeof bytes);
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        if (hello_decode(bytes, &back, &err) != HVD_OK) {
+            assert_int_equal(err.status, HVD_PROTOCOL);
+            n_refused++;
+            continue;
+        }
+        hello_encode(&back, again);
+        assert_memory_equal(again, bytes, sizeof bytes);
+    }
+    // Magic, version, padding, role (no single flip makes one valid role of another), encrypted.
+    assert_int_equal(n_refused, 64 + 16 + 56 + 8 + 7);
+}
+
+static void test_hello_fuzz(void **state)
+{
+    (void)state;
+    uint64_t seed = 2;
+    hello_t hello = sample_hello(), back;
+    uint8_t good[HELLO_BYTES], bytes[HELLO_BYTES], again[HELLO_BYTES];
+    err_t err;
+
+    hello_encode(&hello, good);
+    for (int i = 0; i < N_FUZZ_INPUTS; i++) {
+        memcpy(bytes, good, sizeof bytes);
+        for (uint64_t n = next_random(&seed) % 4 + 1; n > 0; n--) {
+            bytes[next_random(&seed) % HELLO_BYTES] = (uint8_t)next_random(&seed);
+        }
+        if (hello_decode(bytes, &back, &err) == HVD_OK) {
+            hello_encode(&back, again);
+            assert_memory_equal(again, bytes, sizeof bytes);
+        }
+    }
+}
+
+// --- Two ends of a channel -----------------------------------------------------------------------
+
+typedef struct pair {
+    int fds[2];
+    secure_keys_t *keys[2];
+    secure_t *ends[2];
+    hvd_status_t status[2];
+    err_t errs[2];
+} pair_t;
+
+static void make_sockets(int fds[2])
+{
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+}
+
+static void pair_new(pair_t *pair, const uint8_t *client_secret, const uint8_t *server_secret,
+                     const uint8_t client_hello[HELLO_BYTES],
+                     const uint8_t server_hello[HELLO_BYTES])
+{
+    memset(pair, 0, sizeof *pair);
+    make_sockets(pair->fds);
+    assert_int_equal(secure_keys_new(client_secret, &pair->keys[CLIENT], NULL), HVD_OK);
+    assert_int_equal(secure_keys_new(server_secret, &pair->keys[SERVER], NULL), HVD_OK);
+    assert_int_equal(secure_new(pair->keys[CLIENT], pair->fds[CLIENT], false, client_hello,
+                                &pair->ends[CLIENT], NULL),
+                     HVD_OK);
+    assert_int_equal(secure_new(pair->keys[SERVER], pair->fds[SERVER], true, server_hello,
+                                &pair->ends[SERVER], NULL),
+                     HVD_OK);
+    pair->status[CLIENT] = pair->status[SERVER] = HVD_IN_PROGRESS;
+}
+
+static void pair_free(pair_t *pair)
+{
+    for (int i = 0; i < 2; i++) {
+        secure_free(pair->ends[i]);
+        secure_keys_free(pair->keys[i]);
+        if (pair->fds[i] >= 0) {
+            close(pair->fds[i]);
+        }
+    }
+    assert_int_equal(ERR_peek_error(), 0); // nothing is left behind for others of this thread
+}
+
+static void shake(pair_t *pair)
+{
+    for (int turn = 0; turn < 20; turn++) {
+        for (int i = 0; i < 2; i++) {
+            if (pair->status[i] == HVD_IN_PROGRESS) {
+                pair->status[i] = secure_handshake(pair->ends[i], &pair->errs[i]);
+            }
+        }
+    }
+}
+
+static void pair_ready(pair_t *pair)
+{
+    hello_t hello = sample_hello();
+    uint8_t bytes[HELLO_BYTES];
+    hello_encode(&hello, bytes);
+    pair_new(pair, secret, secret, bytes, bytes);
+    shake(pair);
+    assert_int_equal(pair->status[CLIENT], HVD_OK);
+    assert_int_equal(pair->status[SERVER], HVD_OK);
+}
+
+static void fill(uint8_t *data, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        data[i] = (uint8_t)(seed + i * 31 + (i >> 9));
+    }
+}
+
+// Sends `bytes` from one end to the other and compares.
+static void expect_transfer(pair_t *pair, int from, size_t bytes, size_t piece)
+{
+    uint8_t *sent = malloc(bytes + 1), *got = malloc(bytes + 1);
+    size_t n_sent = 0, n_got = 0;
+    fill(sent, bytes, bytes);
+    for (int idle = 0; n_got < bytes && idle < 1000; idle++) {
+        size_t want = MIN(piece, bytes - n_sent);
+        ssize_t n = secure_send(pair->ends[from], sent + n_sent, want, &pair->errs[from]);
+        assert_true(n >= 0);
+        n_sent += (size_t)n;
+        ssize_t m = secure_recv(pair->ends[!from], got + n_got, bytes - n_got, &pair->errs[!from]);
+        assert_true(m >= 0);
+        n_got += (size_t)m;
+        idle = n + m > 0 ? 0 : idle;
+    }
+    assert_int_equal(n_got, bytes);
+    assert_memory_equal(got, sent, bytes);
+    free(sent);
+    free(got);
+}
+
+static void test_secure_transfers(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 2, 100, 16383, 16384, 16385, 131072, 200001, STREAM_BYTES};
+    pair_t pair;
+    pair_ready(&pair);
+    assert_false(secure_is_plain(pair.ends[CLIENT]));
+    for (size_t i = 0; i < N_ELEMENTS(sizes); i++) {
+        expect_transfer(&pair, CLIENT, sizes[i], sizes[i]);
+        expect_transfer(&pair, SERVER, sizes[i], 5000);
+    }
+    pair_free(&pair);
+}
+
+// Ciphertext on the socket does not show the text.
+static void test_secure_hides(void **state)
+{
+    (void)state;
+    char seen[512];
+    pair_t pair;
+    pair_ready(&pair);
+    assert_int_equal(secure_send(pair.ends[CLIENT], "visible words", 13, NULL), 13);
+    ssize_t n = recv(pair.fds[SERVER], seen, sizeof seen, MSG_PEEK);
+    assert_true(n > 13);
+    assert_null(memmem(seen, (size_t)n, "visible", 7));
+    pair_free(&pair);
+}
+
+// Both ends send more than the sockets hold; neither may wait for the other for ever.
+static void test_secure_both_directions(void **state)
+{
+    (void)state;
+    uint8_t *data = malloc(STREAM_BYTES), *got[2] = {malloc(STREAM_BYTES), malloc(STREAM_BYTES)};
+    size_t n_sent[2] = {0, 0}, n_got[2] = {0, 0};
+    pair_t pair;
+
+    pair_ready(&pair);
+    fill(data, STREAM_BYTES, 5);
+    for (int turn = 0; turn < 100000 && (n_got[0] < STREAM_BYTES || n_got[1] < STREAM_BYTES);
+         turn++) {
+        for (int i = 0; i < 2; i++) {
+            ssize_t n = secure_send(pair.ends[i], data + n_sent[i], STREAM_BYTES - n_sent[i], NULL);
+            assert_true(n >= 0);
+            n_sent[i] += (size_t)n;
+        }
+        for (int i = 0; i < 2; i++) {
+            ssize_t n = secure_recv(pair.ends[i], got[i] + n_got[i], STREAM_BYTES - n_got[i], NULL);
+            assert_true(n >= 0);
+            n_got[i] += (size_t)n;
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(n_got[i], STREAM_BYTES);
+        assert_memory_equal(got[i], data, STREAM_BYTES);
+        free(got[i]);
+    }
+    free(data);
+    pair_free(&pair);
+}
+
+// A full socket: what was taken stays inside, wants_write says so, and flush brings it out.
+static void test_secure_full_socket(void **state)
+{
+    (void)state;
+    static uint8_t data[MIB], got[MIB];
+    size_t n_sent = 0, n_got = 0;
+    pair_t pair;
+    ssize_t n;
+
+    pair_ready(&pair);
+    fill(data, sizeof data, 1);
+    while ((n = secure_send(pair.ends[CLIENT], data + n_sent, sizeof data - n_sent, NULL)) > 0) {
+        n_sent += (size_t)n;
+    }
+    assert_int_equal(n, 0);
+    assert_true(n_sent < sizeof data);
+    assert_true(secure_wants_write(pair.ends[CLIENT]));
+    assert_int_equal(secure_flush(pair.ends[CLIENT], NULL), HVD_IN_PROGRESS);
+    while (n_got < n_sent) {
+        n = secure_recv(pair.ends[SERVER], got + n_got, sizeof got - n_got, NULL);
+        assert_true(n >= 0);
+        n_got += (size_t)n;
+        assert_true(secure_flush(pair.ends[CLIENT], NULL) >= 0);
+    }
+    assert_false(secure_wants_write(pair.ends[CLIENT]));
+    assert_int_equal(n_got, n_sent);
+    assert_memory_equal(got, data, n_got);
+    pair_free(&pair);
+}
+
+// Bytes that poll() cannot see are announced, and gone when secure_recv says there are none.
+static void test_secure_pending(void **state)
+{
+    (void)state;
+    uint8_t byte;
+    pair_t pair;
+    pair_ready(&pair);
+    assert_int_equal(secure_pending(pair.ends[SERVER]), 0);
+    assert_int_equal(secure_send(pair.ends[CLIENT], "ab", 2, NULL), 2);
+    assert_int_equal(secure_send(pair.ends[CLIENT], "c", 1, NULL), 1);
+    for (const char *want = "abc"; *want != '\0'; want++) {
+        assert_int_equal(secure_recv(pair.ends[SERVER], &byte, 1, NULL), 1);
+        assert_int_equal(byte, *want);
+        assert_true((secure_pending(pair.ends[SERVER]) > 0) == (want[1] != '\0'));
+    }
+    assert_int_equal(secure_recv(pair.ends[SERVER], &byte, 1, NULL), 0);
+    assert_int_equal(secure_pending(pair.ends[SERVER]), 0);
+    pair_free(&pair);
+}
+
+static void test_secure_rekey(void **state)
+{
+    (void)state;
+    pair_t pair;
+    pair_ready(&pair);
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(secure_rekey(pair.ends[i % 2], NULL), HVD_OK);
+        expect_transfer(&pair, i % 2, 40000, 40000);
+        expect_transfer(&pair, !(i % 2), 40000, 40000);
+    }
+    pair_free(&pair);
+}
+
+// Raw bytes that follow the client's last handshake bytes at once are not swallowed.
+static void test_secure_plain(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t bytes[HELLO_BYTES];
+    pair_t pair;
+
+    hello_encode(&hello, bytes);
+    pair_new(&pair, secret, secret, bytes, bytes);
+    while (pair.status[CLIENT] == HVD_IN_PROGRESS) {
+        pair.status[CLIENT] = secure_handshake(pair.ends[CLIENT], NULL);
+        if (pair.status[CLIENT] == HVD_IN_PROGRESS) {
+            pair.status[SERVER] = secure_handshake(pair.ends[SERVER], NULL);
+        }
+    }
+    assert_int_equal(pair.status[CLIENT], HVD_OK);
+    assert_int_equal(pair.status[SERVER], HVD_IN_PROGRESS);
+    secure_plain(pair.ends[CLIENT]);
+    assert_int_equal(secure_send(pair.ends[CLIENT], "raw bytes", 9, NULL), 9);
+    assert_int_equal(secure_handshake(pair.ends[SERVER], NULL), HVD_OK);
+    secure_plain(pair.ends[SERVER]);
+    assert_true(secure_is_plain(pair.ends[SERVER]));
+    assert_int_equal(secure_pending(pair.ends[SERVER]), 0);
+    char got[16];
+    assert_int_equal(recv(pair.fds[SERVER], got, sizeof got, MSG_PEEK), 9);
+    assert_int_equal(secure_recv(pair.ends[SERVER], got, sizeof got, NULL), 9);
+    assert_memory_equal(got, "raw bytes", 9);
+    expect_transfer(&pair, SERVER, 300000, 300000);
+    expect_transfer(&pair, CLIENT, 300000, 300000);
+    pair_free(&pair);
+}
+
+// --- Refusals ------------------------------------------------------------------------------------
+
+static void test_secure_wrong_secret(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t bytes[HELLO_BYTES];
+    pair_t pair;
+
+    hello_encode(&hello, bytes);
+    pair_new(&pair, other_secret, secret, bytes, bytes);
+    shake(&pair);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pair.status[i], HVD_UNAUTHENTICATED);
+        assert_non_null(strstr(pair.errs[i].text, "HOROVOD_SECRET_FILE"));
+        assert_int_equal(secure_send(pair.ends[i], "x", 1, NULL), 0); // never opens
+    }
+    pair_free(&pair);
+}
+
+// The hello is part of the key: an attacker who changes any byte of it breaks the handshake.
+static void test_secure_flipped_hello(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t bytes[HELLO_BYTES], flipped[HELLO_BYTES];
+
+    hello_encode(&hello, bytes);
+    for (size_t i = 0; i < HELLO_BYTES; i++) {
+        pair_t pair;
+        memcpy(flipped, bytes, sizeof bytes);
+        flipped[i] ^= (uint8_t)(1 << i % 8);
+        pair_new(&pair, secret, secret, bytes, flipped);
+        shake(&pair);
+        assert_int_equal(pair.status[CLIENT], HVD_UNAUTHENTICATED);
+        assert_int_equal(pair.status[SERVER], HVD_UNAUTHENTICATED);
+        pair_free(&pair);
+    }
+}
+
+static void test_secure_peer_closes(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t bytes[HELLO_BYTES], data[64];
+    pair_t pair;
+    ssize_t n;
+
+    // During the handshake, either side.
+    for (int gone = 0; gone < 2; gone++) {
+        hello_encode(&hello, bytes);
+        pair_new(&pair, secret, secret, bytes, bytes);
+        secure_handshake(pair.ends[CLIENT], NULL);
+        close(pair.fds[gone]);
+        pair.fds[gone] = -1;
+        hvd_status_t status = HVD_IN_PROGRESS;
+        for (int i = 0; i < 5 && status == HVD_IN_PROGRESS; i++) {
+            status = secure_handshake(pair.ends[!gone], &pair.errs[!gone]);
+        }
+        assert_int_equal(status, HVD_PEER_LOST);
+        assert_string_not_equal(pair.errs[!gone].text, "");
+        pair_free(&pair);
+    }
+    // Afterwards: what was sent before is still read; writing raises no signal.
+    for (int plain = 0; plain < 2; plain++) {
+        pair_ready(&pair);
+        if (plain) {
+            secure_plain(pair.ends[CLIENT]);
+            secure_plain(pair.ends[SERVER]);
+        }
+        assert_int_equal(secure_send(pair.ends[CLIENT], "last", 4, NULL), 4);
+        close(pair.fds[CLIENT]);
+        pair.fds[CLIENT] = -1;
+        while ((n = secure_send(pair.ends[SERVER], data, sizeof data, &pair.errs[SERVER])) >= 0) {
+        }
+        assert_int_equal(n, HVD_PEER_LOST);
+        assert_int_equal(secure_recv(pair.ends[SERVER], data, sizeof data, NULL), 4);
+        assert_memory_equal(data, "last", 4);
+        for (int again = 0; again < 2; again++) {
+            n = secure_recv(pair.ends[SERVER], data, sizeof data, &pair.errs[SERVER]);
+            assert_int_equal(n, HVD_PEER_LOST);
+            assert_int_equal(pair.errs[SERVER].status, HVD_PEER_LOST);
+        }
+        pair_free(&pair);
+    }
+}
+
+static void test_secure_refuse(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t bytes[HELLO_BYTES];
+    pair_t pair;
+
+    hello_encode(&hello, bytes);
+    // The refusal comes before or after the client's first flight.
+    for (int early = 0; early < 2; early++) {
+        pair_new(&pair, secret, secret, bytes, bytes);
+        if (!early) {
+            assert_int_equal(secure_handshake(pair.ends[CLIENT], NULL), HVD_IN_PROGRESS);
+        }
+        secure_refuse(pair.fds[SERVER]);
+        close(pair.fds[SERVER]);
+        pair.fds[SERVER] = -1;
+        shake(&pair);
+        assert_int_equal(pair.status[CLIENT], HVD_UNAUTHENTICATED);
+        pair_free(&pair);
+    }
+}
+
+// One flipped bit anywhere in a record: the receiver notices and stays closed.
+static void test_secure_tampered(void **state)
+{
+    (void)state;
+    uint8_t record[128], got[64];
+
+    for (size_t byte = 0;; byte++) {
+        pair_t pair;
+        pair_ready(&pair);
+        assert_int_equal(secure_send(pair.ends[CLIENT], "transfer 100", 12, NULL), 12);
+        ssize_t n = recv(pair.fds[SERVER], record, sizeof record, 0);
+        assert_true(n > 12);
+        if (byte >= (size_t)n) {
+            pair_free(&pair);
+            break;
+        }
+        record[byte] ^= 0x10;
+        assert_int_equal(send(pair.fds[CLIENT], record, (size_t)n, 0), n);
+        shutdown(pair.fds[CLIENT], SHUT_WR);
+        ssize_t status = 0;
+        for (int i = 0; i < 3 && status >= 0; i++) {
+            status = secure_recv(pair.ends[SERVER], got, sizeof got, &pair.errs[SERVER]);
+            assert_true(status <= 0);
+        }
+        // A changed length may also read as a record cut short.
+        assert_true(status == HVD_PROTOCOL ||
+                    (status == HVD_PEER_LOST && (byte == 3 || byte == 4)));
+        assert_true(secure_recv(pair.ends[SERVER], got, sizeof got, NULL) < 0);
+        pair_free(&pair);
+    }
+}
+
+static hvd_status_t feed_server(const void *data, size_t bytes)
+{
+    hello_t hello = sample_hello();
+    uint8_t encoded[HELLO_BYTES];
+    pair_t pair;
+
+    hello_encode(&hello, encoded);
+    pair_new(&pair, secret, secret, encoded, encoded);
+    assert_int_equal(send(pair.fds[CLIENT], data, bytes, 0), bytes);
+    hvd_status_t status = secure_handshake(pair.ends[SERVER], &pair.errs[SERVER]);
+    pair_free(&pair);
+    return status;
+}
+
+// A client that claims a huge ClientHello, or speaks something else, is gone after nine bytes.
+static void test_secure_foreign_clients(void **state)
+{
+    (void)state;
+    assert_int_equal(feed_server("\x16\x03\x01\x40\x00\x01\x00\x3f\xfc", 9), HVD_UNAUTHENTICATED);
+    assert_int_equal(feed_server("\x16\x03\x01\x00\x10\x01\x02\x00\x00", 9), HVD_UNAUTHENTICATED);
+    assert_int_equal(feed_server("\x16\x03\x01\x00\x10\x02\x00\x00\x0c", 9), HVD_UNAUTHENTICATED);
+    assert_int_equal(feed_server("GET / HTTP/1.1\r\n", 16), HVD_UNAUTHENTICATED);
+    assert_int_equal(feed_server("\x16\x03\x01\x00\x10\x01\x00\x00", 8), HVD_IN_PROGRESS);
+    assert_int_equal(feed_server("\x16\x03\x01\x00\x10\x01\x00\x00\x0c", 9), HVD_IN_PROGRESS);
+}
+
+static void test_secure_fuzz_client_hello(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t encoded[HELLO_BYTES], good[2048], bad[2048];
+    uint64_t seed = 3;
+    pair_t pair;
+
+    hello_encode(&hello, encoded);
+    pair_new(&pair, secret, secret, encoded, encoded);
+    assert_int_equal(secure_handshake(pair.ends[CLIENT], NULL), HVD_IN_PROGRESS);
+    ssize_t n = recv(pair.fds[SERVER], good, sizeof good, 0);
+    assert_true(n > 100);
+    pair_free(&pair);
+
+    // Replayed as it is, it is a valid beginning, and no more than that.
+    assert_int_equal(feed_server(good, (size_t)n), HVD_IN_PROGRESS);
+    for (int i = 0; i < N_FUZZ_HANDSHAKES; i++) {
+        memcpy(bad, good, (size_t)n);
+        for (uint64_t k = next_random(&seed) % 3 + 1; k > 0; k--) {
+            bad[9 + next_random(&seed) % ((uint64_t)n - 9)] ^=
+                (uint8_t)(1 + next_random(&seed) % 255);
+        }
+        if (memcmp(bad, good, (size_t)n) != 0) {
+            assert_int_equal(feed_server(bad, (size_t)n), HVD_UNAUTHENTICATED);
+        }
+    }
+}
+
+// --- Against an ordinary TLS implementation ------------------------------------------------------
+
+// A client that knows TLS 1.3 but not the secret.
+static void test_secure_no_psk_client(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t encoded[HELLO_BYTES];
+    pair_t pair;
+    SSL_CTX *context = SSL_CTX_new(TLS_client_method());
+    SSL *tls = SSL_new(context);
+
+    hello_encode(&hello, encoded);
+    pair_new(&pair, secret, secret, encoded, encoded);
+    SSL_set_fd(tls, pair.fds[CLIENT]);
+    for (int i = 0; i < 5 && pair.status[SERVER] == HVD_IN_PROGRESS; i++) {
+        SSL_connect(tls);
+        pair.status[SERVER] = secure_handshake(pair.ends[SERVER], &pair.errs[SERVER]);
+    }
+    assert_int_equal(pair.status[SERVER], HVD_UNAUTHENTICATED);
+    SSL_free(tls);
+    SSL_CTX_free(context);
+    ERR_clear_error();
+    pair_free(&pair);
+}
+
+static void use_certificate(SSL_CTX *context)
+{
+    EVP_PKEY *key = EVP_EC_gen("P-256");
+    X509 *certificate = X509_new();
+    X509_gmtime_adj(X509_getm_notBefore(certificate), 0);
+    X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
+    X509_set_pubkey(certificate, key);
+    X509_sign(certificate, key, EVP_sha256());
+    assert_int_equal(SSL_CTX_use_certificate(context, certificate), 1);
+    assert_int_equal(SSL_CTX_use_PrivateKey(context, key), 1);
+    X509_free(certificate);
+    EVP_PKEY_free(key);
+}
+
+// A server that offers a certificate because it does not know the secret.
+static void test_secure_certificate_server(void **state)
+{
+    (void)state;
+    hello_t hello = sample_hello();
+    uint8_t encoded[HELLO_BYTES];
+    pair_t pair;
+    SSL_CTX *context = SSL_CTX_new(TLS_server_method());
+    use_certificate(context);
+    SSL *tls = SSL_new(context);
+
+    hello_encode(&hello, encoded);
+    pair_new(&pair, secret, secret, encoded, encoded);
+    SSL_set_fd(tls, pair.fds[SERVER]);
+    for (int i = 0; i < 5 && pair.status[CLIENT] == HVD_IN_PROGRESS; i++) {
+        pair.status[CLIENT] = secure_handshake(pair.ends[CLIENT], &pair.errs[CLIENT]);
+        SSL_accept(tls);
+    }
+    assert_int_equal(pair.status[CLIENT], HVD_UNAUTHENTICATED);
+    SSL_free(tls);
+    SSL_CTX_free(context);
+    ERR_clear_error();
+    pair_free(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_codec_round_trip),
+        cmocka_unit_test(test_codec_refuses),
+        cmocka_unit_test(test_codec_fuzz),
+        cmocka_unit_test(test_hello_round_trip),
+        cmocka_unit_test(test_hello_flipped_bits),
+        cmocka_unit_test(test_hello_fuzz),
+        cmocka_unit_test(test_secure_transfers),
+        cmocka_unit_test(test_secure_hides),
+        cmocka_unit_test(test_secure_both_directions),
+        cmocka_unit_test(test_secure_full_socket),
+        cmocka_unit_test(test_secure_pending),
+        cmocka_unit_test(test_secure_rekey),
+        cmocka_unit_test(test_secure_plain),
+        cmocka_unit_test(test_secure_wrong_secret),
+        cmocka_unit_test(test_secure_flipped_hello),
+        cmocka_unit_test(test_secure_peer_closes),
+        cmocka_unit_test(test_secure_refuse),
+        cmocka_unit_test(test_secure_tampered),
+        cmocka_unit_test(test_secure_foreign_clients),
+        cmocka_unit_test(test_secure_fuzz_client_hello),
+        cmocka_unit_test(test_secure_no_psk_client),
+        cmocka_unit_test(test_secure_certificate_server),
+    };
+    return cmocka_run_group_tests_name("wire", tests, NULL, NULL);
+}

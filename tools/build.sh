@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Configures (once) and builds one of the build directories:
+#
+#   build        gcc, what users get          build-asan   address and undefined sanitizers
+#   build-clang  clang, for its warnings      build-tsan   thread sanitizer
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+directory=${1:-build}
+case $directory in
+build) options=(-DCMAKE_C_COMPILER=gcc) ;;
+build-clang) options=(-DCMAKE_C_COMPILER=clang) ;;
+build-asan) options=(-DCMAKE_C_COMPILER=clang -DHVD_SANITIZE=address) ;;
+build-tsan) options=(-DCMAKE_C_COMPILER=clang -DHVD_SANITIZE=thread) ;;
+*)
+    echo "build: no such build: $directory (build, build-clang, build-asan, build-tsan)" >&2
+    exit 1
+    ;;
+esac
+
+if [ ! -e "$directory/build.ninja" ]; then
+    cmake -S . -B "$directory" -G Ninja "${options[@]}"
+fi
+cmake --build "$directory" --parallel "$(nproc)"

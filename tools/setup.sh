@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Makes a fresh Debian 12 machine ready, and does nothing on one that is: installs what is missing,
+# makes .venv, configures and builds build/. Needs root, or sudo, only when something is missing.
+#
+#   tools/setup.sh             everything
+#   tools/setup.sh --no-build  packages and .venv only
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# package | command that succeeds when it is there
+needs='
+gcc                 | command -v gcc
+libc6-dev           | test -e /usr/include/stdio.h
+make                | command -v make
+clang               | command -v clang
+libclang-rt-14-dev  | test -e "$(clang -print-file-name=libclang_rt.asan-$(uname -m).a)"
+cmake               | command -v cmake
+ninja-build         | command -v ninja
+pkg-config          | command -v pkg-config
+libssl-dev          | pkg-config --exists "openssl >= 3"
+libcmocka-dev       | pkg-config --exists cmocka
+python3             | command -v python3
+python3-venv        | python3 -c "import ensurepip, venv"
+iproute2            | PATH=$PATH:/sbin:/usr/sbin command -v ip
+'
+
+missing_packages() {
+    local package check
+    while IFS='|' read -r package check; do
+        if [ -n "$check" ] && ! eval "$check" >/dev/null 2>&1; then
+            echo "$package" | tr -d ' '
+        fi
+    done <<<"$needs"
+}
+
+install() {
+    local as_root=()
+    if ! command -v apt-get >/dev/null; then
+        echo "setup: missing: $*; this is not a Debian system, please install them by hand" >&2
+        exit 1
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        if ! command -v sudo >/dev/null; then
+            echo "setup: missing: $*; run as root: apt-get install $*" >&2
+            exit 1
+        fi
+        as_root=(sudo)
+    fi
+    echo "setup: installing $*"
+    "${as_root[@]}" apt-get update -q
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends "$@"
+}
+
+mapfile -t missing < <(missing_packages)
+if [ "${#missing[@]}" -gt 0 ]; then
+    install "${missing[@]}"
+    mapfile -t missing < <(missing_packages)
+    if [ "${#missing[@]}" -gt 0 ]; then
+        echo "setup: still missing after installing: ${missing[*]}" >&2
+        exit 1
+    fi
+fi
+
+if ! .venv/bin/python -c '' 2>/dev/null; then
+    echo "setup: making .venv"
+    python3 -m venv --clear .venv
+fi
+
+if [ "${1:-}" != --no-build ]; then
+    tools/build.sh build
+fi
