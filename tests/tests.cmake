@@ -80,9 +80,16 @@ foreach(source IN LISTS unit_sources)
     hvd_test_properties(${name} 120 "" "unit")
 endforeach()
 
-file(GLOB rank_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/*.c)
+# Programs that start ranks of their own share what the other files of tests/ranks hold.
+file(GLOB rank_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/test_*.c)
+file(GLOB rank_helpers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/*.c)
+list(REMOVE_ITEM rank_helpers ${rank_sources})
+add_library(rank_helpers OBJECT ${rank_helpers})
+target_link_libraries(rank_helpers PUBLIC hvd_flags)
 foreach(source IN LISTS rank_sources)
     hvd_test_program(${source})
+    cmake_path(GET source STEM name)
+    target_link_libraries(${name} PRIVATE rank_helpers)
 endforeach()
 
 set(test_list ${CMAKE_CURRENT_SOURCE_DIR}/tests/tests.list)

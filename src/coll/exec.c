@@ -555,7 +555,8 @@ static void run_locals(exec_t *exec)
     size_t budget = 2 * exec->segment_bytes;
     int32_t before = NO_STEP;
     for (int32_t s = exec->locals.head; s != NO_STEP && budget > 0;) {
-        budget -= MIN(budget, run_local(exec, s));
+        const size_t bytes = run_local(exec, s);
+        budget -= MIN(budget, bytes);
         const int32_t next = exec->states[s].next_in_queue;
         if (exec->states[s].done < step_at(exec, s)->bytes) {
             before = s;

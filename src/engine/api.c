@@ -377,7 +377,12 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return status;
     }
     request->hash = hash;
-    request_enqueue(ctx, request);
+    request_register(ctx, request);
+    if (express_arrive(ctx, request, set)) {
+        request->on_board = true;
+    } else {
+        request_enqueue(ctx, request);
+    }
     *handle_p = atomic_load_explicit(&request->handle, memory_order_relaxed);
     return HVD_OK;
 }
@@ -404,6 +409,26 @@ hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle
 
 // --- Waiting -------------------------------------------------------------------------------------
 
+// A request on the board is looked after by whoever asks for it first: it ends there, or goes on
+// to the engine. Two threads that wait for one handle take turns here.
+static void leave_board(hvd_ctx_t *ctx, request_t *request)
+{
+    pthread_mutex_lock(&ctx->board_lock);
+    if (request->on_board) {
+        if (express_wait(ctx, request)) {
+            bool stored = riding_store(request, request->payload, request->express_members);
+            request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
+        } else {
+            pthread_mutex_lock(&ctx->lock);
+            express_note(ctx, request, false);
+            request_enqueue(ctx, request);
+            pthread_mutex_unlock(&ctx->lock);
+            engine_notify(ctx);
+        }
+    }
+    pthread_mutex_unlock(&ctx->board_lock);
+}
+
 hvd_status_t hvd_wait(hvd_ctx_t *ctx, hvd_handle_t handle, int64_t timeout_ms)
 {
     hvd_status_t status = check_context(ctx, NULL);
@@ -413,6 +438,9 @@ hvd_status_t hvd_wait(hvd_ctx_t *ctx, hvd_handle_t handle, int64_t timeout_ms)
     request_t *request = request_find(ctx, handle);
     if (request == NULL) {
         return HVD_UNKNOWN_HANDLE;
+    }
+    if (request->on_board) {
+        leave_board(ctx, request);
     }
     if (atomic_load_explicit(&request->state, memory_order_acquire) != REQUEST_DONE &&
         !engine_wait(ctx, &request->state, deadline_in_ms(timeout_ms))) {
@@ -430,6 +458,9 @@ hvd_status_t hvd_poll(hvd_ctx_t *ctx, hvd_handle_t handle)
     request_t *request = request_find(ctx, handle);
     if (request == NULL) {
         return HVD_UNKNOWN_HANDLE;
+    }
+    if (request->on_board) {
+        leave_board(ctx, request);
     }
     bool done = atomic_load_explicit(&request->state, memory_order_acquire) == REQUEST_DONE;
     return done ? request->status : HVD_IN_PROGRESS;
@@ -589,6 +620,7 @@ hvd_status_t hvd_process_set_add(hvd_ctx_t *ctx, const int *ranks, int n_ranks, 
         pthread_mutex_lock(&ctx->lock);
         request = new_question(ctx, ASK_ADD_SET, sorted, n_ranks, &err);
         if (request != NULL) {
+            request_register(ctx, request);
             request_enqueue(ctx, request);
         } else {
             status = err.status;
@@ -618,6 +650,7 @@ hvd_status_t hvd_process_set_remove(hvd_ctx_t *ctx, int id, char *text, size_t t
         status = err.status;
     } else {
         request->set = id;
+        request_register(ctx, request);
         request_enqueue(ctx, request);
     }
     pthread_mutex_unlock(&ctx->lock);

@@ -181,29 +181,34 @@ static double average_factor(hvd_reduce_t reduce, int n_members)
     return reduce == HVD_AVERAGE ? 1.0 / n_members : 1.0;
 }
 
-void batch_finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members)
+bool riding_store(request_t *request, const void *result, int n_members)
+{
+    hvd_dtype_t dtype = request->asked.dtype;
+    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(dtype));
+    double post = request->asked.postscale * average_factor(request->asked.reduce, n_members);
+    const uint8_t *from = result;
+    int at = 0;
+    for (int t = 0; t < request->asked.n_tensors; t++) {
+        size_t n = elements_in(request->dims, &at);
+        void *output = allocate_output(request, t);
+        if (output == NULL && n > 0) {
+            return false;
+        }
+        acc_store(dtype, output, from, n, post);
+        from += n * acc_bytes;
+    }
+    return true;
+}
+
+static void finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members)
 {
     if (entry->tag == 0) {
         return;
     }
     request_t *request = request_of_tag(entry->tag);
-    const coord_signature_t *sig = entry->signature;
-    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(sig->dtype));
-    double post = sig->postscale * average_factor(sig->reduce, n_members);
-    const uint8_t *from = entry->result;
-    int at = 0;
-    for (int t = 0; t < sig->n_tensors; t++) {
-        size_t n = elements_in(sig->dims, &at);
-        void *output = allocate_output(request, t);
-        if (output == NULL && n > 0) {
-            request_complete(ctx, request, HVD_NO_MEMORY, "no memory for the output");
-            return;
-        }
-        acc_store(sig->dtype, output, from, n, post);
-        from += n * acc_bytes;
-    }
+    bool stored = riding_store(request, entry->result, n_members);
     record(ctx, entry, request, ROUTE_RIDING, ctx->timeline != NULL ? clock_ns() : 0, 1);
-    request_complete(ctx, request, HVD_OK, NULL);
+    request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
 }
 
 // --- The queue of batches ------------------------------------------------------------------------
@@ -252,7 +257,7 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
     for (int i = 0; i < decision->n_entries; i++) {
         const decision_entry_t *entry = &decision->entries[i];
         if (entry->result != NULL) {
-            batch_finish_riding(ctx, entry, set->n);
+            finish_riding(ctx, entry, set->n);
             continue;
         }
         b->entries[b->n_entries] = *entry;

@@ -5,6 +5,7 @@
 //   api.c       the public functions: checks, handles out, waits
 //   request.c   the table of submissions: handles, names in flight, completion
 //   engine.c    who drives: the engine thread, lent threads, spinning and sleeping; one step
+//   express.c   the shortest way for small allreduces inside a host
 //   batch.c     from a decision of coord to memory moved: packs, picks, runs, completes
 //   start.c     bringing a context up and down
 //   timeline.c  the trace users load in a browser
@@ -22,6 +23,8 @@
 #include "net/net.h"
 
 #include <pthread.h>
+
+#define EXPRESS_MEMBERS 8 // larger sets gain nothing from the board
 
 // --- One submission ------------------------------------------------------------------------------
 
@@ -54,6 +57,14 @@ struct request {
     size_t payload_bytes;
     buf_t storage;
 
+    // The short way (express.c).
+    board_place_t *express;  // where it was tried; NULL: nowhere
+    uint64_t express_closed; // the word of a round that was closed; 0: none
+    uint32_t express_round;
+    int express_members;
+    bool on_board;                          // counted in a round, and not yet given to the engine
+    uint8_t express_local[EXPRESS_MEMBERS]; // where each member sits on this host
+
     // What is asked of coord, beyond the operations of the public API.
     enum { ASK_OPERATION, ASK_ADD_SET, ASK_REMOVE_SET } ask;
     int *set_ranks; // ASK_ADD_SET, in storage; n_sizes of them
@@ -74,7 +85,9 @@ typedef struct process_set {
     int id;
     int n;
     int *ranks;
-    int member; // this rank's position; -1: not a member
+    int member;        // this rank's position; -1: not a member
+    uint64_t hash;     // of the ranks
+    bool on_this_host; // all members share memory with this rank
 } process_set_t;
 
 // --- One batch being run -------------------------------------------------------------------------
@@ -108,6 +121,7 @@ typedef struct control_link {
 } control_link_t;
 
 typedef struct timeline timeline_t;
+typedef struct express express_t;
 
 struct hvd_ctx {
     config_t config;
@@ -123,6 +137,7 @@ struct hvd_ctx {
 
     // Any thread, under lock.
     pthread_mutex_t lock;
+    pthread_mutex_t board_lock; // taken before lock; see leave_board
     request_t *free_requests;
     request_t **by_name;
     int n_by_name;        // power of two
@@ -137,6 +152,9 @@ struct hvd_ctx {
     request_t *_Atomic queue;   // submitted and not yet seen by coord, newest first
     atomic_int in_flight;       // requests of this rank not yet done
     atomic_bool stop_requested; // hvd_shutdown was called
+
+    express_t *express;      // NULL without shared memory; used under lock
+    atomic_bool express_off; // the timeline wants to see every operation
 
     // Who drives (engine.c).
     pthread_t thread;
@@ -173,7 +191,8 @@ struct hvd_ctx {
 request_t *request_new(hvd_ctx_t *ctx);
 void request_recycle(hvd_ctx_t *ctx, request_t *request);
 request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name);
-void request_enqueue(hvd_ctx_t *ctx, request_t *request);
+void request_register(hvd_ctx_t *ctx, request_t *request); // its name is in flight from here on
+void request_enqueue(hvd_ctx_t *ctx, request_t *request);  // for the engine
 const process_set_t *set_find(const hvd_ctx_t *ctx, int id);
 
 // Any thread.
@@ -205,12 +224,24 @@ void engine_fail(hvd_ctx_t *ctx, const err_t *err); // a peer is lost: tells eve
 // Leaves the tree without cutting what neighbours still have to read.
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns);
 
+// --- express.c ------------------------------------------------------------------------------------
+
+hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err);
+void express_free(express_t *express);
+// Under lock. True: the request is on the board and the caller of hvd_wait will look after it.
+bool express_arrive(hvd_ctx_t *ctx, request_t *request, const process_set_t *set);
+// True: everyone came, and the payload holds the result. False: it must go the long way.
+bool express_wait(hvd_ctx_t *ctx, request_t *request);
+void express_note(hvd_ctx_t *ctx, request_t *request, bool full); // under lock: learns from it
+void express_reopen(request_t *request);                          // the long way is through
+
 // --- batch.c -------------------------------------------------------------------------------------
 
 hvd_status_t batch_runner_new(hvd_ctx_t *ctx, batch_runner_t **runner_p, err_t *err);
 void batch_runner_free(batch_runner_t *runner);
 void batch_add(hvd_ctx_t *ctx, const decision_t *decision);
-void batch_finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members);
+// Writes accumulators to the outputs of a small allreduce. False: no memory for them.
+bool riding_store(request_t *request, const void *result, int n_members);
 // Moves the oldest batch on. True if anything moved.
 bool batches_progress(hvd_ctx_t *ctx);
 void batches_drop(hvd_ctx_t *ctx); // the job has ended

@@ -62,6 +62,8 @@ request_t *request_new(hvd_ctx_t *ctx)
     request->last_joined = -1;
     request->ask = ASK_OPERATION;
     request->hash = 0;
+    request->express = NULL;
+    request->on_board = false;
     atomic_store_explicit(&request->released, false, memory_order_relaxed);
     atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_relaxed);
     atomic_store_explicit(&request->handle, handle + ONE_GENERATION, memory_order_release);
@@ -174,7 +176,7 @@ static void names_grow(hvd_ctx_t *ctx)
     }
 }
 
-void request_enqueue(hvd_ctx_t *ctx, request_t *request)
+void request_register(hvd_ctx_t *ctx, request_t *request)
 {
     if ((unsigned)ctx->n_by_name < atomic_load_explicit(&ctx->n_requests, memory_order_relaxed)) {
         uint64_t hash = request->hash;
@@ -183,7 +185,12 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
         request->hash = hash;
     }
     name_insert(ctx, request);
+}
+
+void request_enqueue(hvd_ctx_t *ctx, request_t *request)
+{
     atomic_fetch_add_explicit(&ctx->in_flight, 1, memory_order_relaxed);
+    request->on_board = false;
     request->next = atomic_load_explicit(&ctx->queue, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&ctx->queue, &request->next, request,
                                                   memory_order_release, memory_order_relaxed)) {
@@ -217,7 +224,13 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
         request->hash = 0;
     }
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&ctx->in_flight, 1, memory_order_relaxed);
+    if (request->on_board) { // the engine never had it
+        express_note(ctx, request, true);
+        request->on_board = false;
+    } else {
+        atomic_fetch_sub_explicit(&ctx->in_flight, 1, memory_order_relaxed);
+        express_reopen(request);
+    }
     atomic_store_explicit(&request->state, REQUEST_DONE, memory_order_release);
     if (released) {
         request_recycle(ctx, request);
@@ -267,11 +280,14 @@ static process_set_t *set_copy(hvd_ctx_t *ctx, int id)
     if (set == NULL) {
         return NULL;
     }
-    *set = (process_set_t){.id = id, .n = n, .ranks = (int *)(set + 1), .member = -1};
+    *set = (process_set_t){
+        .id = id, .n = n, .ranks = (int *)(set + 1), .member = -1, .on_this_host = true};
     for (int i = 0; i < n; i++) {
         set->ranks[i] = ranks[i];
         set->member = ranks[i] == ctx->job.rank ? i : set->member;
+        set->on_this_host &= ctx->host_of[ranks[i]] == ctx->host_of[ctx->job.rank];
     }
+    set->hash = hash_bytes(ranks, (size_t)n * sizeof *ranks, (uint64_t)id);
     return set;
 }
 

@@ -286,6 +286,7 @@ static void take_down(hvd_ctx_t *ctx)
     }
     free_batches(ctx);
     batch_runner_free(ctx->runner);
+    express_free(ctx->express);
     for (int i = 0; i < ctx->n_control; i++) {
         buf_free(&ctx->control[i].partial);
     }
@@ -301,6 +302,7 @@ static void take_down(hvd_ctx_t *ctx)
     if (ctx->alive != NULL) {
         munmap(ctx->alive, (size_t)sysconf(_SC_PAGESIZE));
     }
+    pthread_mutex_destroy(&ctx->board_lock);
     pthread_mutex_destroy(&ctx->lock);
     free(ctx);
 }
@@ -357,17 +359,20 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     }
     wipe(ctx->job.secret, sizeof ctx->job.secret);
     TRY(meet(ctx, options, &answers, err), out);
+    boot_place(&ctx->job, ctx->host_of);
     TRY(connect_ranks(ctx, &answers, err), out);
     TRY(open_coord(ctx, err), out);
     TRY(define_sets(ctx, options, err), out);
     TRY(link_tree(ctx, err), out);
     TRY(batch_runner_new(ctx, &ctx->runner, err), out);
+    TRY(express_new(ctx, &ctx->express, err), out);
     boot_close(ctx->boot);
     ctx->boot = NULL;
     const char *timeline = ctx->config.timeline;
     if (timeline != NULL && timeline[0] != '\0' && strcmp(timeline, "DYNAMIC") != 0 &&
         ctx->job.rank == 0) {
         TRY(timeline_open(timeline, ctx->config.timeline_mark_cycles, &ctx->timeline, err), out);
+        atomic_store(&ctx->express_off, true);
     }
     status = engine_start(ctx, err);
 out:
@@ -389,6 +394,7 @@ hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *tex
     }
     memset(ctx, 0, sizeof *ctx);
     pthread_mutex_init(&ctx->lock, NULL);
+    pthread_mutex_init(&ctx->board_lock, NULL);
     ctx->running_last = &ctx->running;
     ctx->now_ns = clock_ns();
     hvd_status_t status = bring_up(ctx, options, &err);
@@ -448,6 +454,7 @@ static hvd_status_t with_engine(hvd_ctx_t *ctx, timeline_t *timeline)
     }
     timeline_t *old = ctx->timeline;
     ctx->timeline = timeline;
+    atomic_store(&ctx->express_off, timeline != NULL);
     atomic_store(&ctx->held, 0);
     engine_notify(ctx);
     timeline_close(old);

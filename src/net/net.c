@@ -69,6 +69,7 @@ struct net {
     net_link_t **lifelines;
     int n_lifelines;
     sleeper_t *sleeper;
+    atomic_uint_fast64_t hook_due_ns; // when held-back data must leave
     bool look; // just woken: ask every domain
     unsigned n_calls;
     uint64_t last_look_ns;
@@ -715,15 +716,21 @@ hvd_status_t net_health(net_t *net, err_t *err)
 
 unsigned net_before_sleep(net_t *net)
 {
+    uint64_t due_ns = NEVER_NS;
+
+    for (int i = 0; i < net->n_hooked; i++) {
+        hook_progress(net->hooked[i], &due_ns);
+    }
+    atomic_store(&net->hook_due_ns, due_ns);
     return sleeper_announce(net->sleeper);
 }
 
+// Touches nothing that only the holder of the engine may: the caller may have let it go.
 void net_sleep(net_t *net, unsigned ticket, uint64_t deadline_ns)
 {
-    for (int i = 0; i < net->n_hooked; i++) {
-        hook_progress(net->hooked[i], &deadline_ns); // sleep no longer than data is held back
-    }
-    sleeper_sleep(net->sleeper, ticket, deadline_ns);
+    uint64_t due_ns = atomic_load(&net->hook_due_ns);
+
+    sleeper_sleep(net->sleeper, ticket, MIN(deadline_ns, due_ns));
 }
 
 void net_after_sleep(net_t *net)

@@ -146,6 +146,7 @@ hvd_status_t net_health(net_t *net, err_t *err);
 //     unsigned ticket = net_before_sleep(net); if (nothing_to_do()) net_sleep(net, ticket, deadline);
 //     net_after_sleep(net);
 // A peer that sends through shared memory, a socket that turns readable and net_wake all end it.
+// net_sleep may be entered after the engine was let go.
 unsigned net_before_sleep(net_t *net);
 void net_sleep(net_t *net, unsigned ticket, uint64_t deadline_ns);
 void net_after_sleep(net_t *net);

@@ -7,7 +7,7 @@
 // Memory is taken at once (fallocate), so a full /dev/shm is an answer at start and not a bus error
 // later. Between processes that cannot map it the next transport serves.
 //
-//   header | per rank: wake word, window counters | rings | windows
+//   header | per rank: wake word, window counters | rings | windows | board
 //
 // A ring is a byte stream from one rank to one other: the sender owns `head`, the receiver `tail`.
 // Control rings join the leader with each rank (the tree inside a host is a star), data rings join
@@ -32,6 +32,8 @@
 #define MAX_SLOT_BYTES (256 * KIB)
 #define MIN_SLOT_BYTES (4 * KIB)
 #define N_SLOTS 6
+#define N_PLACES 64
+#define BOARD_BYTES_EACH KIB
 
 typedef struct ring {
     _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t head; // bytes ever written
@@ -56,7 +58,8 @@ typedef struct layout {
     int n_local;
     size_t control_ring, data_ring; // bytes of each ring, header not counted
     size_t slot;
-    size_t control_at, data_at, windows_at, total;
+    size_t place; // bytes of one place of the board
+    size_t control_at, data_at, windows_at, board_at, total;
 } layout_t;
 
 struct domain {
@@ -107,7 +110,9 @@ static layout_t layout_of(int n_local, size_t bytes_per_rank)
     l.control_at = round_up(sizeof(shm_header_t) + n * sizeof(shm_rank_t), 4 * KIB);
     l.data_at = l.control_at + 2 * (n - 1) * (sizeof(ring_t) + l.control_ring);
     l.windows_at = round_up(l.data_at + n * (n - 1) * (sizeof(ring_t) + l.data_ring), 4 * KIB);
-    l.total = l.windows_at + n * N_SLOTS * l.slot;
+    l.board_at = l.windows_at + n * N_SLOTS * l.slot;
+    l.place = sizeof(board_place_t) + n * 2 * BOARD_BYTES_EACH;
+    l.total = l.board_at + N_PLACES * l.place;
     return l;
 }
 
@@ -507,4 +512,29 @@ bool shm_window(domain_t *d, int rank, window_t *window_p)
         .slots = (uint8_t *)d->segment + d->layout.windows_at + i * N_SLOTS * d->layout.slot,
     };
     return true;
+}
+
+// --- The board ------------------------------------------------------------------------------------
+
+int shm_n_places(const domain_t *d)
+{
+    (void)d;
+    return N_PLACES;
+}
+
+size_t shm_board_bytes_each(const domain_t *d)
+{
+    (void)d;
+    return BOARD_BYTES_EACH;
+}
+
+board_place_t *shm_place(domain_t *d, int i)
+{
+    return (board_place_t *)((uint8_t *)d->segment + d->layout.board_at +
+                             (size_t)i * d->layout.place);
+}
+
+int shm_local_index(const domain_t *d, int rank)
+{
+    return d->local_of[rank];
 }

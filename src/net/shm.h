@@ -35,4 +35,17 @@ int shm_n_slots(const domain_t *domain);
 // The window of a rank of this host; false if the rank has none.
 bool shm_window(domain_t *domain, int rank, window_t *window_p);
 
+// The board (engine/express.c): places where small contributions meet.
+typedef struct board_place {
+    _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t word;
+    atomic_uint_fast64_t owner;
+    _Alignas(2 * CACHE_LINE) uint8_t bytes[]; // two contributions for each rank of the host
+} board_place_t;
+
+int shm_n_places(const domain_t *domain);
+size_t shm_board_bytes_each(const domain_t *domain); // room for one contribution
+board_place_t *shm_place(domain_t *domain, int i);
+int shm_local_index(const domain_t *domain,
+                    int rank); // among the ranks of this host; -1: elsewhere
+
 #endif

@@ -14,6 +14,10 @@
 // poller's exchange with 0 comes before, the owner finds 0 and wakes it, and poll() shows whatever
 // is readable by then. If it comes after, the poller has read the owner's 1 in `armed`, so it sees
 // word = 1 too and rings it.
+//
+// A thread may let the engine go and only then call sleeper_sleep, while the next owner already
+// announces and ends sleeps of its own: the late one then sleeps on a word that is not about it. So
+// sleepers are counted, and an owner that finds one when it ends wakes it.
 #define _GNU_SOURCE
 #include "net/sleeper.h"
 
@@ -38,6 +42,8 @@ struct sleeper {
     struct pollfd fds[SLEEPER_MAX_FDS + 1];
     int n_fds;
     int bell;
+    atomic_bool bell_rang; // since it was last silenced
+    atomic_int n_asleep;
     bool shared;
     bool has_poller;
     pthread_t poller;
@@ -91,6 +97,18 @@ static void ring_bell(sleeper_t *s)
     do {
         n = write(s->bell, &one, sizeof one);
     } while (n < 0 && errno == EINTR); // EAGAIN: it rings already
+    // In this order: at worst one sleep too many is cut short before the bell is silenced.
+    atomic_store(&s->bell_rang, true);
+}
+
+static void silence_bell(sleeper_t *s)
+{
+    uint64_t count;
+
+    if (atomic_exchange(&s->bell_rang, false)) {
+        while (read(s->bell, &count, sizeof count) < 0 && errno == EINTR) {
+        }
+    }
 }
 
 static void poller_stop(sleeper_t *s)
@@ -183,29 +201,36 @@ static void sleep_alone(sleeper_t *s, uint64_t deadline_ns)
 
 void sleeper_sleep(sleeper_t *s, unsigned ticket, uint64_t deadline_ns)
 {
+    atomic_fetch_add(&s->n_asleep, 1);
     if (s->shared) {
         futex_wait(s->word, ticket, deadline_ns);
     } else if (atomic_load(s->word) == ticket) {
         sleep_alone(s, deadline_ns);
     }
+    atomic_fetch_sub(&s->n_asleep, 1);
+}
+
+static void end_sleeps(sleeper_t *s)
+{
+    if (s->shared) {
+        futex_wake(s->word, INT32_MAX);
+    } else {
+        ring_bell(s);
+    }
 }
 
 void sleeper_end(sleeper_t *s)
 {
-    // A word that is down already was rung: the bell has a count to take, now or (the ringer may
-    // not have come to it yet) at the end of the next sleep, which it then cuts short once.
-    if (atomic_exchange(s->word, AWAKE) == AWAKE && !s->shared) {
-        uint64_t count;
-        while (read(s->bell, &count, sizeof count) < 0 && errno == EINTR) {
-        }
+    atomic_store(s->word, AWAKE);
+    silence_bell(s);
+    if (UNLIKELY(atomic_load(&s->n_asleep) > 0)) {
+        end_sleeps(s);
     }
 }
 
 void sleeper_wake(sleeper_t *s)
 {
-    if (s->shared) {
-        wake_ring(s->word);
-    } else if (wake_claim(s->word)) {
-        ring_bell(s);
+    if (wake_claim(s->word)) {
+        end_sleeps(s);
     }
 }

@@ -166,11 +166,16 @@ static double combine(const op_case_t *c, double a, double b)
     }
 }
 
-// A factor on an integer: multiplied in double, cut toward zero. bool has no factors but 0.
+// A factor on an integer: multiplied in double, cut toward zero, held at the ends of the type.
 static double scale(const op_case_t *c, double value, double factor)
 {
     double scaled = value * factor;
-    return factor == 1.0 || is_floating(c->dtype) ? scaled : as_dtype(c->dtype, trunc(scaled));
+    if (factor == 1.0 || is_floating(c->dtype)) {
+        return scaled;
+    }
+    double range = ldexp(1, 8 * (int)hvd_dtype_bytes(c->dtype));
+    double least = is_unsigned(c->dtype) ? 0 : -range / 2;
+    return MAX(MIN(trunc(scaled), least + range - 1), least);
 }
 
 static double reduced_value(const op_case_t *c, int tensor, size_t i)

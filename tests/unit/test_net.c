@@ -536,6 +536,53 @@ static void each_source_wakes_by_itself(void **state)
     }
 }
 
+typedef struct late {
+    sleeper_t *sleeper;
+    unsigned ticket;
+    atomic_bool back;
+} late_t;
+
+static void *sleep_late(void *arg)
+{
+    late_t *late = arg;
+    sleeper_sleep(late->sleeper, late->ticket, deadline_in_ms(LOST_MS));
+    atomic_store(&late->back, true);
+    return NULL;
+}
+
+// A thread announces, hands the sleeper over and falls asleep; the next owner ends without a ring.
+static void late_sleeper_is_not_forgotten(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        atomic_uint word = 0;
+        late_t late = {0};
+        pthread_t thread;
+        err_t err = {0};
+        must(sleeper_new(&late.sleeper, &err), &err);
+        if (shared) {
+            must(sleeper_share(late.sleeper, &word, &err), &err);
+        }
+        late.ticket = sleeper_announce(late.sleeper);
+        assert_int_equal(pthread_create(&thread, NULL, sleep_late, &late), 0);
+        nap_us(30000);
+        assert_false(atomic_load(&late.back));
+        sleeper_announce(late.sleeper);
+        sleeper_end(late.sleeper);
+        uint64_t before_ns = clock_ns();
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_true(clock_ns() - before_ns < NS_PER_S);
+        // And the bell does not go on ringing.
+        for (int i = 0; i < 3; i++) {
+            before_ns = clock_ns();
+            sleeper_sleep(late.sleeper, sleeper_announce(late.sleeper), before_ns + 20 * NS_PER_MS);
+            sleeper_end(late.sleeper);
+        }
+        assert_true(clock_ns() - before_ns >= 19 * NS_PER_MS);
+        sleeper_free(late.sleeper);
+    }
+}
+
 static void sleep_ends_at_its_deadline(void **state)
 {
     (void)state;
@@ -819,6 +866,7 @@ int main(void)
         cmocka_unit_test(lifeline_tells_of_a_killed_process),
         cmocka_unit_test(no_wakeup_is_lost),
         cmocka_unit_test(each_source_wakes_by_itself),
+        cmocka_unit_test(late_sleeper_is_not_forgotten),
         cmocka_unit_test(sleep_ends_at_its_deadline),
         cmocka_unit_test(poller_rests_while_the_owner_is_awake),
         cmocka_unit_test(data_ends_a_sleep),

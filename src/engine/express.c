@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// express.c - the shortest way for a small allreduce among ranks of one host.
+//
+// A synchronous allreduce of a few hundred bytes, repeated under one name, is over in the time it
+// takes two cores to exchange a cache line, if ranks call it at about the same moment. So the ranks
+// of a host share a board: a place for each such tensor, with one word and room for everyone's
+// contribution. A rank writes its contribution and counts itself in the word; when all have, each
+// reads the others' and adds up. Neither engine nor agreement is involved.
+//
+// The board is only an attempt. Any rank may close a round that does not fill (it has waited long
+// enough, or somebody joined, stalled, died or submitted something else); closing and filling are
+// one atomic word, so exactly one of them happens, on all ranks alike. A closed round takes the
+// ordinary way through the agreement, which knows how to explain all those cases; when it is done,
+// the place is opened again. A place belongs to a hash of everything that must be equal (name, set,
+// dtype, shape, ...), so ranks that disagree never meet on the board.
+//
+//   word: round << 32 | closed << 31 | count
+//
+// Contributions lie in two halves used by odd and even rounds: a rank that is already in the next
+// round cannot overwrite what a slower one still reads, and nobody can be two rounds ahead.
+// Threads: arrive under the context's lock; wait by the thread that waits.
+#define _GNU_SOURCE
+#include "engine/engine.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+#define N_SEEN 1024               // names met before, by hash: the first meeting takes the long way
+#define PROBES 4                  // places tried for a hash
+#define PATIENCE_SPINS 3000       // about ten microseconds: late ranks are met in the agreement
+#define PATIENCE_CROWDED_SPINS 30 // on a host with more ranks than cores, then yield
+#define PATIENCE_YIELDS 200
+#define FREE_MISSES 2
+#define LONGEST_SUSPENSION 10 // as a power of two
+
+#define CLOSED ((uint64_t)1 << 31)
+#define ROUND_OF(word) ((word) >> 32)
+#define COUNT_OF(word) ((word) & (CLOSED - 1))
+
+typedef struct seen {
+    uint64_t hash;
+    uint32_t n_suspended; // times to go the long way before trying again
+    uint32_t n_closed;    // rounds in a row that did not fill
+    board_place_t *place; // once found
+} seen_t;
+
+struct express {
+    domain_t *shm;
+    size_t bytes_each; // room for one contribution
+    seen_t seen[N_SEEN];
+};
+
+hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err)
+{
+    domain_t *shm = net_domain(ctx->net, &transport_shm);
+    *express_p = NULL;
+    if (shm_slot_bytes(shm) == 0) {
+        return HVD_OK;
+    }
+    express_t *x = calloc(1, sizeof *x);
+    if (x == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    x->shm = shm;
+    x->bytes_each = shm_board_bytes_each(shm);
+    *express_p = x;
+    return HVD_OK;
+}
+
+void express_free(express_t *x)
+{
+    free(x);
+}
+
+// --- Places ---------------------------------------------------------------------------------------
+
+// Everything that must be equal on all members, in one number.
+static uint64_t hash_of(const request_t *r, const process_set_t *set)
+{
+    const hvd_request_t *a = &r->asked;
+    struct {
+        uint64_t name, set;
+        double prescale, postscale;
+        uint32_t op, dtype, reduce, n_tensors;
+    } key = {r->hash,         set->hash,          a->prescale,         a->postscale,
+             (uint32_t)a->op, (uint32_t)a->dtype, (uint32_t)a->reduce, (uint32_t)a->n_tensors};
+    uint64_t hash = hash_bytes(r->dims, (size_t)r->n_dims_words * sizeof *r->dims, 0);
+    return hash_bytes(&key, sizeof key, hash);
+}
+
+// The place of a hash, taken for it if nobody has; NULL when its corner of the board is full.
+static board_place_t *find_place(express_t *x, uint64_t hash)
+{
+    int n = shm_n_places(x->shm);
+    for (int i = 0; i < PROBES; i++) {
+        board_place_t *place = shm_place(x->shm, (int)((hash + (uint64_t)i) % (uint64_t)n));
+        uint_fast64_t owner = atomic_load_explicit(&place->owner, memory_order_acquire);
+        if (owner == 0 && atomic_compare_exchange_strong(&place->owner, &owner, hash)) {
+            return place;
+        }
+        if (owner == hash) {
+            return place;
+        }
+    }
+    return NULL;
+}
+
+// Under lock. Where this request should be tried, or NULL for the long way.
+static seen_t *look_up(express_t *x, request_t *r, const process_set_t *set)
+{
+    uint64_t hash = hash_of(r, set);
+    seen_t *seen = &x->seen[hash % N_SEEN];
+    if (UNLIKELY(seen->hash != hash)) {
+        *seen = (seen_t){.hash = hash};
+        return NULL;
+    }
+    if (UNLIKELY(seen->n_suspended > 0)) {
+        seen->n_suspended--;
+        return NULL;
+    }
+    if (UNLIKELY(seen->place == NULL) && (seen->place = find_place(x, hash)) == NULL) {
+        seen->n_suspended = 1u << LONGEST_SUSPENSION;
+        return NULL;
+    }
+    return seen;
+}
+
+static uint8_t *contribution(const express_t *x, board_place_t *place, int local, uint64_t round)
+{
+    return place->bytes + ((size_t)local * 2 + (round & 1)) * x->bytes_each;
+}
+
+// Ranks that keep missing each other should not wait for each other. Every member sees how every
+// round ended, so all of them suspend the board for the same number of times.
+static void note(seen_t *seen, bool full)
+{
+    seen->n_closed = full ? 0 : seen->n_closed + 1;
+    if (seen->n_closed > FREE_MISSES) {
+        seen->n_suspended = 1u << MIN(seen->n_closed - FREE_MISSES, LONGEST_SUSPENSION);
+    }
+}
+
+// --- Arriving -------------------------------------------------------------------------------------
+
+static bool is_eligible(const hvd_ctx_t *ctx, const request_t *r, const process_set_t *set)
+{
+    return ctx->express != NULL && (r->asked.flags & HVD_WAITS) != 0 && r->payload != NULL &&
+           r->payload_bytes <= ctx->express->bytes_each && set->on_this_host && set->n > 1 &&
+           set->n <= EXPRESS_MEMBERS &&
+           !atomic_load_explicit(&ctx->express_off, memory_order_relaxed);
+}
+
+bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
+{
+    express_t *x = ctx->express;
+    r->express = NULL;
+    r->express_closed = 0;
+    if (!is_eligible(ctx, r, set)) {
+        return false;
+    }
+    seen_t *seen = look_up(x, r, set);
+    if (seen == NULL) {
+        return false;
+    }
+    board_place_t *place = seen->place;
+    int local = shm_local_index(x->shm, ctx->job.rank);
+    uint_fast64_t word = atomic_load_explicit(&place->word, memory_order_acquire);
+    uint64_t next;
+    do {
+        if ((word & CLOSED) != 0) {
+            r->express = place; // to be opened again when the long way is through
+            r->express_closed = word;
+            note(seen, false);
+            return false;
+        }
+        bool fresh = COUNT_OF(word) == 0 || COUNT_OF(word) == (uint64_t)set->n;
+        next = fresh ? (ROUND_OF(word) + 1) << 32 | 1 : word + 1;
+        memcpy(contribution(x, place, local, ROUND_OF(next)), r->payload, r->payload_bytes);
+    } while (!atomic_compare_exchange_weak_explicit(&place->word, &word, next, memory_order_acq_rel,
+                                                    memory_order_acquire));
+    r->express = place;
+    r->express_round = (uint32_t)ROUND_OF(next);
+    r->express_members = set->n;
+    for (int m = 0; m < set->n; m++) {
+        r->express_local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
+    }
+    return true;
+}
+
+// --- Waiting --------------------------------------------------------------------------------------
+
+// Full, or already left behind by a faster rank: what we wait for has happened.
+static bool is_full(const request_t *r, uint64_t word)
+{
+    return (uint32_t)ROUND_OF(word) != r->express_round ||
+           ((word & CLOSED) == 0 && COUNT_OF(word) == (uint64_t)r->express_members);
+}
+
+static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
+{
+    bool crowded = net_oversubscribed(ctx->net);
+    int spins = crowded ? PATIENCE_CROWDED_SPINS : PATIENCE_SPINS;
+    int patience = spins + (crowded ? PATIENCE_YIELDS : 0);
+    uint_fast64_t word = atomic_load_explicit(&r->express->word, memory_order_acquire);
+    for (int i = 0; i < patience; i++) {
+        if (is_full(r, word)) {
+            return true;
+        }
+        if ((word & CLOSED) != 0) {
+            return false;
+        }
+        if (i < spins) {
+            cpu_relax();
+        } else {
+            sched_yield();
+        }
+        word = atomic_load_explicit(&r->express->word, memory_order_acquire);
+    }
+    while (!is_full(r, word) && (word & CLOSED) == 0) { // close it, unless it fills first
+        if (atomic_compare_exchange_weak(&r->express->word, &word, word | CLOSED)) {
+            return false;
+        }
+    }
+    return is_full(r, word);
+}
+
+// The members' contributions, in their order, so that every rank computes the same bits.
+static void add_up(const express_t *x, request_t *r)
+{
+    hvd_dtype_t acc = acc_dtype(r->asked.dtype);
+    hvd_reduce_t op = r->asked.reduce == HVD_AVERAGE ? HVD_SUM : r->asked.reduce;
+    const void *inputs[EXPRESS_MEMBERS];
+    for (int m = 0; m < r->express_members; m++) {
+        inputs[m] = contribution(x, r->express, r->express_local[m], r->express_round);
+    }
+    reduce_many(acc, op, r->payload, NULL, inputs, r->express_members,
+                r->payload_bytes / hvd_dtype_bytes(acc), 1.0, 1.0);
+}
+
+bool express_wait(hvd_ctx_t *ctx, request_t *r)
+{
+    bool full = wait_until_full(ctx, r);
+    if (UNLIKELY(!full)) {
+        r->express_closed = atomic_load(&r->express->word);
+        return false;
+    }
+    add_up(ctx->express, r);
+    return true;
+}
+
+void express_note(hvd_ctx_t *ctx, request_t *r, bool full)
+{
+    uint64_t owner = atomic_load_explicit(&r->express->owner, memory_order_relaxed);
+    seen_t *seen = &ctx->express->seen[owner % N_SEEN];
+    if (seen->hash == owner) {
+        note(seen, full);
+    }
+}
+
+void express_reopen(request_t *r)
+{
+    if (r->express != NULL && r->express_closed != 0) {
+        uint_fast64_t word = r->express_closed;
+        uint64_t open = ROUND_OF(word) << 32; // count 0: the next to arrive starts a round
+        atomic_compare_exchange_strong(&r->express->word, &word, open);
+        r->express_closed = 0;
+    }
+}
