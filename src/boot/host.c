@@ -3,9 +3,9 @@
 // host.c - which machine, and which part of it, this process runs on.
 //
 // Two processes can share memory when the same kernel runs both and they see the same /dev/shm.
-// Containers on one machine each have their own, and so count as hosts of their own unless they
-// were given a common one. Without a /dev/shm the mount namespace stands in for it. Reads /proc and
-// /sys only; any thread.
+// Containers on one machine each have their own, or at least a host name of their own, and so count
+// as hosts of their own; HOROVOD_HOSTNAME, where a launcher sets it, takes the place of that name.
+// Without a /dev/shm the mount namespace stands in for it. Reads /proc only; any thread.
 #define _GNU_SOURCE
 #include "boot/boot.h"
 
@@ -44,6 +44,11 @@ void boot_host_identity(const config_t *config, char text[256])
     kernel[sizeof kernel - 1] = '\0';
     for (size_t i = 0; i < N_ELEMENTS(memory_paths) && stat(memory_paths[i], &seen) != 0; i++) {
     }
+    char node[65] = "";
+    bool named = config->hostname != NULL && config->hostname[0] != '\0';
+    if (!named && gethostname(node, sizeof node - 1) != 0) {
+        node[0] = '\0';
+    }
     snprintf(text, 256, "%s/%llx.%llx/%s", kernel, (unsigned long long)seen.st_dev,
-             (unsigned long long)seen.st_ino, config->hostname != NULL ? config->hostname : "");
+             (unsigned long long)seen.st_ino, named ? config->hostname : node);
 }

@@ -20,16 +20,21 @@ static int reduce_around(const coll_args_t *args, plan_t *plan, size_t slot_byte
     const int m = args->member, last = args->size - 2;
     const bool scatters = args->op == HVD_REDUCESCATTER;
     const int next = member_around(args, m + 1), before = member_around(args, m - 1);
-    int received = NO_STEP, sent = NO_STEP;
+    int slot_read[2] = {NO_STEP, NO_STEP}; // the last send out of each slot
+    int received = NO_STEP;
     place_t partial = {0};
     for (int s = 0; s <= last; s++) {
         const range_t out = range_of_member(args, m - 1 - s), in = range_of_member(args, m - 2 - s);
-        const int slot_free = scatters ? sent : NO_STEP; // the send that read the slot `in` goes to
-        sent = plan_send(plan, next, s == 0 ? PLACE(BUF_INPUT, out.at) : partial, out.bytes, BEHIND(received));
+        const place_t from = s == 0 ? PLACE(BUF_INPUT, out.at) : partial;
+        const int sent = plan_send(plan, next, from, out.bytes, BEHIND(received));
+        if (scatters && s > 0 && sent != NO_STEP) {
+            slot_read[(s - 1) % 2] = sent;
+        }
         partial = !scatters   ? PLACE(BUF_OUTPUT, in.at)
                   : s == last ? PLACE(BUF_OUTPUT, 0)
                               : PLACE(BUF_TMP, (size_t)(s % 2) * slot_bytes);
-        received = plan_recv_reduce(plan, before, partial, PLACE(BUF_INPUT, in.at), in.bytes, false, AFTER(slot_free));
+        received = plan_recv_reduce(plan, before, partial, PLACE(BUF_INPUT, in.at), in.bytes, false,
+                                    AFTER(slot_read[s % 2]));
     }
     return received;
 }

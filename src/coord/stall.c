@@ -271,10 +271,11 @@ hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line,
 
 // --- The clock ------------------------------------------------------------------------------------
 
-// Ticks come a little late, so that tensors submitted together are reported together.
+// Ticks come a little late, so that tensors submitted together are reported together; later on the
+// sequencer, so that what other nodes have to say has arrived.
 static uint64_t slack_ns(const coord_t *coord)
 {
-    return coord->params.stall_warn_ns / 16;
+    return coord->params.stall_warn_ns / (is_sequencer(coord) ? 8 : 16);
 }
 
 uint64_t stall_next_ns(const coord_t *coord)

@@ -111,8 +111,8 @@ static inline void wake_ring(atomic_uint *word)
     }
 }
 
-// Wraps a link for tests: traces, delays or drops by the rules of HOROVOD_HOOK. Takes the link over,
-// also when it fails.
+// Wraps a link for tests: traces, delays or drops by the rules of HOROVOD_HOOK. Takes the link
+// over, also when it fails.
 hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *job, net_link_t **link_p, err_t *err);
 // Releases what a wrapped link holds back and is due; how many times. *next_ns_p is lowered to the
 // time of the next release.

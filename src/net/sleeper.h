@@ -10,9 +10,9 @@
 //
 // No wake-up is lost as long as the order is kept: sleeper_announce, look once more for work,
 // sleeper_sleep. A sleep may end without a reason.
-// Threads: one owner calls everything; sleeper_wake may be called by any thread, and sleeper_sleep by
-// one that has just handed the ownership over: it then returns at the latest with the next owner's
-// sleeper_end.
+// Threads: one owner calls everything; sleeper_wake may be called by any thread, and sleeper_sleep
+// by one that has just handed the ownership over: it then returns at the latest with the next
+// owner's sleeper_end.
 #ifndef HVD_NET_SLEEPER_H
 #define HVD_NET_SLEEPER_H
 

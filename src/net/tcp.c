@@ -28,7 +28,7 @@
 #define MIN_FRESH 256        // handshakes under way; more in jobs that may need more at once
 #define MAX_ACCEPTS 256      // in one go
 #define BACKLOG 1024         // the kernel lowers it to somaxconn
-#define FOREIGN_LOG_NS (60 * NS_PER_S)
+#define LOG_EVERY_NS (60 * NS_PER_S) // what strangers or a full table can cause over and over
 
 enum { ENCRYPT_AUTO, ENCRYPT_ALWAYS, ENCRYPT_NEVER }; // the choices of HOROVOD_ENCRYPT
 
@@ -181,19 +181,25 @@ hvd_status_t tcp_admit(domain_t *domain, const hello_t *hello, err_t *err)
     return HVD_OK;
 }
 
+static bool time_to_log(uint64_t *last_ns)
+{
+    uint64_t now_ns = clock_ns();
+    bool due = *last_ns == 0 || now_ns - *last_ns >= LOG_EVERY_NS;
+
+    *last_ns = due ? now_ns : *last_ns;
+    return due;
+}
+
 void tcp_turned_away(conn_t *conn, const err_t *err)
 {
     domain_t *domain = conn->domain;
-    uint64_t now_ns = clock_ns();
     char name[TCP_ADDR_TEXT];
 
     tcp_addr_text(&conn->remote, name);
     // A peer closes the attempts it does not need, after its greeting; that is no stranger.
     if (conn->state != CONN_SHAKING || err->status == HVD_UNAUTHENTICATED) {
         domain->n_foreign++;
-        if (domain->foreign_logged_ns == 0
-            || now_ns - domain->foreign_logged_ns >= FOREIGN_LOG_NS) {
-            domain->foreign_logged_ns = now_ns;
+        if (time_to_log(&domain->foreign_logged_ns)) {
             log_warn(domain->job->log, "tcp", "turned away a client at %s (%" PRIu64 " so far): %s",
                      name, domain->n_foreign, err->text);
         }
@@ -232,6 +238,21 @@ static void drop_oldest(domain_t *domain)
     }
 }
 
+// Whether to go on accepting. Out of descriptors or memory it goes on with the next tick.
+static bool accept_failed(domain_t *domain, int code)
+{
+    bool full = code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
+    err_t err;
+
+    domain->accept_again = domain->accept_again || full;
+    if (full && time_to_log(&domain->full_logged_ns)) {
+        fail_errno(&err, code, "cannot accept connections; raise the limit of open files "
+                   "(ulimit -n)");
+        log_warn(domain->job->log, "tcp", "%s", err.text);
+    }
+    return !full && code != EAGAIN && code != EWOULDBLOCK; // else it was that client's own failure
+}
+
 // False if nobody waits at the door.
 static bool accept_one(domain_t *domain, listener_t *listener)
 {
@@ -239,21 +260,11 @@ static bool accept_one(domain_t *domain, listener_t *listener)
     socklen_t name_bytes = sizeof name;
     int fd = accept4(listener->watch.fd, (struct sockaddr *)&name, &name_bytes,
                      SOCK_NONBLOCK | SOCK_CLOEXEC);
-    err_t err;
-
     if (fd < 0) {
-        int code = errno;
-        bool out_of_space = code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
-        if (out_of_space && !domain->accept_again) {
-            fail_errno(&err, code,
-                       "cannot accept a connection; raise the limit of open files (ulimit -n)");
-            log_warn(domain->job->log, "tcp", "%s", err.text);
-        }
-        domain->accept_again = domain->accept_again || out_of_space;
-        return code == EINTR || code == ECONNABORTED || code == EPROTO;
+        return accept_failed(domain, errno);
     }
     tcp_addr_t remote = tcp_addr_of_socket(&name);
-    conn_t *conn = conn_accepted(domain, fd, &remote, &err);
+    conn_t *conn = conn_accepted(domain, fd, &remote, NULL);
     if (conn != NULL) {
         fresh_add(domain, conn);
         drop_oldest(domain);

@@ -174,7 +174,7 @@ struct domain {
     conn_t *graveyard;
     tcp_link_t *opening; // links that must become ready in time
     uint64_t n_foreign;  // clients cut off
-    uint64_t foreign_logged_ns;
+    uint64_t foreign_logged_ns, full_logged_ns;
     err_t broken; // the first link that ended by itself
 };
 

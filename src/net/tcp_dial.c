@@ -19,7 +19,7 @@
 #define SHORTEST_PAUSE_NS (50 * NS_PER_MS)
 #define LONGEST_PAUSE_NS NS_PER_S
 // An attempt that says nothing for this long gives its place to an address not tried yet.
-#define MUTE_NS (2 * NS_PER_S)
+#define MUTE_NS NS_PER_S
 #define WHY_BYTES 160
 
 struct dial {

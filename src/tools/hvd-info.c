@@ -353,6 +353,7 @@ static void describe_route(const scene_t *scene, coll_args_t args, char text[CHO
         [ROUTE_TWO_LEVEL] = "two_level: shared memory, and between hosts ",
     };
     route_t route = route_of(scene, &args);
+    bool may_take_board = scene->hosts == 1 && scene->several && scene->ranks <= EXPRESS_MEMBERS;
     const char *inner = "";
     err_t err;
 
@@ -363,6 +364,8 @@ static void describe_route(const scene_t *scene, coll_args_t args, char text[CHO
     }
     if (route == ROUTE_PLAN || route == ROUTE_TWO_LEVEL) {
         inner = plan_name(scene, &args, &err);
+    } else if (route == ROUTE_RIDING && may_take_board) {
+        inner = "; short ones waited for at once meet on the host's board";
     }
     snprintf(text, CHOICE_BYTES, "%s%s", words[route], inner);
 }

@@ -488,7 +488,10 @@ static void run_sizes(const algorithm_t *algorithm, int n, world_t *world, uint6
     const bool reduces = algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_REDUCESCATTER;
     const bool may_prescale = reduces && !(algorithm->flags & NEEDS_NO_PRESCALE);
     for (size_t i = 0; i < N_ELEMENTS(sizes); i++) {
-        for (int in_place = 0; in_place <= may_be_in_place; in_place++) {
+        // Short ones are cheap, and where blocks vanish the plans differ most.
+        const int n_runs = (may_be_in_place ? 2 : 1) * (sizes[i] < 20 ? 3 : 1);
+        for (int run = 0; run < n_runs; run++) {
+            const bool in_place = may_be_in_place && run % 2 == 1;
             const kind_t kind = pick_kind(algorithm, chance);
             const setting_t setting = {
                 .algorithm = algorithm,
@@ -580,6 +583,190 @@ static void test_members_agree_on_rounded_sums(void **state)
         }
         tear_down(&s, &g);
         world_close(&world);
+    }
+}
+
+// --- Order in plans -------------------------------------------------------------------------------
+// The steps of all members as one graph: what a step comes after, the order of messages between two
+// members, and every receive after its send. Two steps of a member that touch the same bytes, one of
+// them writing, must be ordered by it, whatever the timing.
+
+enum { MAX_NODES = 3000 };
+
+typedef struct graph {
+    int n_nodes, first_node[MAX_MEMBERS + 1];
+    const step_t *steps[MAX_NODES];
+    int before[MAX_NODES][4]; // nodes that must end first, or NO_STEP
+    uint64_t past[MAX_NODES][(MAX_NODES + 63) / 64]; // all that come before
+} graph_t;
+
+static bool is_receive(const step_t *step)
+{
+    return step->kind == STEP_RECV || step->kind == STEP_RECV_REDUCE || step->kind == STEP_RECV_ACC;
+}
+
+// The node of the k-th send to (or receive from) a peer, or NO_STEP.
+static int find_message(const graph_t *graph, int member, int peer, bool receives, int k)
+{
+    for (int node = graph->first_node[member]; node < graph->first_node[member + 1]; node++) {
+        const step_t *step = graph->steps[node];
+        if (step->peer == peer && (receives ? is_receive(step) : step->kind == STEP_SEND) && k-- == 0) {
+            return node;
+        }
+    }
+    return NO_STEP;
+}
+
+static void add_messages(const setting_t *s, graph_t *graph, int from, int to)
+{
+    int last_send = NO_STEP, last_receive = NO_STEP;
+    for (int k = 0;; k++) {
+        const int send = find_message(graph, from, to, false, k), receive = find_message(graph, to, from, true, k);
+        CHECK(s, (send == NO_STEP) == (receive == NO_STEP), "a message has only one end");
+        if (send == NO_STEP) {
+            return;
+        }
+        CHECK(s, graph->steps[send]->bytes == graph->steps[receive]->bytes, "a message has two sizes");
+        graph->before[send][2] = last_send;
+        graph->before[receive][2] = last_receive;
+        graph->before[receive][3] = send;
+        last_send = send;
+        last_receive = receive;
+    }
+}
+
+static void build_graph(const setting_t *s, const group_t *g, graph_t *graph)
+{
+    graph->n_nodes = 0;
+    for (int m = 0; m < s->n; m++) {
+        const plan_t *plan = &g->members[m].plan;
+        const int first = graph->first_node[m] = graph->n_nodes;
+        CHECK(s, first + plan->n_steps <= MAX_NODES, "the graph is too large for this test");
+        for (int i = 0; i < plan->n_steps; i++) {
+            const step_t *step = &plan->steps[i];
+            int *before = graph->before[graph->n_nodes];
+            graph->steps[graph->n_nodes++] = step;
+            for (int k = 0; k < 2; k++) {
+                before[k] = step->after[k] == NO_STEP ? NO_STEP : first + step->after[k];
+                before[2 + k] = NO_STEP;
+            }
+        }
+    }
+    graph->first_node[s->n] = graph->n_nodes;
+    for (int from = 0; from < s->n; from++) {
+        for (int to = 0; to < s->n; to++) {
+            add_messages(s, graph, from, to);
+        }
+    }
+}
+
+// Fills in all that comes before each node; nodes are taken as soon as theirs are complete.
+static void close_graph(const setting_t *s, graph_t *graph)
+{
+    static bool is_complete[MAX_NODES];
+    const size_t n_words = (size_t)(graph->n_nodes + 63) / 64;
+    memset(is_complete, 0, sizeof is_complete);
+    for (int n_left = graph->n_nodes; n_left > 0;) {
+        const int n_before = n_left;
+        for (int node = 0; node < graph->n_nodes; node++) {
+            bool may = !is_complete[node];
+            for (int k = 0; k < 4 && may; k++) {
+                may = graph->before[node][k] == NO_STEP || is_complete[graph->before[node][k]];
+            }
+            if (!may) {
+                continue;
+            }
+            memset(graph->past[node], 0, n_words * sizeof graph->past[node][0]);
+            for (int k = 0; k < 4; k++) {
+                const int before = graph->before[node][k];
+                for (size_t w = 0; before != NO_STEP && w < n_words; w++) {
+                    graph->past[node][w] |= graph->past[before][w];
+                }
+                if (before != NO_STEP) {
+                    graph->past[node][before / 64] |= 1ull << before % 64;
+                }
+            }
+            is_complete[node] = true;
+            n_left--;
+        }
+        CHECK(s, n_left < n_before, "steps wait for each other in a circle");
+    }
+}
+
+// Bytes of memory a step reads or writes. Buffers that are the same memory get the same number.
+typedef struct touched {
+    int buf;
+    size_t at, bytes;
+} touched_t;
+
+static touched_t touches(const setting_t *s, const step_t *step, bool writes)
+{
+    const bool stays = step->kind == STEP_COPY && s->in_place && step->src_at == step->dst_at; // nothing to do
+    const bool does = stays    ? false
+                      : writes ? step->kind != STEP_SEND
+                               : step->kind != STEP_RECV && step->kind != STEP_RECV_ACC && step->kind != STEP_SCALE;
+    const int buf = writes ? step->dst : step->src;
+    size_t bytes = does ? step->bytes : 0;
+    if (buf == BUF_ACC) {
+        bytes = bytes / hvd_dtype_bytes(s->dtype) * hvd_dtype_bytes(acc_dtype(s->dtype));
+    }
+    return (touched_t){s->in_place && buf == BUF_INPUT ? BUF_OUTPUT : buf, writes ? step->dst_at : step->src_at, bytes};
+}
+
+static bool overlap(touched_t a, touched_t b)
+{
+    return a.buf == b.buf && a.bytes > 0 && b.bytes > 0 && a.at < b.at + b.bytes && b.at < a.at + a.bytes;
+}
+
+static void check_order(const setting_t *s, const graph_t *graph)
+{
+    for (int m = 0; m < s->n; m++) {
+        for (int a = graph->first_node[m]; a < graph->first_node[m + 1]; a++) {
+            const touched_t written = touches(s, graph->steps[a], true);
+            for (int b = graph->first_node[m]; b < graph->first_node[m + 1]; b++) {
+                const bool collides = overlap(written, touches(s, graph->steps[b], true)) ||
+                                      overlap(written, touches(s, graph->steps[b], false));
+                const bool ordered = (graph->past[b][a / 64] >> a % 64 & 1) || (graph->past[a][b / 64] >> b % 64 & 1);
+                if (a != b && collides && !ordered) {
+                    char text[200];
+                    snprintf(text, sizeof text, "steps %d and %d of member %d touch the same bytes in any order",
+                             a - graph->first_node[m], b - graph->first_node[m], m);
+                    CHECK(s, false, text);
+                }
+            }
+        }
+    }
+}
+
+static void test_steps_that_touch_the_same_bytes_are_ordered(void **state)
+{
+    (void)state;
+    static graph_t graph;
+    static group_t g;
+    uint64_t chance = 3;
+    for (int n = 1; n <= MAX_MEMBERS; n++) {
+        for (int i = 0; i < 6 * coll_n_algorithms; i++) {
+            const algorithm_t *algorithm = &coll_algorithms[i / 6];
+            const size_t elements[] = {1, 2, (size_t)n, 3 * (size_t)n + 1, 5, n <= 8 ? 300 : 7};
+            const kind_t kind = pick_kind(algorithm, &chance);
+            const bool may_be_in_place = algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_BROADCAST;
+            const setting_t s = {.algorithm = algorithm, .n = n, .elements = elements[i % 6], .dtype = kind.dtype,
+                                 .reduce = kind.reduce, .in_place = may_be_in_place, .pre = 1, .post = 0.5,
+                                 .segment_bytes = 128, .seed = next_random(&chance)};
+            uint64_t sizes = s.seed;
+            err_t err = {0};
+            memset(&g, 0, sizeof g);
+            set_sizes(&s, &g, &sizes);
+            for (int m = 0; m < n; m++) {
+                CHECK(&s, coll_plan(algorithm, &g.members[m].args, &g.members[m].plan, &err) == HVD_OK, err.text);
+            }
+            build_graph(&s, &g, &graph);
+            close_graph(&s, &graph);
+            check_order(&s, &graph);
+            for (int m = 0; m < n; m++) {
+                plan_free(&g.members[m].plan);
+            }
+        }
     }
 }
 
@@ -738,6 +925,7 @@ int main(void)
         cmocka_unit_test(test_every_algorithm),
         cmocka_unit_test(test_longer_tensors),
         cmocka_unit_test(test_members_agree_on_rounded_sums),
+        cmocka_unit_test(test_steps_that_touch_the_same_bytes_are_ordered),
         cmocka_unit_test(test_a_message_of_another_batch_is_refused),
         cmocka_unit_test(test_a_broken_link_ends_the_run),
         cmocka_unit_test(test_a_missing_link_refuses_the_run),
