@@ -6,12 +6,13 @@
 // Method: as recursive doubling, with whole vectors: in round k two nodes exchange theirs and both
 // combine them, the lower node's first, so all members get the same bits. The tree is fixed by the
 // number of members: left-over pairs combine first (folding, plan.h), then near nodes, then far.
-// Cost for n members and B bytes: log2(n) rounds of B bytes each way, two more with folding; B bytes
-// of scratch.
+// Cost for n members and B bytes: log2(n) rounds of B bytes each way, two more with folding, and
+// B bytes of scratch.
 #include "coll/plan.h"
 
-// Receives a vector and combines it into the output once `free` has let go of that and of the scratch.
-static int combine_with(plan_t *plan, const coll_args_t *args, int peer, int output_free, int scratch_free)
+// Receives a vector and combines it into the output, after the steps that still use either.
+static int combine_with(plan_t *plan, const coll_args_t *args, int peer, int output_free,
+                        int scratch_free)
 {
     const place_t scratch = PLACE(BUF_TMP, 0), output = PLACE(BUF_OUTPUT, 0);
     const int received = plan_recv(plan, peer, scratch, args->bytes, AFTER(scratch_free));

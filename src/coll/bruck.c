@@ -12,7 +12,7 @@
 // log2(n) / 2 times as many bytes as the direct exchange, and copies: for short blocks only.
 #include "coll/plan.h"
 
-// --- Allgather ------------------------------------------------------------------------------------
+// --- Allgather -----------------------------------------------------------------------------------
 
 // A step after both, for those that would have to wait for more than two.
 static int join(plan_t *plan, int one, int other)
@@ -20,7 +20,10 @@ static int join(plan_t *plan, int one, int other)
     if (one == NO_STEP || other == NO_STEP) {
         return one == NO_STEP ? other : one;
     }
-    return plan_add(plan, (step_t){.kind = STEP_COPY, .src = BUF_TMP, .dst = BUF_TMP, .peer = -1, .after = {one, other}});
+    return plan_add(
+        plan,
+        (step_t){
+            .kind = STEP_COPY, .src = BUF_TMP, .dst = BUF_TMP, .peer = -1, .after = {one, other}});
 }
 
 // The blocks first .. first + n - 1, taken around, as one or two ranges of the output.
@@ -36,7 +39,8 @@ hvd_status_t plan_allgather_bruck(const coll_args_t *args, plan_t *plan, err_t *
     (void)err;
     const int m = args->member;
     const range_t own = range_of_member(args, m);
-    int held = plan_local(plan, STEP_COPY, PLACE(BUF_OUTPUT, own.at), PLACE(BUF_INPUT, 0), own.bytes, AT_ONCE);
+    int held = plan_local(plan, STEP_COPY, PLACE(BUF_OUTPUT, own.at), PLACE(BUF_INPUT, 0),
+                          own.bytes, AT_ONCE);
     for (int d = 1; d < args->size; d *= 2) {
         const int to = member_around(args, m - d), from = member_around(args, m + d);
         const int n_blocks = MIN(d, args->size - d);
@@ -53,7 +57,7 @@ hvd_status_t plan_allgather_bruck(const coll_args_t *args, plan_t *plan, err_t *
     return HVD_OK;
 }
 
-// --- Alltoall -------------------------------------------------------------------------------------
+// --- Alltoall ------------------------------------------------------------------------------------
 // Scratch: slots 0 .. n-1, slot i holding the block that has i members left to go, counted from
 // where it started; then what goes out in a round; then what comes in.
 
@@ -66,7 +70,8 @@ typedef struct bruck {
 
 // Copies the slots with `bit` set to or from a row of blocks, one copy after the other; returns the
 // last one, and in *n_blocks_p how many blocks there are.
-static int copy_slots(const bruck_t *b, int bit, place_t row, bool to_row, after_t after, int *n_blocks_p)
+static int copy_slots(const bruck_t *b, int bit, place_t row, bool to_row, after_t after,
+                      int *n_blocks_p)
 {
     int last = NO_STEP, n_blocks = 0;
     for (int first = bit; first < b->n; first += 2 * bit) {
@@ -85,9 +90,11 @@ static int copy_slots(const bruck_t *b, int bit, place_t row, bool to_row, after
 static int turn_input(const coll_args_t *args, const bruck_t *b)
 {
     const size_t own_at = (size_t)args->member * b->block, all_bytes = (size_t)b->n * b->block;
-    const int first = plan_local(b->plan, STEP_COPY, b->slots, PLACE(BUF_INPUT, own_at), all_bytes - own_at, AT_ONCE);
-    const int second = plan_local(b->plan, STEP_COPY, PLACE(BUF_TMP, b->slots.at + all_bytes - own_at),
-                                  PLACE(BUF_INPUT, 0), own_at, AFTER(first));
+    const int first = plan_local(b->plan, STEP_COPY, b->slots, PLACE(BUF_INPUT, own_at),
+                                 all_bytes - own_at, AT_ONCE);
+    const int second =
+        plan_local(b->plan, STEP_COPY, PLACE(BUF_TMP, b->slots.at + all_bytes - own_at),
+                   PLACE(BUF_INPUT, 0), own_at, AFTER(first));
     return second == NO_STEP ? first : second;
 }
 
@@ -97,19 +104,27 @@ hvd_status_t plan_alltoall_bruck(const coll_args_t *args, plan_t *plan, err_t *e
     const size_t block = args->send_bytes[0];
     for (int i = 0; i < n; i++) {
         if (args->send_bytes[i] != block || args->recv_bytes[i] != block) {
-            return fail(err, HVD_INVALID_ARGUMENT, "alltoall by bruck needs equal blocks; member %d has others", i);
+            return fail(err, HVD_INVALID_ARGUMENT,
+                        "alltoall by bruck needs equal blocks; member %d has others", i);
         }
     }
     const size_t all_bytes = (size_t)n * block, row_bytes = (size_t)(n / 2) * block;
-    const bruck_t b = {plan, block, n, PLACE(BUF_TMP, 0), PLACE(BUF_TMP, all_bytes), PLACE(BUF_TMP, all_bytes + row_bytes)};
+    const bruck_t b = {plan,
+                       block,
+                       n,
+                       PLACE(BUF_TMP, 0),
+                       PLACE(BUF_TMP, all_bytes),
+                       PLACE(BUF_TMP, all_bytes + row_bytes)};
     plan->tmp_bytes = all_bytes + 2 * row_bytes;
     int unpacked = turn_input(args, &b), sent = NO_STEP;
     for (int bit = 1; bit < n; bit *= 2) {
         int n_blocks;
-        const int packed = copy_slots(&b, bit, b.outgoing, true, AFTER_BOTH(unpacked, sent), &n_blocks);
+        const int packed =
+            copy_slots(&b, bit, b.outgoing, true, AFTER_BOTH(unpacked, sent), &n_blocks);
         const size_t bytes = (size_t)n_blocks * block;
         sent = plan_send(plan, member_around(args, m + bit), b.outgoing, bytes, AFTER(packed));
-        const int received = plan_recv(plan, member_around(args, m - bit), b.incoming, bytes, AFTER(unpacked));
+        const int received =
+            plan_recv(plan, member_around(args, m - bit), b.incoming, bytes, AFTER(unpacked));
         unpacked = copy_slots(&b, bit, b.incoming, false, AFTER_BOTH(received, packed), &n_blocks);
     }
     for (int i = 0; i < n; i++) { // slot i now holds the block of the member i before this one

@@ -3,7 +3,7 @@
 // coll.c - the table of algorithms and the choice between them.
 //
 // An algorithm is a row of coll_algorithms; when it is taken by default is a row of `choices`. Both
-// are read from top to bottom. Sizes that decide are known alike to all members, so all choose alike.
+// are read from top to bottom. Whatever decides is known alike to all members: all choose alike.
 // Pure functions, any thread.
 #include "coll/plan.h"
 
@@ -15,18 +15,23 @@ const algorithm_t coll_algorithms[] = {
      "short tensors: fewest steps"},
     {HVD_ALLREDUCE, "halving_doubling", NEEDS_NO_PRESCALE, plan_allreduce_halving_doubling,
      "middling tensors, or many members: few steps and few bytes"},
-    {HVD_ALLREDUCE, "ring", NEEDS_NO_PRESCALE, plan_allreduce_ring, "long tensors: fewest bytes, neighbours only"},
+    {HVD_ALLREDUCE, "ring", NEEDS_NO_PRESCALE, plan_allreduce_ring,
+     "long tensors: fewest bytes, neighbours only"},
     {HVD_ALLREDUCE, "pairwise", ROUNDS_ONCE, plan_allreduce_pairwise,
      "half types: adds in float32 and rounds once; two steps, everybody to everybody"},
     {HVD_ALLREDUCE, "adasum", NEEDS_NO_PRESCALE | NEEDS_ADASUM, plan_allreduce_adasum, "Adasum"},
     {HVD_ALLGATHER, "bruck", 0, plan_allgather_bruck, "short blocks: fewest steps"},
     {HVD_ALLGATHER, "ring", 0, plan_allgather_ring, "long blocks: pipelined, neighbours only"},
     {HVD_BROADCAST, "binomial", 0, plan_broadcast_binomial, "short tensors: fewest steps"},
-    {HVD_BROADCAST, "chain", 0, plan_broadcast_chain, "long tensors: pipelined, nobody sends twice"},
+    {HVD_BROADCAST, "chain", 0, plan_broadcast_chain,
+     "long tensors: pipelined, nobody sends twice"},
     {HVD_ALLTOALL, "pairwise", 0, plan_alltoall_pairwise, "any blocks: fewest bytes"},
-    {HVD_ALLTOALL, "bruck", NEEDS_EQUAL_BLOCKS, plan_alltoall_bruck, "short equal blocks, many members: fewest steps"},
-    {HVD_REDUCESCATTER, "halving", NEEDS_NO_PRESCALE, plan_reducescatter_halving, "short tensors: fewest steps"},
-    {HVD_REDUCESCATTER, "ring", NEEDS_NO_PRESCALE, plan_reducescatter_ring, "long tensors: fewest bytes, neighbours only"},
+    {HVD_ALLTOALL, "bruck", NEEDS_EQUAL_BLOCKS, plan_alltoall_bruck,
+     "short equal blocks, many members: fewest steps"},
+    {HVD_REDUCESCATTER, "halving", NEEDS_NO_PRESCALE, plan_reducescatter_halving,
+     "short tensors: fewest steps"},
+    {HVD_REDUCESCATTER, "ring", NEEDS_NO_PRESCALE, plan_reducescatter_ring,
+     "long tensors: fewest bytes, neighbours only"},
     {HVD_REDUCESCATTER, "pairwise", ROUNDS_ONCE, plan_reducescatter_pairwise,
      "half types: adds in float32 and rounds once; one step, everybody to everybody"},
     {HVD_BARRIER, "dissemination", 0, plan_barrier_dissemination, "all"},
@@ -60,7 +65,7 @@ static const struct {
 // Names that may be forced too but stand for ways of the engine that need no plan.
 static const char *const other_ways[] = {"stream", "two_level"};
 
-// --- What fits ------------------------------------------------------------------------------------
+// --- What fits -----------------------------------------------------------------------------------
 
 static bool reduces(hvd_op_t op)
 {
@@ -111,7 +116,7 @@ const algorithm_t *coll_find(hvd_op_t op, const char *name)
     return NULL;
 }
 
-// --- Forcing --------------------------------------------------------------------------------------
+// --- Forcing -------------------------------------------------------------------------------------
 
 // A part of a text.
 typedef struct word {
@@ -151,7 +156,8 @@ static void list_names(hvd_op_t op, char *text, size_t bytes)
     text[0] = '\0';
     for (int i = 0; i < coll_n_algorithms && at < bytes; i++) {
         if (coll_algorithms[i].op == op) {
-            at += (size_t)snprintf(text + at, bytes - at, "%s%s", at > 0 ? ", " : "", coll_algorithms[i].name);
+            at += (size_t)snprintf(text + at, bytes - at, "%s%s", at > 0 ? ", " : "",
+                                   coll_algorithms[i].name);
         }
     }
 }
@@ -162,14 +168,16 @@ static hvd_status_t parse_pair(word_t pair, hvd_op_t *op_p, const algorithm_t **
     const char *equals = memchr(pair.at, '=', pair.length);
     const size_t left = equals != NULL ? (size_t)(equals - pair.at) : pair.length;
     const word_t op_name = trim((word_t){pair.at, left});
-    const word_t name = trim((word_t){pair.at + left + 1, equals != NULL ? pair.length - left - 1 : 0});
+    const word_t name =
+        trim((word_t){pair.at + left + 1, equals != NULL ? pair.length - left - 1 : 0});
     int op = 0;
     while (op < HVD_N_OPS && !is_word(op_name, hvd_op_name((hvd_op_t)op))) {
         op++;
     }
     if (equals == NULL || op == HVD_N_OPS) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "HOROVOD_ALGORITHM has '%.*s', which is not operation=algorithm; try allreduce=ring,alltoall=bruck",
+                    "HOROVOD_ALGORITHM has '%.*s', which is not operation=algorithm; try "
+                    "allreduce=ring,alltoall=bruck",
                     (int)pair.length, pair.at);
     }
     *op_p = (hvd_op_t)op;
@@ -187,12 +195,15 @@ static hvd_status_t parse_pair(word_t pair, hvd_op_t *op_p, const algorithm_t **
     }
     char names[256];
     list_names(*op_p, names, sizeof names);
-    return fail(err, HVD_INVALID_ARGUMENT, "HOROVOD_ALGORITHM asks for %s by '%.*s', which does not exist; there is: %s",
-                hvd_op_name(*op_p), (int)name.length, name.at, names[0] != '\0' ? names : "no choice");
+    return fail(err, HVD_INVALID_ARGUMENT,
+                "HOROVOD_ALGORITHM asks for %s by '%.*s', which does not exist; there is: %s",
+                hvd_op_name(*op_p), (int)name.length, name.at,
+                names[0] != '\0' ? names : "no choice");
 }
 
 // *row_p: what is forced for the operation, the last one if several are; NULL if nothing is.
-static hvd_status_t find_forced(hvd_op_t op, const char *forced, const algorithm_t **row_p, err_t *err)
+static hvd_status_t find_forced(hvd_op_t op, const char *forced, const algorithm_t **row_p,
+                                err_t *err)
 {
     *row_p = NULL;
     while (forced != NULL && forced[0] != '\0') {
@@ -211,13 +222,14 @@ static hvd_status_t find_forced(hvd_op_t op, const char *forced, const algorithm
     return HVD_OK;
 }
 
-// --- Choice ---------------------------------------------------------------------------------------
+// --- Choice --------------------------------------------------------------------------------------
 
 static const algorithm_t *choose_by_table(const coll_args_t *args)
 {
     const size_t bytes = deciding_bytes(args);
     for (size_t i = 0; i < N_ELEMENTS(choices); i++) {
-        if (choices[i].op == args->op && bytes <= choices[i].max_bytes && args->size <= choices[i].max_members) {
+        if (choices[i].op == args->op && bytes <= choices[i].max_bytes &&
+            args->size <= choices[i].max_members) {
             const algorithm_t *row = coll_find(args->op, choices[i].algorithm);
             if (row != NULL && serves(row, args)) {
                 return row;
@@ -243,23 +255,27 @@ const algorithm_t *coll_choose(const coll_args_t *args, const char *forced, err_
     }
     row = choose_by_table(args);
     if (row == NULL) {
-        fail(err, HVD_UNSUPPORTED, "no algorithm does %s with %s of %s; try another reduction or type",
+        fail(err, HVD_UNSUPPORTED,
+             "no algorithm does %s with %s of %s; try another reduction or type",
              hvd_op_name(args->op), hvd_reduce_name(args->reduce), hvd_dtype_name(args->dtype));
     }
     return row;
 }
 
-hvd_status_t coll_plan(const algorithm_t *algorithm, const coll_args_t *args, plan_t *plan, err_t *err)
+hvd_status_t coll_plan(const algorithm_t *algorithm, const coll_args_t *args, plan_t *plan,
+                       err_t *err)
 {
     plan_clear(plan);
-    if (algorithm->op != args->op || args->member < 0 || args->member >= args->size || args->root < 0 ||
-        args->root >= args->size) {
-        return fail(err, HVD_INVALID_ARGUMENT, "%s by %s cannot be planned for member %d of %d with root %d",
+    if (algorithm->op != args->op || args->member < 0 || args->member >= args->size ||
+        args->root < 0 || args->root >= args->size) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "%s by %s cannot be planned for member %d of %d with root %d",
                     hvd_op_name(args->op), algorithm->name, args->member, args->size, args->root);
     }
     const hvd_status_t status = algorithm->plan(args, plan, err);
     if (status == HVD_OK && plan->failed) {
-        return fail(err, HVD_NO_MEMORY, "no memory for the plan of %s among %d members", hvd_op_name(args->op), args->size);
+        return fail(err, HVD_NO_MEMORY, "no memory for the plan of %s among %d members",
+                    hvd_op_name(args->op), args->size);
     }
     return status;
 }

@@ -15,7 +15,7 @@
 #include "coll/reduce.h"
 #include "net/net.h"
 
-// --- Plans ----------------------------------------------------------------------------------------
+// --- Plans ---------------------------------------------------------------------------------------
 
 typedef enum plan_buf {
     BUF_INPUT,  // never written, unless the caller passes the same memory as output
@@ -70,11 +70,12 @@ typedef struct coll_args {
     hvd_op_t op;
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;
-    bool scale_before, scale_after; // a factor other than 1 is to be applied (by LOAD_ACC / SCALE, STORE_ACC)
+    // A factor other than 1 is to be applied: by LOAD_ACC and RECV_ACC; by SCALE and STORE_ACC.
+    bool scale_before, scale_after;
     int member, size;
     int root;                 // broadcast: a member
     size_t bytes;             // allreduce, broadcast: of the tensor
-    const size_t *blocks;     // allgather: bytes from each member; reducescatter: bytes to each member
+    const size_t *blocks;     // allgather: bytes from each member; reducescatter: to each member
     const size_t *send_bytes; // alltoall: to each member (contiguous in input, member order)
     const size_t *recv_bytes; // alltoall: from each member (contiguous in output, member order)
     bool equal_blocks;        // alltoall: every member sends the same to every member (all know it)
@@ -106,13 +107,14 @@ extern const int coll_n_algorithms;
 const algorithm_t *coll_choose(const coll_args_t *args, const char *forced, err_t *err);
 const algorithm_t *coll_find(hvd_op_t op, const char *name);
 
-hvd_status_t coll_plan(const algorithm_t *algorithm, const coll_args_t *args, plan_t *plan, err_t *err);
+hvd_status_t coll_plan(const algorithm_t *algorithm, const coll_args_t *args, plan_t *plan,
+                       err_t *err);
 void plan_clear(plan_t *plan); // keeps memory
 void plan_free(plan_t *plan);
 // Appends a step (for the algorithms); returns its index.
 int plan_add(plan_t *plan, step_t step);
 
-// --- The executor ---------------------------------------------------------------------------------
+// --- The executor --------------------------------------------------------------------------------
 
 typedef struct exec exec_t;
 
@@ -131,7 +133,8 @@ typedef struct exec_run {
 
 exec_t *exec_new(void);
 void exec_free(exec_t *exec);
-hvd_status_t exec_start(exec_t *exec, const exec_run_t *run, err_t *err); // the plan and the buffers are kept by reference
+// The run is copied; the plan, the buffers and the links must live until it ends.
+hvd_status_t exec_start(exec_t *exec, const exec_run_t *run, err_t *err);
 // HVD_OK: finished. HVD_IN_PROGRESS: call again. Anything else: broken, err says why.
 hvd_status_t exec_progress(exec_t *exec, err_t *err);
 // Whether the last exec_progress moved anything (a caller that waits may otherwise sleep).
@@ -139,10 +142,11 @@ bool exec_moved(const exec_t *exec);
 // What the run waits for, in words, for reports of stalls.
 void exec_describe(const exec_t *exec, char *text, size_t bytes);
 
-// --- Reference (reference.c): slow and obvious, for tests ------------------------------------------
+// --- Reference (reference.c): slow and obvious, for tests ----------------------------------------
 // Computes what every member must end up with. inputs[m] is member m's tensor (in an alltoall: the
 // part of it that goes to this member); out is this member's.
 
-void reference_run(const coll_args_t *args, const void *const *inputs, double pre, double post, void *out);
+void reference_run(const coll_args_t *args, const void *const *inputs, double pre, double post,
+                   void *out);
 
 #endif

@@ -13,9 +13,13 @@ hvd_status_t plan_barrier_dissemination(const coll_args_t *args, plan_t *plan, e
     (void)err;
     int heard = NO_STEP;
     for (int d = 1; d < args->size; d *= 2) {
-        step_t step = {.kind = STEP_SEND, .peer = member_around(args, args->member + d), .after = {heard, NO_STEP}};
+        step_t step = {.kind = STEP_SEND,
+                       .peer = member_around(args, args->member + d),
+                       .after = {heard, NO_STEP}};
         plan_add(plan, step);
-        step = (step_t){.kind = STEP_RECV, .peer = member_around(args, args->member - d), .after = {NO_STEP, NO_STEP}};
+        step = (step_t){.kind = STEP_RECV,
+                        .peer = member_around(args, args->member - d),
+                        .after = {NO_STEP, NO_STEP}};
         heard = plan_add(plan, step);
     }
     return HVD_OK;

@@ -5,8 +5,8 @@
 // Method: each peer has a queue of sends and a queue of receives, in the plan's order; only their
 // heads are tried. Steps without a peer are listed once they may run. A step learns that it may run
 // by counting down what it waits for: the end of a step, or the first bytes of one it follows.
-// exec_progress() receives from every peer that has something left, runs local steps, sends to every
-// peer, at most a segment each, and repeats that a few times while something moves.
+// exec_progress() receives from every peer that has something left, runs local steps, sends to
+// every peer, at most a segment each, and repeats that a few times while something moves.
 //
 // On the wire a message is a header of 16 bytes (epoch, batch, bytes) and its payload. Headers are
 // read as soon as their receive is at the head of its queue, even while it waits for other steps.
@@ -14,7 +14,8 @@
 //
 // Cost: O(steps) to start, O(peers with work) per pass; nothing is allocated once the arrays have
 // grown to a plan's size. Reductions read straight from the link's memory.
-// Thread: the holder of the engine. The exec_t owns its arrays; the plan, buffers and links are borrowed.
+// Thread: the holder of the engine. The exec_t owns its arrays; plan, buffers and links are
+// borrowed.
 #include "coll/coll.h"
 #include "wire/codec.h"
 
@@ -32,10 +33,10 @@ enum {
 
 // What a step has come to. Edge 2 * s + i says that step s comes after steps[s].after[i].
 typedef struct state {
-    size_t done;           // bytes that have passed: a follower may go this far
-    int32_t waits_for;     // dependencies that have not happened yet
-    int32_t first_edge;    // of the steps that come after this one
-    int32_t next_edge[2];  // of this step's two edges, in the lists of those it comes after
+    size_t done;          // bytes that have passed: a follower may go this far
+    int32_t waits_for;    // dependencies that have not happened yet
+    int32_t first_edge;   // of the steps that come after this one
+    int32_t next_edge[2]; // of this step's two edges, in the lists of those it comes after
     int32_t next_in_queue;
 } state_t;
 
@@ -75,7 +76,7 @@ struct exec {
 #define NO_PEER (-1)
 #define EMPTY_QUEUE ((queue_t){NO_STEP, NO_STEP})
 
-// --- Memory ---------------------------------------------------------------------------------------
+// --- Memory --------------------------------------------------------------------------------------
 
 exec_t *exec_new(void)
 {
@@ -142,7 +143,7 @@ static bool has_room_for_a_peer(exec_t *exec)
     return true;
 }
 
-// --- Steps and their order ------------------------------------------------------------------------
+// --- Steps and their order -----------------------------------------------------------------------
 
 static const step_t *step_at(const exec_t *exec, int32_t s)
 {
@@ -235,7 +236,7 @@ static hvd_status_t broken(exec_t *exec, const peer_t *peer, ssize_t negative, c
                 why[0] != '\0' ? ": " : "", why);
 }
 
-// --- Sending --------------------------------------------------------------------------------------
+// --- Sending -------------------------------------------------------------------------------------
 
 static void stage_message(exec_t *exec, peer_t *peer, int32_t s)
 {
@@ -248,7 +249,8 @@ static void stage_message(exec_t *exec, peer_t *peer, int32_t s)
     peer->staged_sent = 0;
     if (step->bytes <= SHORT_BYTES) {
         if (step->bytes > 0) {
-            memcpy(peer->stage + HEADER_BYTES, place_of(exec, step->src, step->src_at), step->bytes);
+            memcpy(peer->stage + HEADER_BYTES, place_of(exec, step->src, step->src_at),
+                   step->bytes);
         }
         peer->staged += step->bytes;
         pass(exec, s, step->bytes); // the tensor is free: the copy goes out
@@ -270,7 +272,8 @@ static ssize_t send_some(exec_t *exec, peer_t *peer, size_t budget)
     }
     ssize_t n = 0;
     if (peer->staged_sent < peer->staged) {
-        n = link_send(peer->link, peer->stage + peer->staged_sent, peer->staged - peer->staged_sent);
+        n = link_send(peer->link, peer->stage + peer->staged_sent,
+                      peer->staged - peer->staged_sent);
         peer->staged_sent += n > 0 ? (size_t)n : 0;
     } else {
         const char *from = place_of(exec, step->src, step->src_at + state->done);
@@ -289,7 +292,8 @@ static ssize_t send_some(exec_t *exec, peer_t *peer, size_t budget)
 static hvd_status_t send_to(exec_t *exec, peer_t *peer)
 {
     size_t budget = exec->segment_bytes;
-    while (budget > 0 && peer->sends.head != NO_STEP && exec->states[peer->sends.head].waits_for == 0) {
+    while (budget > 0 && peer->sends.head != NO_STEP &&
+           exec->states[peer->sends.head].waits_for == 0) {
         const ssize_t n = send_some(exec, peer, budget);
         if (n < 0) {
             return broken(exec, peer, n, "sending to");
@@ -303,7 +307,7 @@ static hvd_status_t send_to(exec_t *exec, peer_t *peer)
     return HVD_OK;
 }
 
-// --- Receiving ------------------------------------------------------------------------------------
+// --- Receiving -----------------------------------------------------------------------------------
 
 static hvd_status_t check_header(exec_t *exec, const peer_t *peer, const step_t *step)
 {
@@ -314,11 +318,13 @@ static hvd_status_t check_header(exec_t *exec, const peer_t *peer, const step_t 
     if (LIKELY(epoch == run->epoch && batch == run->batch && bytes == step->bytes)) {
         return HVD_OK;
     }
-    return fail(&exec->err, HVD_PROTOCOL,
-                "member %d sent a message of epoch %" PRIu32 ", batch %" PRIu32 ", %" PRIu64
-                " bytes where epoch %" PRIu32 ", batch %" PRIu32 ", %zu bytes was due: its plan differs from "
-                "this one; check that all ranks run the same version with the same HOROVOD_ settings",
-                peer->member, epoch, batch, bytes, run->epoch, run->batch, step->bytes);
+    return fail(
+        &exec->err, HVD_PROTOCOL,
+        "member %d sent a message of epoch %" PRIu32 ", batch %" PRIu32 ", %" PRIu64
+        " bytes where epoch %" PRIu32 ", batch %" PRIu32
+        ", %zu bytes was due: its plan differs from "
+        "this one; check that all ranks run the same version with the same HOROVOD_ settings",
+        peer->member, epoch, batch, bytes, run->epoch, run->batch, step->bytes);
 }
 
 // Long messages that go straight into place leave the link's own memory out.
@@ -360,7 +366,8 @@ static void combine(exec_t *exec, const step_t *step, size_t at, const void *dat
     const exec_run_t *run = &exec->run;
     const size_t n = bytes / exec->elem_bytes;
     if (step->kind == STEP_RECV_ACC) {
-        acc_add_scaled(run->dtype, run->reduce, acc_of(exec, step->dst, step->dst_at, at), data, n, run->prescale);
+        acc_add_scaled(run->dtype, run->reduce, acc_of(exec, step->dst, step->dst_at, at), data, n,
+                       run->prescale);
         return;
     }
     char *dst = place_of(exec, step->dst, step->dst_at + at);
@@ -451,7 +458,8 @@ static ssize_t receive_some(exec_t *exec, peer_t *peer, size_t budget)
         pass(exec, s, 0);
     } else {
         const size_t room = MIN(limit_of(exec, s) - state->done, budget);
-        n = step->kind == STEP_RECV ? take_plain(exec, peer, s, room) : take_elements(exec, peer, s, room);
+        n = step->kind == STEP_RECV ? take_plain(exec, peer, s, room)
+                                    : take_elements(exec, peer, s, room);
     }
     if (n >= 0 && state->done == step->bytes) {
         peer->header_got = 0;
@@ -466,7 +474,8 @@ static hvd_status_t receive_from(exec_t *exec, peer_t *peer)
     while (budget > 0 && peer->receives.head != NO_STEP) {
         const ssize_t n = receive_some(exec, peer, budget);
         if (n < 0) {
-            return exec->err.status != HVD_OK ? exec->err.status : broken(exec, peer, n, "receiving from");
+            return exec->err.status != HVD_OK ? exec->err.status
+                                              : broken(exec, peer, n, "receiving from");
         }
         if (n == 0) {
             break;
@@ -476,7 +485,7 @@ static hvd_status_t receive_from(exec_t *exec, peer_t *peer)
     return HVD_OK;
 }
 
-// --- Steps without a peer -------------------------------------------------------------------------
+// --- Steps without a peer ------------------------------------------------------------------------
 
 typedef void local_fn_t(exec_t *exec, const step_t *step, size_t at, size_t bytes);
 
@@ -499,13 +508,15 @@ static void run_reduce(exec_t *exec, const step_t *step, size_t at, size_t bytes
 static void run_load_acc(exec_t *exec, const step_t *step, size_t at, size_t bytes)
 {
     acc_load(exec->run.dtype, acc_of(exec, step->dst, step->dst_at, at),
-             place_of(exec, step->src, step->src_at + at), bytes / exec->elem_bytes, exec->run.prescale);
+             place_of(exec, step->src, step->src_at + at), bytes / exec->elem_bytes,
+             exec->run.prescale);
 }
 
 static void run_store_acc(exec_t *exec, const step_t *step, size_t at, size_t bytes)
 {
     acc_store(exec->run.dtype, place_of(exec, step->dst, step->dst_at + at),
-              acc_of(exec, step->src, step->src_at, at), bytes / exec->elem_bytes, exec->run.postscale);
+              acc_of(exec, step->src, step->src_at, at), bytes / exec->elem_bytes,
+              exec->run.postscale);
 }
 
 static void run_scale(exec_t *exec, const step_t *step, size_t at, size_t bytes)
@@ -526,9 +537,9 @@ static const struct {
     local_fn_t *run;
     bool whole; // needs the whole vector at once
 } local_kinds[] = {
-    [STEP_COPY] = {run_copy, false},           [STEP_REDUCE] = {run_reduce, false},
-    [STEP_LOAD_ACC] = {run_load_acc, false},   [STEP_STORE_ACC] = {run_store_acc, false},
-    [STEP_SCALE] = {run_scale, false},         [STEP_ADASUM] = {run_adasum, true},
+    [STEP_COPY] = {run_copy, false},         [STEP_REDUCE] = {run_reduce, false},
+    [STEP_LOAD_ACC] = {run_load_acc, false}, [STEP_STORE_ACC] = {run_store_acc, false},
+    [STEP_SCALE] = {run_scale, false},       [STEP_ADASUM] = {run_adasum, true},
 };
 
 // Runs up to a segment of step s; returns how many bytes.
@@ -575,7 +586,7 @@ static void run_locals(exec_t *exec)
     }
 }
 
-// --- Runs -----------------------------------------------------------------------------------------
+// --- Runs ----------------------------------------------------------------------------------------
 
 static peer_t *peer_for(exec_t *exec, int member)
 {
@@ -721,14 +732,16 @@ bool exec_moved(const exec_t *exec)
     return exec->moved;
 }
 
-// --- What it waits for ----------------------------------------------------------------------------
+// --- What it waits for ---------------------------------------------------------------------------
 
-static size_t describe_head(const exec_t *exec, int32_t s, const char *doing, int member, char *text, size_t bytes)
+static size_t describe_head(const exec_t *exec, int32_t s, const char *doing, int member,
+                            char *text, size_t bytes)
 {
     const step_t *step = step_at(exec, s);
     const state_t *state = &exec->states[s];
-    const int n = snprintf(text, bytes, "%s member %d: step %d, %zu of %zu bytes%s; ", doing, member, s,
-                           state->done, step->bytes, state->waits_for > 0 ? ", waits for other steps" : "");
+    const int n =
+        snprintf(text, bytes, "%s member %d: step %d, %zu of %zu bytes%s; ", doing, member, s,
+                 state->done, step->bytes, state->waits_for > 0 ? ", waits for other steps" : "");
     return n < 0 ? 0 : MIN((size_t)n, bytes > 0 ? bytes - 1 : 0);
 }
 
@@ -741,10 +754,12 @@ void exec_describe(const exec_t *exec, char *text, size_t bytes)
     for (int i = 0; i < exec->n_busy; i++) {
         const peer_t *peer = &exec->peers[exec->busy[i]];
         if (peer->sends.head != NO_STEP) {
-            at += describe_head(exec, peer->sends.head, "sending to", peer->member, text + at, bytes - at);
+            at += describe_head(exec, peer->sends.head, "sending to", peer->member, text + at,
+                                bytes - at);
         }
         if (peer->receives.head != NO_STEP) {
-            at += describe_head(exec, peer->receives.head, "receiving from", peer->member, text + at, bytes - at);
+            at += describe_head(exec, peer->receives.head, "receiving from", peer->member,
+                                text + at, bytes - at);
         }
     }
 }

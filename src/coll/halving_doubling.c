@@ -2,10 +2,10 @@
 //
 // halving_doubling.c - allreduce and reducescatter by halves.
 //
-// Method: in each round two nodes split the range they both still hold: each sends the half it gives
-// up and adds what it receives to the half it keeps. After log2(n) rounds every node has one part
-// complete. An allreduce then walks back, the halves growing together again. Any number of members
-// by folding (plan.h). An allreduce pairs near nodes first, where the halves are largest; a
+// Method: in each round two nodes split the range they both still hold: each sends the half it
+// gives up and adds what it receives to the half it keeps. After log2(n) rounds every node has one
+// part complete. An allreduce then walks back, the halves growing together again. Any number of
+// members by folding (plan.h). An allreduce pairs near nodes first, where the halves are largest; a
 // reducescatter pairs far ones first, so that the parts come out in the order of members.
 // Cost for n members and B bytes, per member: reducescatter log2(n) rounds and about B bytes each
 // way; allreduce twice that; folding adds two messages of up to B bytes for the pairs.
@@ -44,9 +44,10 @@ static after_t grow_together(plan_t *plan, const round_t *rounds, int n_rounds, 
     after_t after = BEHIND(ready);
     for (int i = n_rounds - 1; i >= 0; i--) {
         const round_t *round = &rounds[i];
-        const int sent = plan_send(plan, round->peer, PLACE(BUF_OUTPUT, round->kept.at), round->kept.bytes, after);
-        const int received =
-            plan_recv(plan, round->peer, PLACE(BUF_OUTPUT, round->given.at), round->given.bytes, AT_ONCE);
+        const int sent = plan_send(plan, round->peer, PLACE(BUF_OUTPUT, round->kept.at),
+                                   round->kept.bytes, after);
+        const int received = plan_recv(plan, round->peer, PLACE(BUF_OUTPUT, round->given.at),
+                                       round->given.bytes, AT_ONCE);
         // What was sent now was complete; with what came in, the next larger range is.
         after = AFTER_BOTH(received, sent);
     }
@@ -70,7 +71,8 @@ hvd_status_t plan_allreduce_halving_doubling(const coll_args_t *args, plan_t *pl
     plan_buf_t from = BUF_INPUT;
     int ready = NO_STEP;
     if (folding.partner >= 0) {
-        ready = plan_recv_reduce(plan, folding.partner, output, PLACE(from, 0), args->bytes, false, AT_ONCE);
+        ready = plan_recv_reduce(plan, folding.partner, output, PLACE(from, 0), args->bytes, false,
+                                 AT_ONCE);
         from = BUF_OUTPUT;
     }
     round_t rounds[MAX_ROUNDS];
@@ -78,9 +80,10 @@ hvd_status_t plan_allreduce_halving_doubling(const coll_args_t *args, plan_t *pl
     for (int i = 0; i < n_rounds; i++) {
         const round_t *round = &rounds[i];
         const range_t kept = round->kept;
-        plan_send(plan, round->peer, PLACE(from, round->given.at), round->given.bytes, AFTER(ready));
-        ready = plan_recv_reduce(plan, round->peer, PLACE(BUF_OUTPUT, kept.at), PLACE(from, kept.at), kept.bytes,
-                                 false, AFTER(ready));
+        plan_send(plan, round->peer, PLACE(from, round->given.at), round->given.bytes,
+                  AFTER(ready));
+        ready = plan_recv_reduce(plan, round->peer, PLACE(BUF_OUTPUT, kept.at),
+                                 PLACE(from, kept.at), kept.bytes, false, AFTER(ready));
         from = BUF_OUTPUT;
     }
     const range_t own = rounds[n_rounds - 1].kept;
@@ -95,14 +98,16 @@ hvd_status_t plan_allreduce_halving_doubling(const coll_args_t *args, plan_t *pl
 // The blocks of the members that nodes first .. first + n - 1 stand for: they lie side by side.
 static range_t blocks_of_nodes(const coll_args_t *args, const folding_t *folding, int first, int n)
 {
-    const int end_member = first + n == folding->core ? args->size : fold_member_of(folding, first + n);
+    const int end_member =
+        first + n == folding->core ? args->size : fold_member_of(folding, first + n);
     const size_t begin = sum_of(args->blocks, fold_member_of(folding, first));
     return (range_t){begin, sum_of(args->blocks, end_member) - begin};
 }
 
 // Halves the nodes down to this one. The result, for this node's members, lies at the place
 // returned; *ready_p completes it.
-static place_t halve(const coll_args_t *args, plan_t *plan, const folding_t *folding, plan_buf_t from, int *ready_p)
+static place_t halve(const coll_args_t *args, plan_t *plan, const folding_t *folding,
+                     plan_buf_t from, int *ready_p)
 {
     place_t kept_at = {0};
     for (int bit = folding->core / 2; bit > 0; bit /= 2) {
@@ -113,7 +118,8 @@ static place_t halve(const coll_args_t *args, plan_t *plan, const folding_t *fol
         const bool is_final = bit == 1 && folding->partner < 0;
         kept_at = is_final ? PLACE(BUF_OUTPUT, 0) : PLACE(BUF_TMP, kept.at);
         plan_send(plan, peer, PLACE(from, given.at), given.bytes, AFTER(*ready_p));
-        *ready_p = plan_recv_reduce(plan, peer, kept_at, PLACE(from, kept.at), kept.bytes, false, AFTER(*ready_p));
+        *ready_p = plan_recv_reduce(plan, peer, kept_at, PLACE(from, kept.at), kept.bytes, false,
+                                    AFTER(*ready_p));
         from = BUF_TMP;
     }
     return kept_at;
@@ -122,7 +128,8 @@ static place_t halve(const coll_args_t *args, plan_t *plan, const folding_t *fol
 hvd_status_t plan_reducescatter_halving(const coll_args_t *args, plan_t *plan, err_t *err)
 {
     (void)err;
-    const size_t own_bytes = args->blocks[args->member], all_bytes = sum_of(args->blocks, args->size);
+    const size_t own_bytes = args->blocks[args->member],
+                 all_bytes = sum_of(args->blocks, args->size);
     if (args->size == 1) {
         plan_alone(plan, args, own_bytes);
         return HVD_OK;

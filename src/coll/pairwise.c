@@ -4,8 +4,8 @@
 // exchange.
 //
 // Method: each part of the tensor is added up by the member it belongs to, straight from the inputs
-// of all others, in accumulators: float32 for half types, rounded once at the end. Members are added
-// in a fixed order (the owner, then those after it), so results are the same in every run. Parts go
+// of all others, in accumulators: float32 for half types, rounded once at the end. Members are
+// added in a fixed order (the owner, then those after it), so every run gives the same. Parts go
 // in windows of a segment and two windows of accumulators take turns, so they stay in the cache.
 // An allreduce then sends every finished window to all others.
 // Cost for n members and B bytes, per member: reducescatter and alltoall one step, n-1 messages a
@@ -13,7 +13,7 @@
 // In place (allreduce): a member returns a window only after it has added all of it.
 #include "coll/plan.h"
 
-// --- Windows --------------------------------------------------------------------------------------
+// --- Windows -------------------------------------------------------------------------------------
 
 enum { MAX_WINDOWS = 64 }; // of one part: longer parts have larger windows
 
@@ -35,7 +35,7 @@ static bool next_window(const coll_args_t *args, range_t part, size_t *at_p, ran
     return true;
 }
 
-// --- Reductions -----------------------------------------------------------------------------------
+// --- Reductions ----------------------------------------------------------------------------------
 
 // Each other member's part of this member's input, to it.
 static void send_inputs(const coll_args_t *args, plan_t *plan)
@@ -63,8 +63,8 @@ static void add_up(const coll_args_t *args, plan_t *plan, size_t output_at)
 {
     const range_t part = range_of_member(args, args->member);
     const size_t elem_bytes = hvd_dtype_bytes(args->dtype);
-    const size_t slot_bytes =
-        MIN(window_bytes(args, part.bytes), part.bytes) / elem_bytes * hvd_dtype_bytes(acc_dtype(args->dtype));
+    const size_t slot_bytes = MIN(window_bytes(args, part.bytes), part.bytes) / elem_bytes *
+                              hvd_dtype_bytes(acc_dtype(args->dtype));
     int stored[2] = {NO_STEP, NO_STEP}; // the last window that used each slot
     range_t window;
     int slot = 0;
@@ -74,10 +74,11 @@ static void add_up(const coll_args_t *args, plan_t *plan, size_t output_at)
         int ready = plan_local(plan, STEP_LOAD_ACC, acc, PLACE(BUF_INPUT, window.at), window.bytes,
                                AFTER(stored[slot]));
         for (int d = 1; d < args->size; d++) {
-            ready = plan_recv_acc(plan, member_around(args, args->member + d), acc, window.bytes, BEHIND(ready));
+            ready = plan_recv_acc(plan, member_around(args, args->member + d), acc, window.bytes,
+                                  BEHIND(ready));
         }
-        stored[slot] =
-            plan_local(plan, STEP_STORE_ACC, PLACE(BUF_OUTPUT, result.at), acc, window.bytes, BEHIND(ready));
+        stored[slot] = plan_local(plan, STEP_STORE_ACC, PLACE(BUF_OUTPUT, result.at), acc,
+                                  window.bytes, BEHIND(ready));
         if (args->op == HVD_ALLREDUCE) {
             send_result(args, plan, result, stored[slot]);
         }
@@ -114,7 +115,7 @@ hvd_status_t plan_reducescatter_pairwise(const coll_args_t *args, plan_t *plan, 
     return HVD_OK;
 }
 
-// --- Alltoall -------------------------------------------------------------------------------------
+// --- Alltoall ------------------------------------------------------------------------------------
 
 hvd_status_t plan_alltoall_pairwise(const coll_args_t *args, plan_t *plan, err_t *err)
 {
@@ -122,7 +123,8 @@ hvd_status_t plan_alltoall_pairwise(const coll_args_t *args, plan_t *plan, err_t
     const int m = args->member, n = args->size;
     size_t send_at = sum_of(args->send_bytes, m), recv_at = sum_of(args->recv_bytes, m);
     const size_t recv_end = sum_of(args->recv_bytes, n);
-    plan_local(plan, STEP_COPY, PLACE(BUF_OUTPUT, recv_at), PLACE(BUF_INPUT, send_at), args->send_bytes[m], AT_ONCE);
+    plan_local(plan, STEP_COPY, PLACE(BUF_OUTPUT, recv_at), PLACE(BUF_INPUT, send_at),
+               args->send_bytes[m], AT_ONCE);
     for (int d = 1; d < n; d++) { // offsets wander up and down from this member's own
         const int to = member_around(args, m + d), from = member_around(args, m - d);
         send_at = to == 0 ? 0 : send_at + args->send_bytes[to - 1];

@@ -37,10 +37,10 @@ int plan_add(plan_t *plan, step_t step)
     return plan->n_steps++;
 }
 
-// --- Steps ----------------------------------------------------------------------------------------
+// --- Steps ---------------------------------------------------------------------------------------
 
-static int add(plan_t *plan, step_kind_t kind, int peer, place_t dst, place_t src, size_t bytes, bool swap,
-               after_t after)
+static int add(plan_t *plan, step_kind_t kind, int peer, place_t dst, place_t src, size_t bytes,
+               bool swap, after_t after)
 {
     if (bytes == 0) {
         return NO_STEP;
@@ -69,7 +69,8 @@ int plan_recv(plan_t *plan, int peer, place_t dst, size_t bytes, after_t after)
     return add(plan, STEP_RECV, peer, dst, dst, bytes, false, after);
 }
 
-int plan_recv_reduce(plan_t *plan, int peer, place_t dst, place_t src, size_t bytes, bool swap, after_t after)
+int plan_recv_reduce(plan_t *plan, int peer, place_t dst, place_t src, size_t bytes, bool swap,
+                     after_t after)
 {
     return add(plan, STEP_RECV_REDUCE, peer, dst, src, bytes, swap, after);
 }
@@ -79,7 +80,8 @@ int plan_recv_acc(plan_t *plan, int peer, place_t dst, size_t bytes, after_t aft
     return add(plan, STEP_RECV_ACC, peer, dst, dst, bytes, false, after);
 }
 
-int plan_local(plan_t *plan, step_kind_t kind, place_t dst, place_t src, size_t bytes, after_t after)
+int plan_local(plan_t *plan, step_kind_t kind, place_t dst, place_t src, size_t bytes,
+               after_t after)
 {
     return add(plan, kind, -1, dst, src, bytes, false, after);
 }
@@ -94,11 +96,12 @@ int plan_scale(plan_t *plan, const coll_args_t *args, place_t dst, size_t bytes,
 
 void plan_alone(plan_t *plan, const coll_args_t *args, size_t bytes)
 {
-    int copy = plan_local(plan, STEP_COPY, PLACE(BUF_OUTPUT, 0), PLACE(BUF_INPUT, 0), bytes, AT_ONCE);
+    int copy =
+        plan_local(plan, STEP_COPY, PLACE(BUF_OUTPUT, 0), PLACE(BUF_INPUT, 0), bytes, AT_ONCE);
     plan_scale(plan, args, PLACE(BUF_OUTPUT, 0), bytes, copy);
 }
 
-// --- Ranges ---------------------------------------------------------------------------------------
+// --- Ranges --------------------------------------------------------------------------------------
 
 // Below this many bytes a part is worth more when even than when aligned.
 enum { ALIGN_FROM_BYTES = 16 * CACHE_LINE };
@@ -154,7 +157,7 @@ range_t range_of_member(const coll_args_t *args, int member)
     return (range_t){sum_of(args->blocks, i), args->blocks[i]};
 }
 
-// --- Folding --------------------------------------------------------------------------------------
+// --- Folding -------------------------------------------------------------------------------------
 
 folding_t fold_members(int member, int size)
 {

@@ -33,16 +33,18 @@ typedef struct place {
 int plan_send(plan_t *plan, int peer, place_t src, size_t bytes, after_t after);
 int plan_recv(plan_t *plan, int peer, place_t dst, size_t bytes, after_t after);
 // dst = src op incoming; `swap`: dst = incoming op src, for members that must agree on every bit.
-int plan_recv_reduce(plan_t *plan, int peer, place_t dst, place_t src, size_t bytes, bool swap, after_t after);
+int plan_recv_reduce(plan_t *plan, int peer, place_t dst, place_t src, size_t bytes, bool swap,
+                     after_t after);
 int plan_recv_acc(plan_t *plan, int peer, place_t dst, size_t bytes, after_t after);
 // A step without a peer: copy, scale, load and store of accumulators, adasum.
-int plan_local(plan_t *plan, step_kind_t kind, place_t dst, place_t src, size_t bytes, after_t after);
+int plan_local(plan_t *plan, step_kind_t kind, place_t dst, place_t src, size_t bytes,
+               after_t after);
 // Scales `bytes` at dst if the request asks for it, following `behind`; the step to go on from.
 int plan_scale(plan_t *plan, const coll_args_t *args, place_t dst, size_t bytes, int behind);
 // What is left to do for a group of one: input to output, scaled.
 void plan_alone(plan_t *plan, const coll_args_t *args, size_t bytes);
 
-// --- Ranges ---------------------------------------------------------------------------------------
+// --- Ranges --------------------------------------------------------------------------------------
 
 typedef struct range {
     size_t at, bytes;
@@ -60,7 +62,7 @@ range_t range_of_member(const coll_args_t *args, int member);
 int member_around(const coll_args_t *args, int member);
 size_t sum_of(const size_t *values, int n);
 
-// --- Any number of members on a power of two ------------------------------------------------------
+// --- Any number of members on a power of two -----------------------------------------------------
 // With n = core + extra and core the largest power of two: of the first 2 * extra members, each odd
 // one hands its data to the even one before it and gets the result back at the end. The others, and
 // the even ones on behalf of their pairs, are nodes 0 .. core-1, in the order of members.
@@ -74,7 +76,7 @@ typedef struct folding {
 folding_t fold_members(int member, int size);
 int fold_member_of(const folding_t *folding, int node);
 
-// --- The algorithms, each in the file of its family -----------------------------------------------
+// --- The algorithms, each in the file of its family ----------------------------------------------
 
 typedef hvd_status_t plan_fn_t(const coll_args_t *args, plan_t *plan, err_t *err);
 

@@ -35,7 +35,8 @@ hvd_status_t plan_allreduce_recursive_doubling(const coll_args_t *args, plan_t *
     for (int bit = 1; bit < folding.core; bit *= 2) {
         const int peer = fold_member_of(&folding, folding.node ^ bit);
         const int sent = plan_send(plan, peer, from, bytes, BEHIND(ready));
-        ready = plan_recv_reduce(plan, peer, output, from, bytes, peer < args->member, BEHIND(sent));
+        ready =
+            plan_recv_reduce(plan, peer, output, from, bytes, peer < args->member, BEHIND(sent));
         from = output;
     }
     ready = plan_scale(plan, args, output, bytes, ready);

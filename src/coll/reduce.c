@@ -17,7 +17,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-// --- Choice ---------------------------------------------------------------------------------------
+// --- Choice --------------------------------------------------------------------------------------
 
 int kernels_supported(const kernels_t *tables[MAX_KERNEL_TABLES])
 {
@@ -64,7 +64,7 @@ static void copy_elements(hvd_dtype_t dtype, void *dst, const void *src, size_t 
     }
 }
 
-// --- Factors on integers --------------------------------------------------------------------------
+// --- Factors on integers -------------------------------------------------------------------------
 // Multiplied in double and truncated toward zero; what does not fit stops at the type's end, a NaN
 // becomes 0.
 
@@ -102,8 +102,9 @@ static void scale_flag(void *dst_, const void *src_, size_t n, double factor)
 }
 
 static map_fn_t *const scale_integers[HVD_N_DTYPES] = {
-    [HVD_UINT8] = scale_u8,   [HVD_INT8] = scale_i8,   [HVD_UINT16] = scale_u16, [HVD_INT16] = scale_i16,
-    [HVD_INT32] = scale_i32,  [HVD_INT64] = scale_i64, [HVD_BOOL] = scale_flag,
+    [HVD_UINT8] = scale_u8,  [HVD_INT8] = scale_i8,   [HVD_UINT16] = scale_u16,
+    [HVD_INT16] = scale_i16, [HVD_INT32] = scale_i32, [HVD_INT64] = scale_i64,
+    [HVD_BOOL] = scale_flag,
 };
 
 void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, double factor)
@@ -117,7 +118,7 @@ void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, doubl
     }
 }
 
-// --- Accumulators ---------------------------------------------------------------------------------
+// --- Accumulators --------------------------------------------------------------------------------
 
 hvd_dtype_t acc_dtype(hvd_dtype_t dtype)
 {
@@ -170,17 +171,19 @@ void acc_add_scaled(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *s
     }
 }
 
-// --- Folds ----------------------------------------------------------------------------------------
+// --- Folds ---------------------------------------------------------------------------------------
 
-void reduce_pair(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b, size_t n)
+void reduce_pair(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b,
+                 size_t n)
 {
     const void *const inputs[2] = {a, b};
-    best_kernels()->fold[dtype][fold_of[op]](dst, NULL, inputs, 2, n, 1.0);
+    best_kernels()->fold[dtype][fold_of[op]](dst, NULL, inputs, 2, n, 1.0, false);
 }
 
 // Whatever the kernels cannot do in one go: a factor on the inputs, or one on integers.
 static void fold_through_accumulators(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
-                                      const void *const *inputs, int k, size_t n, double pre, double post)
+                                      const void *const *inputs, int k, size_t n, double pre,
+                                      double post)
 {
     const size_t elem_bytes = hvd_dtype_bytes(dtype);
     const size_t block = BLOCK_BYTES / hvd_dtype_bytes(acc_dtype(dtype));
@@ -202,13 +205,39 @@ void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
                  const void *const *inputs, int k, size_t n, double pre, double post)
 {
     if (pre == 1.0 && (post == 1.0 || is_floating(dtype))) {
-        best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post);
+        best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post, false);
     } else {
         fold_through_accumulators(dtype, op, dst, also_dst, inputs, k, n, pre, post);
     }
 }
 
-// --- Adasum ---------------------------------------------------------------------------------------
+// A line that has just been read is in the cache anyway: writing around it would not save anything.
+static bool is_worth_uncached(hvd_dtype_t dtype, const void *dst, const void *const *inputs, int k)
+{
+    bool is_input = false;
+    for (int j = 0; j < k; j++) {
+        is_input |= inputs[j] == dst;
+    }
+    return !is_input && (uintptr_t)dst % hvd_dtype_bytes(dtype) == 0;
+}
+
+void reduce_many_uncached(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
+                          const void *const *inputs, int k, size_t n, double pre, double post)
+{
+    const bool in_one_go = pre == 1.0 && (post == 1.0 || is_floating(dtype));
+    if (in_one_go && is_worth_uncached(dtype, dst, inputs, k)) {
+        best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post, true);
+    } else {
+        reduce_many(dtype, op, dst, also_dst, inputs, k, n, pre, post);
+    }
+}
+
+void copy_uncached(void *dst, const void *src, size_t bytes)
+{
+    best_kernels()->fold[HVD_UINT8][FOLD_SUM](dst, NULL, &src, 1, bytes, 1.0, true);
+}
+
+// --- Adasum --------------------------------------------------------------------------------------
 // Dot products run in ADASUM_LANES sums added up in a fixed order, so every processor and every
 // vector width gives the same bits.
 

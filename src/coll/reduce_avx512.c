@@ -14,7 +14,8 @@
 
 #if defined(__clang__)
 #pragma clang fp contract(off)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))),        \
+                             apply_to = function)
 #else
 #pragma GCC optimize("fp-contract=off")
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
@@ -29,6 +30,14 @@ static inline void f16_store(char *p, __m512 v)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
+
+static inline void f16_stream(char *p, __m512 v)
+{
+    _mm256_stream_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#define vec_stream(p, v) _mm512_stream_si512((__m512i *)(p), (__m512i)(v))
+#define stream_fence() _mm_sfence()
 
 static inline __m512i widen_u16(const char *p)
 {

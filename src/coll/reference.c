@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-// --- Half types by arithmetic ---------------------------------------------------------------------
+// --- Half types by arithmetic --------------------------------------------------------------------
 
 typedef struct half_format {
     int mantissa_bits, exponent_bits;
@@ -33,7 +33,8 @@ static float half_to_float(uint16_t bits, half_format_t f)
     } else if (exponent == 0) {
         magnitude = ldexp(mantissa, 1 - bias_of(f) - f.mantissa_bits);
     } else {
-        magnitude = ldexp(mantissa + (1 << f.mantissa_bits), exponent - bias_of(f) - f.mantissa_bits);
+        const int whole = mantissa + (1 << f.mantissa_bits);
+        magnitude = ldexp(whole, exponent - bias_of(f) - f.mantissa_bits);
     }
     return (float)(bits >> 15 ? -magnitude : magnitude);
 }
@@ -57,7 +58,7 @@ static uint16_t half_of_float(float value, half_format_t f)
     return (uint16_t)(sign | (whole < implied ? whole : biased + whole - implied));
 }
 
-// --- One element ----------------------------------------------------------------------------------
+// --- One element ---------------------------------------------------------------------------------
 // Integers and bool travel in `whole` (as the bits of int64_t), the others in `real`.
 
 typedef struct element {
@@ -65,54 +66,44 @@ typedef struct element {
     int64_t whole;
 } element_t;
 
-#define GET(type, field)                                                                           \
-    do {                                                                                           \
-        type value_;                                                                               \
-        memcpy(&value_, (const char *)data + i * sizeof value_, sizeof value_);                    \
-        e.field = value_;                                                                          \
-    } while (0)
-#define PUT(type, value)                                                                           \
-    do {                                                                                           \
-        type value_ = (type)(value);                                                               \
-        memcpy((char *)data + i * sizeof value_, &value_, sizeof value_);                          \
-    } while (0)
+// One row per type: its C type, how to make an element of a value, how to make a value of one.
+#define TYPES(X)                                                                                   \
+    X(HVD_UINT8, uint8_t, {.whole = value}, e.whole)                                               \
+    X(HVD_INT8, int8_t, {.whole = value}, e.whole)                                                 \
+    X(HVD_UINT16, uint16_t, {.whole = value}, e.whole)                                             \
+    X(HVD_INT16, int16_t, {.whole = value}, e.whole)                                               \
+    X(HVD_INT32, int32_t, {.whole = value}, e.whole)                                               \
+    X(HVD_INT64, int64_t, {.whole = value}, e.whole)                                               \
+    X(HVD_BOOL, uint8_t, {.whole = value != 0}, e.whole != 0)                                      \
+    X(HVD_FLOAT32, float, {.real = (double)value}, e.real)                                         \
+    X(HVD_FLOAT64, double, {.real = value}, e.real)                                                \
+    X(HVD_FLOAT16, uint16_t, {.real = (double)half_to_float(value, float16_format)},               \
+      half_of_float((float)e.real, float16_format))                                                \
+    X(HVD_BFLOAT16, uint16_t, {.real = (double)half_to_float(value, bfloat16_format)},             \
+      half_of_float((float)e.real, bfloat16_format))
 
 static element_t get(hvd_dtype_t dtype, const void *data, size_t i)
 {
-    element_t e = {0};
-    switch (dtype) {
-    case HVD_UINT8: GET(uint8_t, whole); break;
-    case HVD_INT8: GET(int8_t, whole); break;
-    case HVD_UINT16: GET(uint16_t, whole); break;
-    case HVD_INT16: GET(int16_t, whole); break;
-    case HVD_INT32: GET(int32_t, whole); break;
-    case HVD_INT64: GET(int64_t, whole); break;
-    case HVD_BOOL: GET(uint8_t, whole); e.whole = e.whole != 0; break;
-    case HVD_FLOAT32: GET(float, real); break;
-    case HVD_FLOAT64: GET(double, real); break;
-    case HVD_FLOAT16: GET(uint16_t, whole); e.real = half_to_float((uint16_t)e.whole, float16_format); break;
-    case HVD_BFLOAT16: GET(uint16_t, whole); e.real = half_to_float((uint16_t)e.whole, bfloat16_format); break;
-    case HVD_N_DTYPES: break;
+#define GET(name, type, make, back)                                                                \
+    if (dtype == (name)) {                                                                         \
+        type value;                                                                                \
+        memcpy(&value, (const char *)data + i * sizeof value, sizeof value);                       \
+        return (element_t)make;                                                                    \
     }
-    return e;
+    TYPES(GET)
+#undef GET
+    return (element_t){0};
 }
 
 static void put(hvd_dtype_t dtype, void *data, size_t i, element_t e)
 {
-    switch (dtype) {
-    case HVD_UINT8: PUT(uint8_t, e.whole); break;
-    case HVD_INT8: PUT(int8_t, e.whole); break;
-    case HVD_UINT16: PUT(uint16_t, e.whole); break;
-    case HVD_INT16: PUT(int16_t, e.whole); break;
-    case HVD_INT32: PUT(int32_t, e.whole); break;
-    case HVD_INT64: PUT(int64_t, e.whole); break;
-    case HVD_BOOL: PUT(uint8_t, e.whole != 0); break;
-    case HVD_FLOAT32: PUT(float, e.real); break;
-    case HVD_FLOAT64: PUT(double, e.real); break;
-    case HVD_FLOAT16: PUT(uint16_t, half_of_float((float)e.real, float16_format)); break;
-    case HVD_BFLOAT16: PUT(uint16_t, half_of_float((float)e.real, bfloat16_format)); break;
-    case HVD_N_DTYPES: break;
+#define PUT(name, type, make, back)                                                                \
+    if (dtype == (name)) {                                                                         \
+        const type value = (type)(back);                                                           \
+        memcpy((char *)data + i * sizeof value, &value, sizeof value);                             \
     }
+    TYPES(PUT)
+#undef PUT
 }
 
 static bool is_real(hvd_dtype_t dtype)
@@ -144,6 +135,8 @@ static element_t scale(hvd_dtype_t dtype, element_t e, double factor)
     const double scaled = trunc((double)e.whole * factor);
     if (isnan(scaled)) {
         e.whole = 0;
+    } else if (dtype == HVD_BOOL) {
+        e.whole = scaled != 0;
     } else if (scaled >= beyond_of(dtype)) {
         e.whole = dtype == HVD_INT64 ? INT64_MAX : (int64_t)beyond_of(dtype) - 1;
     } else {
@@ -174,28 +167,37 @@ static int64_t wrap(hvd_dtype_t dtype, uint64_t bits)
 static element_t fold_real(hvd_dtype_t dtype, hvd_reduce_t reduce, element_t a, element_t b)
 {
     switch (reduce) {
-    case HVD_MIN: return isnan(a.real) || a.real < b.real ? a : b;
-    case HVD_MAX: return isnan(a.real) || a.real > b.real ? a : b;
-    case HVD_PRODUCT: return (element_t){.real = multiply_real(dtype, a.real, b.real)};
-    default: return (element_t){.real = add_real(dtype, a.real, b.real)};
+    case HVD_MIN:
+        return isnan(a.real) || a.real < b.real ? a : b;
+    case HVD_MAX:
+        return isnan(a.real) || a.real > b.real ? a : b;
+    case HVD_PRODUCT:
+        return (element_t){.real = multiply_real(dtype, a.real, b.real)};
+    default:
+        return (element_t){.real = add_real(dtype, a.real, b.real)};
     }
 }
 
 static element_t fold_whole(hvd_dtype_t dtype, hvd_reduce_t reduce, element_t a, element_t b)
 {
+    const uint64_t a_bits = (uint64_t)a.whole, b_bits = (uint64_t)b.whole;
     switch (reduce) {
-    case HVD_MIN: return a.whole < b.whole ? a : b;
-    case HVD_MAX: return a.whole > b.whole ? a : b;
-    case HVD_PRODUCT: return (element_t){.whole = wrap(dtype, (uint64_t)a.whole * (uint64_t)b.whole)};
-    default: return (element_t){.whole = wrap(dtype, (uint64_t)a.whole + (uint64_t)b.whole)};
+    case HVD_MIN:
+        return a.whole < b.whole ? a : b;
+    case HVD_MAX:
+        return a.whole > b.whole ? a : b;
+    case HVD_PRODUCT:
+        return (element_t){.whole = wrap(dtype, a_bits * b_bits)};
+    default:
+        return (element_t){.whole = wrap(dtype, a_bits + b_bits)};
     }
 }
 
-// --- Operations -----------------------------------------------------------------------------------
+// --- Operations ----------------------------------------------------------------------------------
 
 // Elements first .. first + n - 1 of all inputs, added up.
-static void reduce_elements(const coll_args_t *args, const void *const *inputs, size_t first, size_t n, double pre,
-                            double post, void *out)
+static void reduce_elements(const coll_args_t *args, const void *const *inputs, size_t first,
+                            size_t n, double pre, double post, void *out)
 {
     for (size_t i = 0; i < n; i++) {
         element_t sum = scale(args->dtype, get(args->dtype, inputs[0], first + i), pre);
@@ -224,7 +226,8 @@ static void adasum_pair(double *a, const double *b, size_t n)
 
 // Vectors in double, combined along the same tree as adasum.c: the first pairs of members until a
 // power of two is left, then neighbours, again and again.
-static void adasum(const coll_args_t *args, const void *const *inputs, double pre, double post, void *out)
+static void adasum(const coll_args_t *args, const void *const *inputs, double pre, double post,
+                   void *out)
 {
     const size_t n = args->bytes / hvd_dtype_bytes(args->dtype);
     double *vectors = malloc(((size_t)args->size * n + 1) * sizeof *vectors);
@@ -278,7 +281,8 @@ static void concatenate(const size_t *sizes, int n, const void *const *inputs, v
     }
 }
 
-void reference_run(const coll_args_t *args, const void *const *inputs, double pre, double post, void *out)
+void reference_run(const coll_args_t *args, const void *const *inputs, double pre, double post,
+                   void *out)
 {
     const size_t elem_bytes = hvd_dtype_bytes(args->dtype);
     switch (args->op) {

@@ -13,7 +13,7 @@
 //   collect  once all peers have reduced (or shared, where nothing is reduced): copy the other
 //            parts out of the windows into the tensor
 //
-// in the order share(i), reduce(i-1), collect(i-2), so that a peer that is a little late costs
+// in the order share(i), reduce(i-1), collect(i-2) (or i-1 without a reduction), so that a peer that is a little late costs
 // nothing. A slot is filled again when everyone who read it has said so by its `done` counter.
 //
 //   op              share                    reduce             collect
@@ -30,6 +30,8 @@
 #include <stdlib.h>
 
 #define SLICE_BYTES_LEAST (64 * KIB) // measured best for two ranks: all slots in flight fit in L2
+#define MOVE_SLICE_BYTES (128 * KIB) // the same where every rank moves a whole result
+#define PAST_CACHE_BYTES (2 * MIB)   // results from this size on do not stay in cache
 #define SLICE_BYTES_PER_RANK (16 * KIB)
 #define PART_ALIGN ((size_t)64)
 #define END_OF_RUN (((uint64_t)1 << SLICE_BITS) - 1)
@@ -68,6 +70,8 @@ struct stream {
     uint64_t turn;                         // share(turn), reduce(turn - LAG), collect(turn - 2 LAG)
     uint64_t turns;
     stage_t stage;
+    uint64_t lag[3]; // turns by which each stage is behind
+    void (*scatter)(const vec_t *v, size_t offset, const void *from, size_t bytes);
 };
 
 // --- Memory --------------------------------------------------------------------------------------
@@ -167,16 +171,27 @@ static void set_stages(stream_t *s, size_t share, size_t reduce, size_t collect)
     s->n_share = share;
     s->n_reduce = reduce;
     s->n_collect = collect;
-    s->turns = MAX(share, MAX(reduce > 0 ? reduce + LAG : 0, collect > 0 ? collect + 2 * LAG : 0));
+    s->lag[SHARE] = 0;
+    s->lag[REDUCE] = LAG;
+    s->lag[COLLECT] = reduce > 0 ? 2 * LAG : LAG;
+    size_t reduce_turns = reduce > 0 ? reduce + s->lag[REDUCE] : 0;
+    size_t collect_turns = collect > 0 ? collect + s->lag[COLLECT] : 0;
+    s->turns = MAX(share, MAX(reduce_turns, collect_turns));
 }
 
 static void lay_out(stream_t *s)
 {
     const coll_args_t *a = &s->run.args;
     size_t n = (size_t)s->n;
-    s->slice_bytes = MIN(s->slot_bytes, MAX(SLICE_BYTES_LEAST, n * SLICE_BYTES_PER_RANK));
+    bool exchanges = a->op == HVD_ALLGATHER || a->op == HVD_ALLTOALL;
+    size_t least = exchanges ? MOVE_SLICE_BYTES : SLICE_BYTES_LEAST;
+    s->slice_bytes = MIN(s->slot_bytes, MAX(least, n * SLICE_BYTES_PER_RANK));
     s->share_bytes = MAX(s->slot_bytes / n / PART_ALIGN * PART_ALIGN, PART_ALIGN);
-    s->share_bytes = MIN(s->share_bytes, SLICE_BYTES_LEAST);
+    s->share_bytes = MIN(s->share_bytes, least);
+    // Where every rank writes a whole result it has not read before, the writes are what counts;
+    // elsewhere they hit lines in cache or leave the memory idle (measured).
+    bool large = s->run.out->bytes >= PAST_CACHE_BYTES;
+    s->scatter = large && exchanges ? vec_scatter_past_cache : vec_scatter;
     switch (a->op) {
     case HVD_ALLREDUCE: {
         size_t slices = ceil_div(a->bytes, s->slice_bytes);
@@ -424,9 +439,24 @@ static void collect_parts(stream_t *s, uint64_t i)
     for (int m = 0; m < s->n; m++) {
         if (m != s->me) {
             size_t part = part_at(s, len, m);
-            vec_scatter(s->run.out, at + part, slot_of(s, (m + 1) % s->n, i) + part,
-                        part_at(s, len, m + 1) - part);
+            s->scatter(s->run.out, at + part, slot_of(s, (m + 1) % s->n, i) + part,
+                       part_at(s, len, m + 1) - part);
         }
+    }
+}
+
+// From the own input to the own output, unless they are one.
+static void copy_own(stream_t *s, size_t out_at, size_t in_at, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        uint8_t *source;
+        uint8_t *target;
+        size_t n = MIN(vec_at(s->run.in, in_at + done, &source), bytes - done);
+        vec_at(s->run.out, out_at + done, &target);
+        if (source != target) {
+            s->scatter(s->run.out, out_at + done, source, n);
+        }
+        done += n;
     }
 }
 
@@ -441,10 +471,9 @@ static void collect_blocks(stream_t *s, uint64_t i)
     for (int m = 0; m < s->n; m++) {
         size_t bytes = bytes_in_slice(blocks[m], i, step);
         if (m == s->me) {
-            vec_copy(s->run.out, s->out_at[m] + at, s->run.in, (gather ? 0 : s->in_at[m]) + at,
-                     bytes);
+            copy_own(s, s->out_at[m] + at, (gather ? 0 : s->in_at[m]) + at, bytes);
         } else {
-            vec_scatter(s->run.out, s->out_at[m] + at, slot_of(s, m, i) + slot_at, bytes);
+            s->scatter(s->run.out, s->out_at[m] + at, slot_of(s, m, i) + slot_at, bytes);
         }
     }
 }
@@ -461,9 +490,9 @@ static bool try_collect(stream_t *s, uint64_t i)
         size_t at = (size_t)i * s->slice_bytes;
         size_t bytes = bytes_in_slice(a->bytes, i, s->slice_bytes);
         if (s->me == a->root) {
-            vec_copy(s->run.out, at, s->run.in, at, bytes);
+            copy_own(s, at, at, bytes);
         } else {
-            vec_scatter(s->run.out, at, slot_of(s, a->root, i), bytes);
+            s->scatter(s->run.out, at, slot_of(s, a->root, i), bytes);
         }
     } else {
         collect_blocks(s, i);
@@ -497,8 +526,8 @@ hvd_status_t stream_start(stream_t *s, const stream_run_t *run, err_t *err)
 // One stage of the current turn; true if it is over (done, or nothing to do).
 static bool try_stage(stream_t *s)
 {
-    uint64_t i = s->turn - (uint64_t)s->stage * LAG;
-    if (s->turn < (uint64_t)s->stage * LAG) {
+    uint64_t i = s->turn - s->lag[s->stage];
+    if (s->turn < s->lag[s->stage]) {
         return true;
     }
     switch (s->stage) {

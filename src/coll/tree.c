@@ -30,7 +30,8 @@ static source_t get_from(const coll_args_t *args, plan_t *plan, int parent)
 
 static void pass_on(const coll_args_t *args, plan_t *plan, source_t source, int child)
 {
-    plan_send(plan, member_around(args, args->root + child), source.place, args->bytes, BEHIND(source.ready));
+    plan_send(plan, member_around(args, args->root + child), source.place, args->bytes,
+              BEHIND(source.ready));
 }
 
 hvd_status_t plan_broadcast_binomial(const coll_args_t *args, plan_t *plan, err_t *err)

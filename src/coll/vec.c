@@ -7,6 +7,8 @@
 // Threads: whoever owns the vector.
 #include "coll/vec.h"
 
+#include "coll/copy.h"
+
 #include <stdlib.h>
 
 bool vec_add(vec_t *v, void *at, size_t bytes)
@@ -81,17 +83,12 @@ void vec_scatter(const vec_t *v, size_t offset, const void *from, size_t bytes)
     }
 }
 
-void vec_copy(const vec_t *to, size_t to_offset, const vec_t *from, size_t from_offset,
-              size_t bytes)
+void vec_scatter_past_cache(const vec_t *v, size_t offset, const void *from, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
-        uint8_t *source;
-        size_t n = MIN(vec_at(from, from_offset + done, &source), bytes - done);
-        uint8_t *target;
-        n = MIN(vec_at(to, to_offset + done, &target), n);
-        if (target != source) {
-            memmove(target, source, n);
-        }
+        uint8_t *at;
+        size_t n = MIN(vec_at(v, offset + done, &at), bytes - done);
+        copy_past_cache(at, (const uint8_t *)from + done, n);
         done += n;
     }
 }

@@ -36,7 +36,7 @@ size_t vec_at(const vec_t *v, size_t offset, uint8_t **at_p);
 
 void vec_gather(const vec_t *v, size_t offset, void *to, size_t bytes);
 void vec_scatter(const vec_t *v, size_t offset, const void *from, size_t bytes);
-void vec_copy(const vec_t *to, size_t to_offset, const vec_t *from, size_t from_offset,
-              size_t bytes);
+// The same for pieces that will not be read soon (see copy.h).
+void vec_scatter_past_cache(const vec_t *v, size_t offset, const void *from, size_t bytes);
 
 #endif

@@ -276,6 +276,13 @@ void rank_open(rank_t *r)
 
 void rank_close(rank_t *r)
 {
+    rank_step(r, "barrier before shutdown");
+    rank_barrier(r);
+    rank_leave(r);
+}
+
+void rank_leave(rank_t *r)
+{
     rank_step(r, "shutdown");
     CHECK_OK(r, hvd_shutdown(r->ctx));
     r->ctx = NULL;

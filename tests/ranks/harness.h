@@ -103,7 +103,8 @@ void rank_setenv(rank_t *r, const char *name, const char *value);
 // hvd_init with the rank's environment; more, if not NULL, gives process sets and log.
 hvd_status_t rank_try_open(rank_t *r, const hvd_options_t *more);
 void rank_open(rank_t *r); // and it must succeed
-void rank_close(rank_t *r);
+void rank_close(rank_t *r); // when all have come so far: a rank that stops stops the job
+void rank_leave(rank_t *r); // now, whatever the others do
 // Says what comes next, for the report of a hang or a failed check.
 void rank_step(rank_t *r, const char *format, ...) PRINTF_LIKE(2, 3);
 // This rank is about to die on purpose: its end by a signal is no failure.

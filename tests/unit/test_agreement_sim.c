@@ -201,7 +201,8 @@ typedef struct sim {
     bool may_end;
     bool has_removed;        // late lines are allowed
     bool reports_allowed;
-    size_t n_runs, n_fails;
+    bool keeps_sets;         // no changes of process sets
+    size_t n_runs, n_fails, n_reports; // as told to all ranks together
     coord_params_t params;
 } sim_t;
 
@@ -444,7 +445,7 @@ static void plan_step(sim_t *sim, int index)
     int kind = below(&state, 100);
 
     *step = (step_t){.kind = STEP_PLAIN, .odd_rank = -1, .changed_set = -1, .last_joined = -1};
-    if (kind < 18) {
+    if (kind < 18 && !sim->keeps_sets) {
         plan_change(sim, index, step, &state);
     } else if (kind < 32) {
         step->kind = STEP_JOIN;
@@ -617,7 +618,7 @@ typedef struct filled {
 } filled_t;
 
 // The odd rank's idea of the same tensor.
-static void make_odd(item_t *item)
+static void make_odd(item_t *item, int size)
 {
     switch (item->odd) {
     case ODD_DTYPE:
@@ -632,7 +633,7 @@ static void make_odd(item_t *item)
         item->reduce = item->reduce == HVD_MAX ? HVD_MIN : HVD_MAX;
         break;
     case ODD_ROOT:
-        item->root ^= 1;
+        item->root = (item->root + 1) % size;
         break;
     case ODD_OP:
         item->op = item->op == HVD_BROADCAST ? HVD_ALLREDUCE : HVD_BROADCAST;
@@ -650,7 +651,7 @@ static void fill_request(const sim_t *sim, const item_t *planned, int rank, uint
     int n_words = 0;
 
     if (item.odd != ODD_NONE && rank == item.odd_rank) {
-        make_odd(&item);
+        make_odd(&item, sim->size);
     }
     snprintf(filled->name, sizeof(filled->name), "name%d", item.name);
     for (int tensor = 0; tensor < item.n_tensors; tensor++) {
@@ -1262,6 +1263,7 @@ static void on_decision(sim_t *sim, int rank, const decision_t *decision)
         break;
     case DECIDE_REPORT:
         CHECK(sim, sim->reports_allowed, "report: %s", decision->text);
+        sim->n_reports++;
         break;
     case DECIDE_ENDED:
         on_ended(sim, rank, decision);
@@ -1535,18 +1537,19 @@ static void choose_ending(sim_t *sim)
     }
 }
 
-static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool ends_by_itself)
+static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool is_plain)
 {
     sim_t *sim = zeros(1, sizeof(*sim));
 
-    *sim = (sim_t){.seed = seed, .size = size, .n_steps = n_steps, .max_items = max_items, .chance = mix(seed, (uint64_t)size)};
+    *sim = (sim_t){.seed = seed, .size = size, .n_steps = n_steps, .max_items = max_items,
+                   .chance = mix(seed, (uint64_t)size), .keeps_sets = is_plain};
     sim->parent = zeros((size_t)size, sizeof(int));
     make_tree(sim->parent, size, below(&sim->chance, N_TREES), &sim->chance);
     choose_params(sim);
     plan(sim);
     make_ranks(sim);
     make_edges(sim);
-    if (!ends_by_itself) {
+    if (!is_plain) {
         choose_ending(sim);
     }
     return sim;
@@ -1650,13 +1653,32 @@ static void sim_free(sim_t *sim)
     free(sim);
 }
 
-static void run_world(uint64_t seed, int size)
+// What a test has seen, to show that it has seen enough.
+typedef struct totals {
+    size_t n_worlds, n_events, n_runs, n_fails, n_reports;
+    size_t n_endings[END_BY_DEATH + 1];
+} totals_t;
+
+static void run_world(uint64_t seed, int size, totals_t *totals)
 {
     sim_t *sim = sim_new(seed, size, size > 100 ? 5 : 12, size > 100 ? 8 : MAX_ITEMS - 1, false);
 
     sim_run(sim);
     check_world(sim);
+    totals->n_worlds++;
+    totals->n_events += sim->n_events;
+    totals->n_runs += sim->n_runs;
+    totals->n_fails += sim->n_fails;
+    totals->n_reports += sim->n_reports;
+    totals->n_endings[sim->ending]++;
     sim_free(sim);
+}
+
+static void show(const totals_t *totals)
+{
+    print_message("%zu worlds (%zu shut down, %zu aborted, %zu lost a rank), %zu events, %zu batches run, %zu failures, %zu reports\n",
+                  totals->n_worlds, totals->n_endings[END_BY_SHUTDOWN], totals->n_endings[END_BY_ABORT],
+                  totals->n_endings[END_BY_DEATH], totals->n_events, totals->n_runs, totals->n_fails, totals->n_reports);
 }
 
 // --- Tests ------------------------------------------------------------------------------------------
@@ -1669,31 +1691,294 @@ static struct {
 
 static void replayed_world(void **state)
 {
+    totals_t totals = {0};
+
     (void)state;
-    run_world(replay.seed, replay.ranks);
+    run_world(replay.seed, replay.ranks, &totals);
+    show(&totals);
 }
 
 static void small_worlds_agree(void **state)
 {
+    totals_t totals = {0};
+
     (void)state;
     for (uint64_t seed = 1; seed <= N_SMALL_WORLDS; seed++) {
-        run_world(seed, 1 + (int)(mix(seed, 9) % 40));
+        run_world(seed, 1 + (int)(mix(seed, 9) % 40), &totals);
     }
+    show(&totals);
 }
 
 static void tiny_worlds_agree(void **state)
 {
+    totals_t totals = {0};
+
     (void)state;
     for (uint64_t seed = 1; seed <= N_SMALL_WORLDS; seed++) {
-        run_world(seed, 1 + (int)(seed % 5));
+        run_world(seed, 1 + (int)(seed % 5), &totals);
     }
+    show(&totals);
 }
 
 static void large_worlds_agree(void **state)
 {
+    totals_t totals = {0};
+
     (void)state;
     for (uint64_t seed = 1; seed <= (IS_INSTRUMENTED ? 2 : 5); seed++) {
-        run_world(seed, 1000);
+        run_world(seed, 1000, &totals);
+    }
+    show(&totals);
+}
+
+// --- Cost -------------------------------------------------------------------------------------------
+
+// Coordinators that exchange messages in rounds: in a round everything that was written before it
+// arrives.
+typedef struct lockstep {
+    int size;
+    int parent[1000];
+    coord_t *ranks[1000];
+    bool is_dead[1000];
+    int ended_in[1000]; // round in which the rank was told of the end; -1: not yet
+    int n_up[1000], n_down[1000];        // frames over the edge above each rank
+    size_t up_bytes[1000], down_bytes[1000];
+    int round;
+} lockstep_t;
+
+static lockstep_t *lockstep_new(int size, int tree, uint64_t seed)
+{
+    lockstep_t *world = zeros(1, sizeof(*world));
+    coord_params_t params = world_params();
+
+    world->size = size;
+    make_tree(world->parent, size, tree, &seed);
+    for (int rank = 0; rank < size; rank++) {
+        params.rank = rank;
+        params.size = size;
+        params.parent = world->parent;
+        assert_int_equal(coord_new(&params, &world->ranks[rank], NULL), HVD_OK);
+        world->ended_in[rank] = -1;
+    }
+    return world;
+}
+
+static void lockstep_free(lockstep_t *world)
+{
+    for (int rank = 0; rank < world->size; rank++) {
+        coord_free(world->ranks[rank]);
+    }
+    free(world);
+}
+
+static void deliver_all(lockstep_t *world, int from, int to, const buf_t *bytes)
+{
+    err_t err;
+
+    for (size_t at = 0; at < bytes->len;) {
+        size_t n;
+        bool is_ours;
+        coord_frame_header(world->ranks[to], bytes->data + at, &n, &is_ours, NULL);
+        if (!world->is_dead[to]) {
+            assert_int_equal(coord_receive(world->ranks[to], from, bytes->data + at + FRAME_HEADER_BYTES, n, 0, &err), HVD_OK);
+        }
+        at += FRAME_HEADER_BYTES + n;
+        bool is_up = world->parent[from] == to;
+        *(is_up ? &world->n_up[from] : &world->n_down[to]) += 1;
+        *(is_up ? &world->up_bytes[from] : &world->down_bytes[to]) += n;
+    }
+}
+
+static void take_decisions(lockstep_t *world, int rank)
+{
+    const decision_t *decision;
+
+    while ((decision = coord_next(world->ranks[rank])) != NULL) {
+        if (decision->kind == DECIDE_RUN && decision->entries[0].result == NULL) {
+            coord_batch_done(world->ranks[rank], decision->batch, 0);
+        } else if (decision->kind == DECIDE_ENDED) {
+            world->ended_in[rank] = world->round;
+        }
+    }
+}
+
+// One round; false if nothing was under way.
+static bool lockstep_round(lockstep_t *world)
+{
+    buf_t *written = zeros((size_t)world->size * 2, sizeof(buf_t));
+    bool any = false;
+
+    for (int phase = 0, n = 0; phase < 2; phase++, n = 0) {
+        for (int rank = 0; rank < world->size; rank++) {
+            for (int i = 0; i < coord_n_neighbours(world->ranks[rank]); i++, n++) {
+                const void *bytes;
+                if (phase == 0 && !world->is_dead[rank]) {
+                    size_t n_bytes = coord_outgoing(world->ranks[rank], i, &bytes);
+                    any |= n_bytes > 0;
+                    if (n_bytes > 0) {
+                        buf_append(&written[n], bytes, n_bytes);
+                    }
+                    coord_sent(world->ranks[rank], i, n_bytes);
+                } else if (phase == 1) {
+                    deliver_all(world, rank, coord_neighbour(world->ranks[rank], i), &written[n]);
+                    buf_free(&written[n]);
+                }
+            }
+        }
+    }
+    free(written);
+    world->round++;
+    for (int rank = 0; rank < world->size; rank++) {
+        if (!world->is_dead[rank]) {
+            take_decisions(world, rank);
+        }
+    }
+    return any;
+}
+
+static void submit_everywhere(lockstep_t *world, int n_names, bool rides)
+{
+    int64_t words[] = {1, rides ? 2 : 1000};
+    float payload[2] = {1, 2};
+
+    for (int rank = 0; rank < world->size; rank++) {
+        for (int i = 0; i < n_names; i++) {
+            char name[32];
+            int bytes = snprintf(name, sizeof(name), "gradient of layer %d", i);
+            coord_request_t request = {.name = name, .name_bytes = (size_t)bytes, .tag = 1 + (uint64_t)i};
+            request.signature = (coord_signature_t){.op = HVD_ALLREDUCE, .dtype = HVD_FLOAT32, .reduce = HVD_SUM,
+                                                    .prescale = 1, .postscale = 1, .n_tensors = 1,
+                                                    .dims = words, .n_dims_words = 2};
+            request.payload = rides ? payload : NULL;
+            request.payload_bytes = rides ? sizeof(payload) : 0;
+            assert_int_equal(coord_submit(world->ranks[rank], &request, 0, NULL), HVD_OK);
+        }
+    }
+}
+
+static void clear_counts(lockstep_t *world)
+{
+    memset(world->n_up, 0, sizeof(world->n_up));
+    memset(world->n_down, 0, sizeof(world->n_down));
+    memset(world->up_bytes, 0, sizeof(world->up_bytes));
+    memset(world->down_bytes, 0, sizeof(world->down_bytes));
+}
+
+// Names are new in the first cycle; from then on an entry costs the same few bytes on every edge,
+// whatever is below it.
+static void check_steady_state(int size, int tree, bool rides)
+{
+    enum { N = 5, PAYLOAD_BYTES = 8 };
+    lockstep_t *world = lockstep_new(size, tree, 3);
+
+    for (int cycle = 0; cycle < 4; cycle++) {
+        clear_counts(world);
+        submit_everywhere(world, N, rides);
+        while (lockstep_round(world)) {
+        }
+        for (int rank = 1; rank < size; rank++) {
+            assert_int_equal(world->n_up[rank], 1);
+            assert_int_equal(world->n_down[rank], 1);
+            if (cycle > 0) {
+                size_t payload_bytes = rides ? 1 + PAYLOAD_BYTES : 0;
+                assert_int_equal(world->up_bytes[rank], N * (2 + payload_bytes));
+                assert_int_equal(world->down_bytes[rank], 4 + N * (2 + payload_bytes));
+            }
+        }
+    }
+    lockstep_free(world);
+}
+
+// Invariant 4.
+static void steady_state_is_cheap(void **state)
+{
+    static const int sizes[] = {2, 13, 100, 1000};
+
+    (void)state;
+    for (int tree = 0; tree < N_TREES; tree++) {
+        for (size_t s = 0; s < N_ELEMENTS(sizes) - (tree == TREE_CHAIN); s++) {
+            check_steady_state(sizes[s], tree, false);
+            check_steady_state(sizes[s], tree, true);
+        }
+    }
+}
+
+static int distance(const lockstep_t *world, int a, int b)
+{
+    int depth[2] = {0, 0}, at[2] = {a, b}, steps = 0;
+
+    for (int i = 0; i < 2; i++) {
+        for (int rank = at[i]; rank != 0; rank = world->parent[rank]) {
+            depth[i]++;
+        }
+    }
+    while (at[0] != at[1]) {
+        int deeper = depth[0] >= depth[1] ? 0 : 1;
+        at[deeper] = world->parent[at[deeper]];
+        depth[deeper]--;
+        steps++;
+    }
+    return steps;
+}
+
+// Invariant 5: one message time per edge of the tree on the way, both if a rank says so and if it dies.
+static void aborts_travel_the_tree(void **state)
+{
+    uint64_t chance_state = 11;
+
+    (void)state;
+    for (int tree = 0; tree < N_TREES; tree++) {
+        for (int dies = 0; dies < 2; dies++) {
+            int size = tree == TREE_CHAIN ? 60 : 500;
+            lockstep_t *world = lockstep_new(size, tree, 5);
+            int culprit = below(&chance_state, size);
+            submit_everywhere(world, 2, true);
+            lockstep_round(world);
+            int begin = world->round;
+            if (dies) {
+                world->is_dead[culprit] = true;
+                for (int i = 0; i < coord_n_neighbours(world->ranks[culprit]); i++) {
+                    coord_abort(world->ranks[coord_neighbour(world->ranks[culprit], i)], HVD_PEER_LOST, "gone");
+                }
+            } else {
+                coord_abort(world->ranks[culprit], HVD_PEER_LOST, "gone");
+            }
+            while (lockstep_round(world)) {
+            }
+            for (int rank = 0; rank < size; rank++) {
+                if (world->is_dead[rank]) {
+                    continue;
+                }
+                assert_true(world->ended_in[rank] >= 0);
+                assert_true(world->ended_in[rank] - begin <= MAX(distance(world, culprit, rank), 1));
+            }
+            lockstep_free(world);
+        }
+    }
+}
+
+static size_t memory_after(uint64_t seed, int n_steps)
+{
+    sim_t *sim = sim_new(seed, 12, n_steps, 8, true);
+    size_t bytes = 0;
+
+    sim_run(sim);
+    check_world(sim);
+    for (int rank = 0; rank < sim->size; rank++) {
+        bytes += coord_memory(sim->ranks[rank].coord);
+    }
+    sim_free(sim);
+    return bytes;
+}
+
+// Invariant 6.
+static void memory_is_bounded(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= (IS_INSTRUMENTED ? 4 : 12); seed++) {
+        size_t early = memory_after(seed, 60), late = memory_after(seed, 600);
+        print_message("memory %zu %zu\n", early, late);
+        assert_true(late <= early + early / 3);
     }
 }
 
@@ -1703,6 +1988,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(tiny_worlds_agree),
         cmocka_unit_test(small_worlds_agree),
         cmocka_unit_test(large_worlds_agree),
+        cmocka_unit_test(steady_state_is_cheap),
+        cmocka_unit_test(aborts_travel_the_tree),
+        cmocka_unit_test(memory_is_bounded),
     };
     const struct CMUnitTest one[] = {cmocka_unit_test(replayed_world)};
 

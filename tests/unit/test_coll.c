@@ -17,7 +17,7 @@
 
 enum { MAX_MEMBERS = 17 };
 
-// --- Chance ---------------------------------------------------------------------------------------
+// --- Chance --------------------------------------------------------------------------------------
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -32,7 +32,7 @@ static size_t random_below(uint64_t *state, size_t n)
     return (size_t)(next_random(state) % n);
 }
 
-// --- Links in memory ------------------------------------------------------------------------------
+// --- Links in memory -----------------------------------------------------------------------------
 
 typedef struct world world_t;
 
@@ -52,7 +52,7 @@ struct world {
     int n;
     uint64_t chance;
     size_t ring_bytes;
-    bool is_generous; // links take and give all they can
+    bool is_generous;                       // links take and give all they can
     ring_t rings[MAX_MEMBERS][MAX_MEMBERS]; // [from][to]
     mem_link_t links[MAX_MEMBERS][MAX_MEMBERS];
     exec_t *execs[MAX_MEMBERS];
@@ -75,7 +75,8 @@ static ssize_t mem_send(net_link_t *link, const void *data, size_t bytes)
     }
     bytes = some_of(mem->world, MIN(bytes, mem->world->ring_bytes - ring->filled));
     for (size_t i = 0; i < bytes; i++) {
-        ring->data[(ring->at + ring->filled + i) % mem->world->ring_bytes] = ((const uint8_t *)data)[i];
+        ring->data[(ring->at + ring->filled + i) % mem->world->ring_bytes] =
+            ((const uint8_t *)data)[i];
     }
     ring->filled += bytes;
     return (ssize_t)bytes;
@@ -101,7 +102,7 @@ static void mem_consume(net_link_t *link, size_t bytes)
 
 static ssize_t mem_recv(net_link_t *link, void *data, size_t bytes)
 {
-    const void *from;
+    const void *from = NULL;
     ssize_t n = mem_peek(link, &from);
     if (n > 0) {
         n = (ssize_t)MIN((size_t)n, bytes);
@@ -111,7 +112,8 @@ static ssize_t mem_recv(net_link_t *link, void *data, size_t bytes)
     return n;
 }
 
-static const link_ops_t mem_ops = {.send = mem_send, .recv = mem_recv, .peek = mem_peek, .consume = mem_consume};
+static const link_ops_t mem_ops = {
+    .send = mem_send, .recv = mem_recv, .peek = mem_peek, .consume = mem_consume};
 
 static void world_open(world_t *world, int n, size_t ring_bytes, uint64_t seed)
 {
@@ -159,7 +161,7 @@ static net_link_t *link_of(void *arg, int member, err_t *err)
 // Lets every member progress, in random order. Returns how many are not finished, or -1 on error.
 static int one_round(world_t *world, bool *is_done, bool *moved_p, err_t *err)
 {
-    int order[MAX_MEMBERS], n_left = 0;
+    int order[MAX_MEMBERS] = {0}, n_left = 0;
     for (int i = 0; i < world->n; i++) {
         const int j = (int)random_below(&world->chance, (size_t)i + 1);
         order[i] = order[j];
@@ -215,7 +217,7 @@ static bool run_all(world_t *world, char *text, size_t bytes)
     return false;
 }
 
-// --- Cases ----------------------------------------------------------------------------------------
+// --- Cases ---------------------------------------------------------------------------------------
 
 typedef struct setting {
     const algorithm_t *algorithm;
@@ -244,27 +246,28 @@ typedef struct group {
     size_t blocks[MAX_MEMBERS];
 } group_t;
 
-static void describe(const setting_t *s, const char *what, char *text, size_t bytes)
+static void report(const setting_t *s, const char *what)
 {
-    snprintf(text, bytes, "%s by %s, %d members, %zu elements, %s, %s%s, pre %g, post %g, segment %zu, ring %zu, seed %#llx: %s",
-             hvd_op_name(s->algorithm->op), s->algorithm->name, s->n, s->elements, hvd_dtype_name(s->dtype),
-             hvd_reduce_name(s->reduce), s->in_place ? ", in place" : "", s->pre, s->post, s->segment_bytes,
-             s->ring_bytes, (unsigned long long)s->seed, what);
+    print_error(
+        "%s by %s, %d members, %zu elements, %s, %s%s, pre %g, post %g, segment %zu, ring %zu, "
+        "seed %#llx: %s\n",
+        hvd_op_name(s->algorithm->op), s->algorithm->name, s->n, s->elements,
+        hvd_dtype_name(s->dtype), hvd_reduce_name(s->reduce), s->in_place ? ", in place" : "",
+        s->pre, s->post, s->segment_bytes, s->ring_bytes, (unsigned long long)s->seed, what);
 }
 
 #define CHECK(setting, condition, what)                                                            \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
-            char text_[4096];                                                                      \
-            describe((setting), (what), text_, sizeof text_);                                      \
-            print_error("%s\n", text_);                                                            \
+            report((setting), (what));                                                             \
             assert_true(!#condition);                                                              \
         }                                                                                          \
     } while (0)
 
 static uint16_t small_half(hvd_dtype_t dtype, int value)
 {
-    static const uint16_t float16[] = {0, 0x3c00, 0x4000, 0x4200}, bfloat16[] = {0, 0x3f80, 0x4000, 0x4040};
+    static const uint16_t float16[] = {0, 0x3c00, 0x4000, 0x4200},
+                          bfloat16[] = {0, 0x3f80, 0x4000, 0x4040};
     const uint16_t magnitude = (dtype == HVD_FLOAT16 ? float16 : bfloat16)[abs(value)];
     return (uint16_t)(magnitude | (value < 0 ? 0x8000 : 0));
 }
@@ -280,11 +283,11 @@ static void fill(hvd_dtype_t dtype, uint8_t *data, size_t bytes, uint64_t *chanc
         const double as_double = value;
         const uint16_t as_half = small_half(dtype, value);
         const uint8_t as_flag = bits & 1;
-        const void *from = dtype == HVD_FLOAT32    ? (const void *)&as_float
-                           : dtype == HVD_FLOAT64  ? (const void *)&as_double
-                           : dtype_is_half(dtype)  ? (const void *)&as_half
-                           : dtype == HVD_BOOL     ? (const void *)&as_flag
-                                                   : (const void *)&bits;
+        const void *from = dtype == HVD_FLOAT32   ? (const void *)&as_float
+                           : dtype == HVD_FLOAT64 ? (const void *)&as_double
+                           : dtype_is_half(dtype) ? (const void *)&as_half
+                           : dtype == HVD_BOOL    ? (const void *)&as_flag
+                                                  : (const void *)&bits;
         memcpy(data + at, from, elem_bytes);
     }
 }
@@ -316,9 +319,19 @@ static void set_sizes(const setting_t *s, group_t *g, uint64_t *chance)
         member_t *member = &g->members[m];
         const size_t bytes = op == HVD_BARRIER ? 0 : s->elements * elem_bytes;
         member->args = (coll_args_t){
-            .op = op, .dtype = s->dtype, .reduce = s->reduce, .scale_before = s->pre != 1, .scale_after = s->post != 1,
-            .member = m, .size = s->n, .root = root, .bytes = bytes, .blocks = g->blocks,
-            .send_bytes = member->send_bytes, .recv_bytes = member->recv_bytes, .equal_blocks = equal,
+            .op = op,
+            .dtype = s->dtype,
+            .reduce = s->reduce,
+            .scale_before = s->pre != 1,
+            .scale_after = s->post != 1,
+            .member = m,
+            .size = s->n,
+            .root = root,
+            .bytes = bytes,
+            .blocks = g->blocks,
+            .send_bytes = member->send_bytes,
+            .recv_bytes = member->recv_bytes,
+            .equal_blocks = equal,
             .segment_bytes = s->segment_bytes,
         };
         const size_t all_blocks = total(g->blocks, s->n);
@@ -363,11 +376,19 @@ static void set_up(const setting_t *s, world_t *world, group_t *g)
         member->link_arg = (link_arg_t){world, m};
         const exec_run_t run = {
             .plan = &member->plan,
-            .buffers = {[BUF_INPUT] = member->input, [BUF_OUTPUT] = member->output, [BUF_TMP] = member->tmp,
+            .buffers = {[BUF_INPUT] = member->input,
+                        [BUF_OUTPUT] = member->output,
+                        [BUF_TMP] = member->tmp,
                         [BUF_ACC] = member->acc},
-            .dtype = s->dtype, .reduce = s->reduce, .prescale = s->pre, .postscale = s->post,
-            .epoch = 3, .batch = (uint32_t)s->seed, .segment_bytes = s->segment_bytes,
-            .link_of = link_of, .arg = &member->link_arg,
+            .dtype = s->dtype,
+            .reduce = s->reduce,
+            .prescale = s->pre,
+            .postscale = s->post,
+            .epoch = 3,
+            .batch = (uint32_t)s->seed,
+            .segment_bytes = s->segment_bytes,
+            .link_of = link_of,
+            .arg = &member->link_arg,
         };
         CHECK(s, exec_start(world->execs[m], &run, &err) == HVD_OK, err.text);
     }
@@ -417,20 +438,24 @@ static void check_results(const setting_t *s, const world_t *world, const group_
         uint8_t *expected = memory(member->output_bytes);
         for (int i = 0; i < s->n; i++) {
             const member_t *other = &g->members[i];
-            inputs[i] = other->original + (s->algorithm->op == HVD_ALLTOALL ? total(other->send_bytes, m) : 0);
+            inputs[i] = other->original +
+                        (s->algorithm->op == HVD_ALLTOALL ? total(other->send_bytes, m) : 0);
             CHECK(s, world->rings[m][i].filled == 0, "bytes are left in a link");
         }
         reference_run(&member->args, inputs, s->pre, s->post, expected);
-        const bool same = s->reduce == HVD_ADASUM
-                              ? nearly_equal(s->dtype, expected, member->output, member->output_bytes)
-                              : memcmp(expected, member->output, member->output_bytes) == 0;
+        const bool same =
+            s->reduce == HVD_ADASUM
+                ? nearly_equal(s->dtype, expected, member->output, member->output_bytes)
+                : memcmp(expected, member->output, member->output_bytes) == 0;
         free(expected);
         CHECK(s, same, "wrong result");
         if (s->algorithm->op == HVD_ALLREDUCE) {
-            CHECK(s, memcmp(member->output, g->members[0].output, member->output_bytes) == 0, "members differ");
+            CHECK(s, memcmp(member->output, g->members[0].output, member->output_bytes) == 0,
+                  "members differ");
         }
         if (!s->in_place) {
-            CHECK(s, memcmp(member->input, member->original, member->input_bytes) == 0, "the input has changed");
+            CHECK(s, memcmp(member->input, member->original, member->input_bytes) == 0,
+                  "the input has changed");
         }
     }
 }
@@ -447,7 +472,7 @@ static void run_setting(const setting_t *s, world_t *world)
     tear_down(s, &g);
 }
 
-// --- Every algorithm ------------------------------------------------------------------------------
+// --- Every algorithm -----------------------------------------------------------------------------
 
 typedef struct kind {
     hvd_dtype_t dtype;
@@ -455,10 +480,12 @@ typedef struct kind {
 } kind_t;
 
 static const kind_t kinds[] = {
-    {HVD_FLOAT32, HVD_SUM}, {HVD_FLOAT32, HVD_MIN},     {HVD_FLOAT64, HVD_AVERAGE}, {HVD_INT32, HVD_SUM},
-    {HVD_INT64, HVD_MAX},   {HVD_INT8, HVD_PRODUCT},    {HVD_UINT8, HVD_SUM},       {HVD_BOOL, HVD_SUM},
-    {HVD_UINT16, HVD_MIN},  {HVD_FLOAT16, HVD_SUM},     {HVD_BFLOAT16, HVD_SUM},    {HVD_FLOAT16, HVD_PRODUCT},
-    {HVD_BFLOAT16, HVD_MAX}, {HVD_INT16, HVD_PRODUCT},  {HVD_FLOAT64, HVD_PRODUCT}, {HVD_FLOAT16, HVD_MIN},
+    {HVD_FLOAT32, HVD_SUM},  {HVD_FLOAT32, HVD_MIN},   {HVD_FLOAT64, HVD_AVERAGE},
+    {HVD_INT32, HVD_SUM},    {HVD_INT64, HVD_MAX},     {HVD_INT8, HVD_PRODUCT},
+    {HVD_UINT8, HVD_SUM},    {HVD_BOOL, HVD_SUM},      {HVD_UINT16, HVD_MIN},
+    {HVD_FLOAT16, HVD_SUM},  {HVD_BFLOAT16, HVD_SUM},  {HVD_FLOAT16, HVD_PRODUCT},
+    {HVD_BFLOAT16, HVD_MAX}, {HVD_INT16, HVD_PRODUCT}, {HVD_FLOAT64, HVD_PRODUCT},
+    {HVD_FLOAT16, HVD_MIN},
 };
 static const kind_t adasum_kinds[] = {{HVD_FLOAT32, HVD_ADASUM}, {HVD_FLOAT64, HVD_ADASUM}};
 
@@ -471,7 +498,8 @@ static kind_t pick_kind(const algorithm_t *algorithm, uint64_t *chance)
     for (;;) {
         const kind_t kind = kinds[random_below(chance, N_ELEMENTS(kinds))];
         const bool reduces = algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_REDUCESCATTER;
-        const bool rounds = dtype_is_half(kind.dtype) && kind.reduce != HVD_MIN && kind.reduce != HVD_MAX;
+        const bool rounds =
+            dtype_is_half(kind.dtype) && kind.reduce != HVD_MIN && kind.reduce != HVD_MAX;
         if (!reduces || !rounds || (algorithm->flags & ROUNDS_ONCE)) {
             return kind;
         }
@@ -483,8 +511,8 @@ static void run_sizes(const algorithm_t *algorithm, int n, world_t *world, uint6
     const size_t sizes[] = {0, 1, 3, (size_t)n - 1, (size_t)n, 2 * (size_t)n + 1, 61, 300, 1025};
     static const double factors[] = {1, 1, 0.5, 3};
     static const size_t segments[] = {8, 64, 200, 1024, 1 << 20};
-    const bool may_be_in_place =
-        algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_BROADCAST || algorithm->op == HVD_ALLGATHER;
+    const bool may_be_in_place = algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_BROADCAST ||
+                                 algorithm->op == HVD_ALLGATHER;
     const bool reduces = algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_REDUCESCATTER;
     const bool may_prescale = reduces && !(algorithm->flags & NEEDS_NO_PRESCALE);
     for (size_t i = 0; i < N_ELEMENTS(sizes); i++) {
@@ -521,7 +549,8 @@ static void test_every_algorithm(void **state)
             static world_t world;
             // The smallest rings move a few bytes a round: not with the most members.
             const size_t first = n <= 5 ? 0 : 2;
-            const size_t ring = ring_sizes[first + random_below(&chance, N_ELEMENTS(ring_sizes) - first)];
+            const size_t ring =
+                ring_sizes[first + random_below(&chance, N_ELEMENTS(ring_sizes) - first)];
             world_open(&world, n, ring, chance);
             run_sizes(&coll_algorithms[i], n, &world, &chance);
             world_close(&world);
@@ -541,8 +570,15 @@ static void test_longer_tensors(void **state)
             const kind_t kind = pick_kind(&coll_algorithms[i], &chance);
             world_open(&world, members[k], 3000, chance);
             const setting_t setting = {
-                .algorithm = &coll_algorithms[i], .n = members[k], .elements = 20011, .dtype = kind.dtype,
-                .reduce = kind.reduce, .pre = 1, .post = 1, .segment_bytes = 1024, .ring_bytes = 3000,
+                .algorithm = &coll_algorithms[i],
+                .n = members[k],
+                .elements = 20011,
+                .dtype = kind.dtype,
+                .reduce = kind.reduce,
+                .pre = 1,
+                .post = 1,
+                .segment_bytes = 1024,
+                .ring_bytes = 3000,
                 .seed = next_random(&chance),
             };
             run_setting(&setting, &world);
@@ -565,9 +601,16 @@ static void test_members_agree_on_rounded_sums(void **state)
         static group_t g;
         memset(&g, 0, sizeof g);
         world_open(&world, N, 100, 1);
-        const setting_t s = {.algorithm = algorithm, .n = N, .elements = ELEMENTS, .dtype = HVD_FLOAT32,
-                             .reduce = algorithm->flags & NEEDS_ADASUM ? HVD_ADASUM : HVD_SUM, .pre = 1,
-                             .post = 1.0 / N, .segment_bytes = 256, .ring_bytes = 100, .seed = 5};
+        const setting_t s = {.algorithm = algorithm,
+                             .n = N,
+                             .elements = ELEMENTS,
+                             .dtype = HVD_FLOAT32,
+                             .reduce = algorithm->flags & NEEDS_ADASUM ? HVD_ADASUM : HVD_SUM,
+                             .pre = 1,
+                             .post = 1.0 / N,
+                             .segment_bytes = 256,
+                             .ring_bytes = 100,
+                             .seed = 5};
         set_up(&s, &world, &g);
         uint64_t chance = 11;
         for (int m = 0; m < N; m++) {
@@ -579,24 +622,25 @@ static void test_members_agree_on_rounded_sums(void **state)
         char text[4096];
         CHECK(&s, run_all(&world, text, sizeof text), text);
         for (int m = 1; m < N; m++) {
-            CHECK(&s, memcmp(g.members[m].output, g.members[0].output, 4 * ELEMENTS) == 0, "members differ");
+            CHECK(&s, memcmp(g.members[m].output, g.members[0].output, 4 * ELEMENTS) == 0,
+                  "members differ");
         }
         tear_down(&s, &g);
         world_close(&world);
     }
 }
 
-// --- Order in plans -------------------------------------------------------------------------------
+// --- Order in plans ------------------------------------------------------------------------------
 // The steps of all members as one graph: what a step comes after, the order of messages between two
-// members, and every receive after its send. Two steps of a member that touch the same bytes, one of
-// them writing, must be ordered by it, whatever the timing.
+// members, and every receive after its send. Two steps of a member that touch the same bytes, one
+// of them writing, must be ordered by it, whatever the timing.
 
 enum { MAX_NODES = 3000 };
 
 typedef struct graph {
     int n_nodes, first_node[MAX_MEMBERS + 1];
     const step_t *steps[MAX_NODES];
-    int before[MAX_NODES][4]; // nodes that must end first, or NO_STEP
+    int before[MAX_NODES][4];                        // nodes that must end first, or NO_STEP
     uint64_t past[MAX_NODES][(MAX_NODES + 63) / 64]; // all that come before
 } graph_t;
 
@@ -610,7 +654,8 @@ static int find_message(const graph_t *graph, int member, int peer, bool receive
 {
     for (int node = graph->first_node[member]; node < graph->first_node[member + 1]; node++) {
         const step_t *step = graph->steps[node];
-        if (step->peer == peer && (receives ? is_receive(step) : step->kind == STEP_SEND) && k-- == 0) {
+        if (step->peer == peer && (receives ? is_receive(step) : step->kind == STEP_SEND) &&
+            k-- == 0) {
             return node;
         }
     }
@@ -621,12 +666,14 @@ static void add_messages(const setting_t *s, graph_t *graph, int from, int to)
 {
     int last_send = NO_STEP, last_receive = NO_STEP;
     for (int k = 0;; k++) {
-        const int send = find_message(graph, from, to, false, k), receive = find_message(graph, to, from, true, k);
+        const int send = find_message(graph, from, to, false, k),
+                  receive = find_message(graph, to, from, true, k);
         CHECK(s, (send == NO_STEP) == (receive == NO_STEP), "a message has only one end");
         if (send == NO_STEP) {
             return;
         }
-        CHECK(s, graph->steps[send]->bytes == graph->steps[receive]->bytes, "a message has two sizes");
+        CHECK(s, graph->steps[send]->bytes == graph->steps[receive]->bytes,
+              "a message has two sizes");
         graph->before[send][2] = last_send;
         graph->before[receive][2] = last_receive;
         graph->before[receive][3] = send;
@@ -701,21 +748,25 @@ typedef struct touched {
 
 static touched_t touches(const setting_t *s, const step_t *step, bool writes)
 {
-    const bool stays = step->kind == STEP_COPY && s->in_place && step->src_at == step->dst_at; // nothing to do
+    const bool stays =
+        step->kind == STEP_COPY && s->in_place && step->src_at == step->dst_at; // nothing to do
     const bool does = stays    ? false
                       : writes ? step->kind != STEP_SEND
-                               : step->kind != STEP_RECV && step->kind != STEP_RECV_ACC && step->kind != STEP_SCALE;
+                               : step->kind != STEP_RECV && step->kind != STEP_RECV_ACC &&
+                                     step->kind != STEP_SCALE;
     const int buf = writes ? step->dst : step->src;
     size_t bytes = does ? step->bytes : 0;
     if (buf == BUF_ACC) {
         bytes = bytes / hvd_dtype_bytes(s->dtype) * hvd_dtype_bytes(acc_dtype(s->dtype));
     }
-    return (touched_t){s->in_place && buf == BUF_INPUT ? BUF_OUTPUT : buf, writes ? step->dst_at : step->src_at, bytes};
+    return (touched_t){s->in_place && buf == BUF_INPUT ? BUF_OUTPUT : buf,
+                       writes ? step->dst_at : step->src_at, bytes};
 }
 
 static bool overlap(touched_t a, touched_t b)
 {
-    return a.buf == b.buf && a.bytes > 0 && b.bytes > 0 && a.at < b.at + b.bytes && b.at < a.at + a.bytes;
+    return a.buf == b.buf && a.bytes > 0 && b.bytes > 0 && a.at < b.at + b.bytes &&
+           b.at < a.at + a.bytes;
 }
 
 static void check_order(const setting_t *s, const graph_t *graph)
@@ -726,10 +777,12 @@ static void check_order(const setting_t *s, const graph_t *graph)
             for (int b = graph->first_node[m]; b < graph->first_node[m + 1]; b++) {
                 const bool collides = overlap(written, touches(s, graph->steps[b], true)) ||
                                       overlap(written, touches(s, graph->steps[b], false));
-                const bool ordered = (graph->past[b][a / 64] >> a % 64 & 1) || (graph->past[a][b / 64] >> b % 64 & 1);
+                const bool ordered = (graph->past[b][a / 64] >> a % 64 & 1) ||
+                                     (graph->past[a][b / 64] >> b % 64 & 1);
                 if (a != b && collides && !ordered) {
                     char text[200];
-                    snprintf(text, sizeof text, "steps %d and %d of member %d touch the same bytes in any order",
+                    snprintf(text, sizeof text,
+                             "steps %d and %d of member %d touch the same bytes in any order",
                              a - graph->first_node[m], b - graph->first_node[m], m);
                     CHECK(s, false, text);
                 }
@@ -749,16 +802,26 @@ static void test_steps_that_touch_the_same_bytes_are_ordered(void **state)
             const algorithm_t *algorithm = &coll_algorithms[i / 6];
             const size_t elements[] = {1, 2, (size_t)n, 3 * (size_t)n + 1, 5, n <= 8 ? 300 : 7};
             const kind_t kind = pick_kind(algorithm, &chance);
-            const bool may_be_in_place = algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_BROADCAST;
-            const setting_t s = {.algorithm = algorithm, .n = n, .elements = elements[i % 6], .dtype = kind.dtype,
-                                 .reduce = kind.reduce, .in_place = may_be_in_place, .pre = 1, .post = 0.5,
-                                 .segment_bytes = 128, .seed = next_random(&chance)};
+            const bool may_be_in_place =
+                algorithm->op == HVD_ALLREDUCE || algorithm->op == HVD_BROADCAST;
+            const setting_t s = {.algorithm = algorithm,
+                                 .n = n,
+                                 .elements = elements[i % 6],
+                                 .dtype = kind.dtype,
+                                 .reduce = kind.reduce,
+                                 .in_place = may_be_in_place,
+                                 .pre = 1,
+                                 .post = 0.5,
+                                 .segment_bytes = 128,
+                                 .seed = next_random(&chance)};
             uint64_t sizes = s.seed;
             err_t err = {0};
             memset(&g, 0, sizeof g);
             set_sizes(&s, &g, &sizes);
             for (int m = 0; m < n; m++) {
-                CHECK(&s, coll_plan(algorithm, &g.members[m].args, &g.members[m].plan, &err) == HVD_OK, err.text);
+                CHECK(&s,
+                      coll_plan(algorithm, &g.members[m].args, &g.members[m].plan, &err) == HVD_OK,
+                      err.text);
             }
             build_graph(&s, &g, &graph);
             close_graph(&s, &graph);
@@ -770,7 +833,7 @@ static void test_steps_that_touch_the_same_bytes_are_ordered(void **state)
     }
 }
 
-// --- What goes wrong ------------------------------------------------------------------------------
+// --- What goes wrong -----------------------------------------------------------------------------
 
 // Two members by ring, of which the second does something else.
 static hvd_status_t run_two(uint32_t other_batch, size_t other_elements, bool cut, err_t *err)
@@ -781,13 +844,26 @@ static hvd_status_t run_two(uint32_t other_batch, size_t other_elements, bool cu
     world_open(&world, 2, 1000, 1);
     world.links[0][1].is_broken = cut;
     for (int m = 0; m < 2; m++) {
-        members[m].args = (coll_args_t){.op = HVD_ALLREDUCE, .dtype = HVD_INT32, .reduce = HVD_SUM, .member = m,
-                                        .size = 2, .bytes = 4 * (m == 0 ? 16 : other_elements)};
-        assert_int_equal(coll_plan(coll_find(HVD_ALLREDUCE, "ring"), &members[m].args, &members[m].plan, err), HVD_OK);
+        members[m].args = (coll_args_t){.op = HVD_ALLREDUCE,
+                                        .dtype = HVD_INT32,
+                                        .reduce = HVD_SUM,
+                                        .member = m,
+                                        .size = 2,
+                                        .bytes = 4 * (m == 0 ? 16 : other_elements)};
+        assert_int_equal(
+            coll_plan(coll_find(HVD_ALLREDUCE, "ring"), &members[m].args, &members[m].plan, err),
+            HVD_OK);
         members[m].link_arg = (link_arg_t){&world, m};
-        const exec_run_t run = {.plan = &members[m].plan, .buffers = {data[m], data[m]}, .dtype = HVD_INT32,
-                                .reduce = HVD_SUM, .prescale = 1, .postscale = 1, .epoch = 1,
-                                .batch = m == 0 ? 1 : other_batch, .link_of = link_of, .arg = &members[m].link_arg};
+        const exec_run_t run = {.plan = &members[m].plan,
+                                .buffers = {data[m], data[m]},
+                                .dtype = HVD_INT32,
+                                .reduce = HVD_SUM,
+                                .prescale = 1,
+                                .postscale = 1,
+                                .epoch = 1,
+                                .batch = m == 0 ? 1 : other_batch,
+                                .link_of = link_of,
+                                .arg = &members[m].link_arg};
         assert_int_equal(exec_start(world.execs[m], &run, err), HVD_OK);
     }
     hvd_status_t status = HVD_IN_PROGRESS;
@@ -842,7 +918,7 @@ static void test_a_missing_link_refuses_the_run(void **state)
     world_close(&world);
 }
 
-// --- Choice ---------------------------------------------------------------------------------------
+// --- Choice --------------------------------------------------------------------------------------
 
 static const char *choice(coll_args_t args, const char *forced)
 {
@@ -853,18 +929,23 @@ static const char *choice(coll_args_t args, const char *forced)
 
 static coll_args_t allreduce_of(size_t bytes, int n, hvd_dtype_t dtype, hvd_reduce_t reduce)
 {
-    return (coll_args_t){.op = HVD_ALLREDUCE, .dtype = dtype, .reduce = reduce, .size = n, .bytes = bytes};
+    return (coll_args_t){
+        .op = HVD_ALLREDUCE, .dtype = dtype, .reduce = reduce, .size = n, .bytes = bytes};
 }
 
 static void test_choice_by_size(void **state)
 {
     (void)state;
-    assert_string_equal(choice(allreduce_of(16 * KIB, 4, HVD_FLOAT32, HVD_SUM), ""), "recursive_doubling");
-    assert_string_equal(choice(allreduce_of(16 * KIB + 4, 4, HVD_FLOAT32, HVD_SUM), NULL), "halving_doubling");
+    assert_string_equal(choice(allreduce_of(16 * KIB, 4, HVD_FLOAT32, HVD_SUM), ""),
+                        "recursive_doubling");
+    assert_string_equal(choice(allreduce_of(16 * KIB + 4, 4, HVD_FLOAT32, HVD_SUM), NULL),
+                        "halving_doubling");
     assert_string_equal(choice(allreduce_of(MIB, 4, HVD_FLOAT32, HVD_SUM), NULL), "ring");
-    assert_string_equal(choice(allreduce_of(MIB, 17, HVD_FLOAT32, HVD_SUM), NULL), "halving_doubling");
+    assert_string_equal(choice(allreduce_of(MIB, 17, HVD_FLOAT32, HVD_SUM), NULL),
+                        "halving_doubling");
     assert_string_equal(choice(allreduce_of(MIB, 4, HVD_FLOAT32, HVD_ADASUM), NULL), "adasum");
-    assert_string_equal(choice(allreduce_of(MIB, 4, HVD_INT32, HVD_ADASUM), NULL), "HVD_UNSUPPORTED");
+    assert_string_equal(choice(allreduce_of(MIB, 4, HVD_INT32, HVD_ADASUM), NULL),
+                        "HVD_UNSUPPORTED");
     const size_t small[16] = {8}, large[16] = {MIB};
     coll_args_t args = {.op = HVD_ALLGATHER, .size = 16, .blocks = small};
     assert_string_equal(choice(args, NULL), "bruck");
@@ -884,7 +965,9 @@ static void test_half_types_take_what_rounds_once(void **state)
     (void)state;
     for (size_t bytes = 4; bytes <= MIB; bytes *= 512) {
         assert_string_equal(choice(allreduce_of(bytes, 4, HVD_FLOAT16, HVD_SUM), NULL), "pairwise");
-        assert_string_equal(choice(allreduce_of(bytes, 4, HVD_BFLOAT16, HVD_PRODUCT), "allreduce=ring"), "pairwise");
+        assert_string_equal(
+            choice(allreduce_of(bytes, 4, HVD_BFLOAT16, HVD_PRODUCT), "allreduce=ring"),
+            "pairwise");
     }
     assert_string_equal(choice(allreduce_of(MIB, 4, HVD_FLOAT16, HVD_MAX), NULL), "ring");
 }
@@ -897,8 +980,10 @@ static void test_forced_choice(void **state)
     assert_string_equal(choice(args, "alltoall=bruck, allreduce = pairwise"), "pairwise");
     assert_string_equal(choice(args, "alltoall=bruck"), "recursive_doubling");
     assert_string_equal(choice(args, "allreduce=stream"), "recursive_doubling");
-    assert_string_equal(choice(args, "allreduce=adasum"), "recursive_doubling"); // does not fit a sum
-    static const char *const wrong[] = {"allreduce=rung", "allreduce", "allreducer=ring", "=", "allreduce=ring,x=y"};
+    assert_string_equal(choice(args, "allreduce=adasum"),
+                        "recursive_doubling"); // does not fit a sum
+    static const char *const wrong[] = {"allreduce=rung", "allreduce", "allreducer=ring", "=",
+                                        "allreduce=ring,x=y"};
     for (size_t i = 0; i < N_ELEMENTS(wrong); i++) {
         assert_string_equal(choice(args, wrong[i]), "HVD_INVALID_ARGUMENT");
     }
@@ -912,10 +997,12 @@ static void test_bruck_refuses_unequal_blocks(void **state)
 {
     (void)state;
     const size_t sizes[3] = {4, 8, 4};
-    const coll_args_t args = {.op = HVD_ALLTOALL, .size = 3, .send_bytes = sizes, .recv_bytes = sizes};
+    const coll_args_t args = {
+        .op = HVD_ALLTOALL, .size = 3, .send_bytes = sizes, .recv_bytes = sizes};
     plan_t plan = {0};
     err_t err = {0};
-    assert_int_equal(coll_plan(coll_find(HVD_ALLTOALL, "bruck"), &args, &plan, &err), HVD_INVALID_ARGUMENT);
+    assert_int_equal(coll_plan(coll_find(HVD_ALLTOALL, "bruck"), &args, &plan, &err),
+                     HVD_INVALID_ARGUMENT);
     plan_free(&plan);
 }
 
