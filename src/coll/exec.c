@@ -8,69 +8,18 @@
 // exec_progress() receives from every peer that has something left, runs local steps, sends to
 // every peer, at most a segment each, and repeats that a few times while something moves.
 //
-// On the wire a message is a header of 16 bytes (epoch, batch, bytes) and its payload. Headers are
-// read as soon as their receive is at the head of its queue, even while it waits for other steps.
-// Short messages are sent from a small copy together with their header: one call to the link.
-//
 // Cost: O(steps) to start, O(peers with work) per pass; nothing is allocated once the arrays have
-// grown to a plan's size. Reductions read straight from the link's memory.
+// grown to a plan's size.
 // Thread: the holder of the engine. The exec_t owns its arrays; plan, buffers and links are
 // borrowed.
-#include "coll/coll.h"
-#include "wire/codec.h"
+#include "coll/exec.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum {
-    HEADER_BYTES = 16,
-    SHORT_BYTES = 4096, // messages up to this size are sent in one piece with their header
-    MAX_ELEM_BYTES = 8,
     MAX_PASSES = 4,
     DEFAULT_SEGMENT_BYTES = 256 * 1024,
-};
-
-// What a step has come to. Edge 2 * s + i says that step s comes after steps[s].after[i].
-typedef struct state {
-    size_t done;          // bytes that have passed: a follower may go this far
-    int32_t waits_for;    // dependencies that have not happened yet
-    int32_t first_edge;   // of the steps that come after this one
-    int32_t next_edge[2]; // of this step's two edges, in the lists of those it comes after
-    int32_t next_in_queue;
-} state_t;
-
-typedef struct queue {
-    int32_t head, tail;
-} queue_t;
-
-typedef struct peer {
-    net_link_t *link;
-    int member;
-    queue_t sends, receives;
-    size_t staged, staged_sent; // header of the outgoing message, and its payload if that is short
-    size_t header_got;          // of the incoming message
-    size_t torn_got;            // bytes of an element whose end has not arrived yet
-    uint8_t torn[MAX_ELEM_BYTES];
-    uint8_t header[HEADER_BYTES];
-    uint8_t stage[HEADER_BYTES + SHORT_BYTES];
-} peer_t;
-
-struct exec {
-    exec_run_t run;
-    size_t elem_bytes, acc_elem_bytes;
-    size_t segment_bytes; // whole elements
-    state_t *states;
-    int cap_states;
-    peer_t *peers;
-    int32_t *busy; // indices of peers with something left
-    int n_peers, n_busy, cap_peers;
-    int32_t *peer_of; // member to index in peers, NO_PEER if it has none
-    int cap_members;
-    queue_t locals; // steps without a peer that may run
-    int n_left;     // steps not finished
-    bool moved;
-    err_t err; // why the run is broken
 };
 
 #define NO_PEER (-1)
@@ -143,30 +92,9 @@ static bool has_room_for_a_peer(exec_t *exec)
     return true;
 }
 
-// --- Steps and their order -----------------------------------------------------------------------
+// --- The order of steps --------------------------------------------------------------------------
 
-static const step_t *step_at(const exec_t *exec, int32_t s)
-{
-    return &exec->run.plan->steps[s];
-}
-
-static char *place_of(const exec_t *exec, plan_buf_t buf, size_t at)
-{
-    return (char *)exec->run.buffers[buf] + at;
-}
-
-// Where the accumulators of the element at `at` (in tensor bytes) of a step lie.
-static char *acc_of(const exec_t *exec, plan_buf_t buf, size_t base, size_t at)
-{
-    return place_of(exec, buf, base + at / exec->elem_bytes * exec->acc_elem_bytes);
-}
-
-static bool is_local(const step_t *step)
-{
-    return step->kind > STEP_RECV_ACC;
-}
-
-static void enqueue(exec_t *exec, queue_t *queue, int32_t s)
+void exec_enqueue(exec_t *exec, queue_t *queue, int32_t s)
 {
     exec->states[s].next_in_queue = NO_STEP;
     if (queue->head == NO_STEP) {
@@ -177,7 +105,7 @@ static void enqueue(exec_t *exec, queue_t *queue, int32_t s)
     queue->tail = s;
 }
 
-static void dequeue(exec_t *exec, queue_t *queue)
+void exec_dequeue(exec_t *exec, queue_t *queue)
 {
     queue->head = exec->states[queue->head].next_in_queue;
     exec->n_left--;
@@ -192,14 +120,13 @@ static void release(exec_t *exec, int32_t s, bool begun)
         state_t *state = &exec->states[next];
         const bool follows = step_at(exec, next)->stream && which == 0;
         if (follows == begun && --state->waits_for == 0 && is_local(step_at(exec, next))) {
-            enqueue(exec, &exec->locals, next);
+            exec_enqueue(exec, &exec->locals, next);
         }
         edge = state->next_edge[which];
     }
 }
 
-// `bytes` more of step s have passed. Called once with 0 for an empty step.
-static void pass(exec_t *exec, int32_t s, size_t bytes)
+void exec_pass(exec_t *exec, int32_t s, size_t bytes)
 {
     state_t *state = &exec->states[s];
     const bool begins = state->done == 0;
@@ -210,379 +137,6 @@ static void pass(exec_t *exec, int32_t s, size_t bytes)
     }
     if (state->done == step_at(exec, s)->bytes) {
         release(exec, s, false);
-    }
-}
-
-// How far step s may go: to its end, or as far as the step it follows has come.
-static size_t limit_of(const exec_t *exec, int32_t s)
-{
-    const step_t *step = step_at(exec, s);
-    return step->stream ? MIN(step->bytes, exec->states[step->after[0]].done) : step->bytes;
-}
-
-// The same in whole segments, so that a step does not run after every crumb of the one before.
-static size_t segment_limit_of(const exec_t *exec, int32_t s)
-{
-    const size_t limit = limit_of(exec, s);
-    return limit == step_at(exec, s)->bytes ? limit : limit - limit % exec->segment_bytes;
-}
-
-// The sentence of a broken link; negative is what a mover returned.
-static hvd_status_t broken(exec_t *exec, const peer_t *peer, ssize_t negative, const char *doing)
-{
-    const char *why = peer->link->err.text;
-    return fail(&exec->err, (hvd_status_t)negative, "%s%s member %d over %s failed%s%s", doing,
-                negative == HVD_PEER_LOST ? " lost" : "", peer->member, peer->link->transport,
-                why[0] != '\0' ? ": " : "", why);
-}
-
-// --- Sending -------------------------------------------------------------------------------------
-
-static void stage_message(exec_t *exec, peer_t *peer, int32_t s)
-{
-    const step_t *step = step_at(exec, s);
-    buf_t header = {.data = peer->stage, .cap = sizeof peer->stage};
-    put_u32(&header, exec->run.epoch);
-    put_u32(&header, exec->run.batch);
-    put_u64(&header, step->bytes);
-    peer->staged = HEADER_BYTES;
-    peer->staged_sent = 0;
-    if (step->bytes <= SHORT_BYTES) {
-        if (step->bytes > 0) {
-            memcpy(peer->stage + HEADER_BYTES, place_of(exec, step->src, step->src_at),
-                   step->bytes);
-        }
-        peer->staged += step->bytes;
-        pass(exec, s, step->bytes); // the tensor is free: the copy goes out
-    }
-}
-
-// Moves up to `budget` bytes of the message at the head; what moved, 0 or a negative status.
-static ssize_t send_some(exec_t *exec, peer_t *peer, size_t budget)
-{
-    const int32_t s = peer->sends.head;
-    const step_t *step = step_at(exec, s);
-    state_t *state = &exec->states[s];
-    const size_t limit = segment_limit_of(exec, s);
-    if (peer->staged == 0) {
-        if (limit < step->bytes && (limit == 0 || step->bytes <= SHORT_BYTES)) {
-            return 0;
-        }
-        stage_message(exec, peer, s);
-    }
-    ssize_t n = 0;
-    if (peer->staged_sent < peer->staged) {
-        n = link_send(peer->link, peer->stage + peer->staged_sent,
-                      peer->staged - peer->staged_sent);
-        peer->staged_sent += n > 0 ? (size_t)n : 0;
-    } else {
-        const char *from = place_of(exec, step->src, step->src_at + state->done);
-        n = state->done < limit ? link_send(peer->link, from, MIN(limit - state->done, budget)) : 0;
-        if (n > 0) {
-            pass(exec, s, (size_t)n);
-        }
-    }
-    if (state->done == step->bytes && peer->staged_sent == peer->staged) {
-        peer->staged = 0;
-        dequeue(exec, &peer->sends);
-    }
-    return n;
-}
-
-static hvd_status_t send_to(exec_t *exec, peer_t *peer)
-{
-    size_t budget = exec->segment_bytes;
-    while (budget > 0 && peer->sends.head != NO_STEP &&
-           exec->states[peer->sends.head].waits_for == 0) {
-        const ssize_t n = send_some(exec, peer, budget);
-        if (n < 0) {
-            return broken(exec, peer, n, "sending to");
-        }
-        if (n == 0) {
-            break;
-        }
-        exec->moved = true;
-        budget -= MIN(budget, (size_t)n);
-    }
-    return HVD_OK;
-}
-
-// --- Receiving -----------------------------------------------------------------------------------
-
-static hvd_status_t check_header(exec_t *exec, const peer_t *peer, const step_t *step)
-{
-    reader_t reader = reader_of(peer->header, HEADER_BYTES);
-    const uint32_t epoch = get_u32(&reader), batch = get_u32(&reader);
-    const uint64_t bytes = get_u64(&reader);
-    const exec_run_t *run = &exec->run;
-    if (LIKELY(epoch == run->epoch && batch == run->batch && bytes == step->bytes)) {
-        return HVD_OK;
-    }
-    return fail(
-        &exec->err, HVD_PROTOCOL,
-        "member %d sent a message of epoch %" PRIu32 ", batch %" PRIu32 ", %" PRIu64
-        " bytes where epoch %" PRIu32 ", batch %" PRIu32
-        ", %zu bytes was due: its plan differs from "
-        "this one; check that all ranks run the same version with the same HOROVOD_ settings",
-        peer->member, epoch, batch, bytes, run->epoch, run->batch, step->bytes);
-}
-
-// Long messages that go straight into place leave the link's own memory out.
-static bool goes_around_peek(const step_t *step)
-{
-    return step->kind == STEP_RECV && step->bytes > SHORT_BYTES;
-}
-
-static ssize_t read_header(exec_t *exec, peer_t *peer, const step_t *step)
-{
-    uint8_t *to = peer->header + peer->header_got;
-    const size_t wanted = HEADER_BYTES - peer->header_got;
-    ssize_t n;
-    if (goes_around_peek(step)) {
-        n = link_recv(peer->link, to, wanted);
-    } else {
-        const void *data;
-        n = link_peek(peer->link, &data);
-        if (n > 0) {
-            n = (ssize_t)MIN((size_t)n, wanted);
-            memcpy(to, data, (size_t)n);
-            link_consume(peer->link, (size_t)n);
-        }
-    }
-    if (n > 0) {
-        peer->header_got += (size_t)n;
-        exec->moved = true;
-        if (peer->header_got == HEADER_BYTES) {
-            const hvd_status_t status = check_header(exec, peer, step);
-            return status == HVD_OK ? n : (ssize_t)status;
-        }
-    }
-    return n;
-}
-
-// Adds `bytes` (whole elements) of incoming data to what step s has at `at`.
-static void combine(exec_t *exec, const step_t *step, size_t at, const void *data, size_t bytes)
-{
-    const exec_run_t *run = &exec->run;
-    const size_t n = bytes / exec->elem_bytes;
-    if (step->kind == STEP_RECV_ACC) {
-        acc_add_scaled(run->dtype, run->reduce, acc_of(exec, step->dst, step->dst_at, at), data, n,
-                       run->prescale);
-        return;
-    }
-    char *dst = place_of(exec, step->dst, step->dst_at + at);
-    const void *own = place_of(exec, step->src, step->src_at + at);
-    reduce_pair(run->dtype, run->reduce, dst, step->swap ? data : own, step->swap ? own : data, n);
-}
-
-// An element that lies across two pieces of the link's memory is put together first.
-static ssize_t take_torn(exec_t *exec, peer_t *peer, int32_t s, size_t room)
-{
-    const size_t elem_bytes = exec->elem_bytes;
-    ssize_t n = 0;
-    if (peer->torn_got < elem_bytes) {
-        const void *data;
-        n = link_peek(peer->link, &data);
-        if (n <= 0) {
-            return n;
-        }
-        n = (ssize_t)MIN((size_t)n, elem_bytes - peer->torn_got);
-        memcpy(peer->torn + peer->torn_got, data, (size_t)n);
-        link_consume(peer->link, (size_t)n);
-        peer->torn_got += (size_t)n;
-        exec->moved = true;
-    }
-    if (peer->torn_got == elem_bytes && room >= elem_bytes) {
-        combine(exec, step_at(exec, s), exec->states[s].done, peer->torn, elem_bytes);
-        peer->torn_got = 0;
-        pass(exec, s, elem_bytes);
-        n = (ssize_t)elem_bytes;
-    }
-    return n;
-}
-
-static ssize_t take_elements(exec_t *exec, peer_t *peer, int32_t s, size_t room)
-{
-    if (peer->torn_got > 0) {
-        return take_torn(exec, peer, s, room);
-    }
-    const void *data;
-    ssize_t n = link_peek(peer->link, &data);
-    if (n <= 0) {
-        return n;
-    }
-    if ((size_t)n < exec->elem_bytes) {
-        return take_torn(exec, peer, s, room);
-    }
-    size_t bytes = MIN((size_t)n, room);
-    bytes -= bytes % exec->elem_bytes;
-    if (bytes > 0) {
-        combine(exec, step_at(exec, s), exec->states[s].done, data, bytes);
-        link_consume(peer->link, bytes);
-        pass(exec, s, bytes);
-    }
-    return (ssize_t)bytes;
-}
-
-static ssize_t take_plain(exec_t *exec, peer_t *peer, int32_t s, size_t room)
-{
-    if (room == 0) {
-        return 0;
-    }
-    const step_t *step = step_at(exec, s);
-    char *to = place_of(exec, step->dst, step->dst_at + exec->states[s].done);
-    const ssize_t n = link_recv(peer->link, to, room);
-    if (n > 0) {
-        pass(exec, s, (size_t)n);
-    }
-    return n;
-}
-
-// Moves up to `budget` bytes of the message at the head; what moved, 0 or a negative status.
-static ssize_t receive_some(exec_t *exec, peer_t *peer, size_t budget)
-{
-    const int32_t s = peer->receives.head;
-    const step_t *step = step_at(exec, s);
-    state_t *state = &exec->states[s];
-    if (peer->header_got < HEADER_BYTES) {
-        const ssize_t n = read_header(exec, peer, step);
-        if (n <= 0 || peer->header_got < HEADER_BYTES) {
-            return n;
-        }
-    }
-    if (state->waits_for > 0) {
-        return 0;
-    }
-    ssize_t n = HEADER_BYTES;
-    if (step->bytes == 0) {
-        pass(exec, s, 0);
-    } else {
-        const size_t room = MIN(limit_of(exec, s) - state->done, budget);
-        n = step->kind == STEP_RECV ? take_plain(exec, peer, s, room)
-                                    : take_elements(exec, peer, s, room);
-    }
-    if (n >= 0 && state->done == step->bytes) {
-        peer->header_got = 0;
-        dequeue(exec, &peer->receives);
-    }
-    return n;
-}
-
-static hvd_status_t receive_from(exec_t *exec, peer_t *peer)
-{
-    size_t budget = exec->segment_bytes;
-    while (budget > 0 && peer->receives.head != NO_STEP) {
-        const ssize_t n = receive_some(exec, peer, budget);
-        if (n < 0) {
-            return exec->err.status != HVD_OK ? exec->err.status
-                                              : broken(exec, peer, n, "receiving from");
-        }
-        if (n == 0) {
-            break;
-        }
-        budget -= MIN(budget, (size_t)n);
-    }
-    return HVD_OK;
-}
-
-// --- Steps without a peer ------------------------------------------------------------------------
-
-typedef void local_fn_t(exec_t *exec, const step_t *step, size_t at, size_t bytes);
-
-static void run_copy(exec_t *exec, const step_t *step, size_t at, size_t bytes)
-{
-    char *dst = place_of(exec, step->dst, step->dst_at + at);
-    const char *src = place_of(exec, step->src, step->src_at + at);
-    if (dst != src) {
-        memcpy(dst, src, bytes);
-    }
-}
-
-static void run_reduce(exec_t *exec, const step_t *step, size_t at, size_t bytes)
-{
-    char *dst = place_of(exec, step->dst, step->dst_at + at);
-    const char *src = place_of(exec, step->src, step->src_at + at);
-    reduce_pair(exec->run.dtype, exec->run.reduce, dst, dst, src, bytes / exec->elem_bytes);
-}
-
-static void run_load_acc(exec_t *exec, const step_t *step, size_t at, size_t bytes)
-{
-    acc_load(exec->run.dtype, acc_of(exec, step->dst, step->dst_at, at),
-             place_of(exec, step->src, step->src_at + at), bytes / exec->elem_bytes,
-             exec->run.prescale);
-}
-
-static void run_store_acc(exec_t *exec, const step_t *step, size_t at, size_t bytes)
-{
-    acc_store(exec->run.dtype, place_of(exec, step->dst, step->dst_at + at),
-              acc_of(exec, step->src, step->src_at, at), bytes / exec->elem_bytes,
-              exec->run.postscale);
-}
-
-static void run_scale(exec_t *exec, const step_t *step, size_t at, size_t bytes)
-{
-    char *dst = place_of(exec, step->dst, step->dst_at + at);
-    reduce_scale(exec->run.dtype, dst, dst, bytes / exec->elem_bytes, exec->run.postscale);
-}
-
-static void run_adasum(exec_t *exec, const step_t *step, size_t at, size_t bytes)
-{
-    char *dst = place_of(exec, step->dst, step->dst_at + at);
-    const char *src = place_of(exec, step->src, step->src_at + at);
-    const void *lower = step->swap ? src : dst, *upper = step->swap ? dst : src;
-    reduce_adasum(exec->run.dtype, dst, lower, upper, bytes / exec->elem_bytes);
-}
-
-static const struct {
-    local_fn_t *run;
-    bool whole; // needs the whole vector at once
-} local_kinds[] = {
-    [STEP_COPY] = {run_copy, false},         [STEP_REDUCE] = {run_reduce, false},
-    [STEP_LOAD_ACC] = {run_load_acc, false}, [STEP_STORE_ACC] = {run_store_acc, false},
-    [STEP_SCALE] = {run_scale, false},       [STEP_ADASUM] = {run_adasum, true},
-};
-
-// Runs up to a segment of step s; returns how many bytes.
-static size_t run_local(exec_t *exec, int32_t s)
-{
-    const step_t *step = step_at(exec, s);
-    const size_t at = exec->states[s].done;
-    const bool whole = local_kinds[step->kind].whole;
-    size_t bytes = segment_limit_of(exec, s) - at;
-    bytes = whole ? bytes : MIN(bytes, exec->segment_bytes);
-    if (bytes > 0) {
-        local_kinds[step->kind].run(exec, step, at, bytes);
-    }
-    if (bytes > 0 || step->bytes == 0) {
-        pass(exec, s, bytes);
-    }
-    return bytes;
-}
-
-// Goes once over the list; steps that become ready meanwhile are added at its end and run too. A
-// step that follows another one and has nothing yet stays where it is.
-static void run_locals(exec_t *exec)
-{
-    size_t budget = 2 * exec->segment_bytes;
-    int32_t before = NO_STEP;
-    for (int32_t s = exec->locals.head; s != NO_STEP && budget > 0;) {
-        const size_t bytes = run_local(exec, s);
-        budget -= MIN(budget, bytes);
-        const int32_t next = exec->states[s].next_in_queue;
-        if (exec->states[s].done < step_at(exec, s)->bytes) {
-            before = s;
-        } else {
-            exec->n_left--;
-            if (before == NO_STEP) {
-                exec->locals.head = next;
-            } else {
-                exec->states[before].next_in_queue = next;
-            }
-            if (next == NO_STEP) {
-                exec->locals.tail = before;
-            }
-        }
-        s = next;
     }
 }
 
@@ -631,7 +185,7 @@ static hvd_status_t line_up(exec_t *exec, int32_t s)
     const step_t *step = step_at(exec, s);
     if (is_local(step)) {
         if (exec->states[s].waits_for == 0) {
-            enqueue(exec, &exec->locals, s);
+            exec_enqueue(exec, &exec->locals, s);
         }
         return HVD_OK;
     }
@@ -639,7 +193,7 @@ static hvd_status_t line_up(exec_t *exec, int32_t s)
     if (peer == NULL) {
         return exec->err.status;
     }
-    enqueue(exec, step->kind == STEP_SEND ? &peer->sends : &peer->receives, s);
+    exec_enqueue(exec, step->kind == STEP_SEND ? &peer->sends : &peer->receives, s);
     return HVD_OK;
 }
 
@@ -690,14 +244,14 @@ static hvd_status_t one_pass(exec_t *exec)
 {
     hvd_status_t status = HVD_OK;
     for (int i = 0; status == HVD_OK && i < exec->n_busy; i++) {
-        status = receive_from(exec, &exec->peers[exec->busy[i]]);
+        status = exec_receive_from(exec, &exec->peers[exec->busy[i]]);
     }
     if (exec->locals.head != NO_STEP) {
-        run_locals(exec);
+        exec_run_locals(exec);
     }
     for (int i = 0; status == HVD_OK && i < exec->n_busy; i++) {
         peer_t *peer = &exec->peers[exec->busy[i]];
-        status = send_to(exec, peer);
+        status = exec_send_to(exec, peer);
         if (peer->sends.head == NO_STEP && peer->receives.head == NO_STEP) {
             exec->busy[i--] = exec->busy[--exec->n_busy];
         }
@@ -734,13 +288,13 @@ bool exec_moved(const exec_t *exec)
 
 // --- What it waits for ---------------------------------------------------------------------------
 
-static size_t describe_head(const exec_t *exec, int32_t s, const char *doing, int member,
-                            char *text, size_t bytes)
+static size_t describe_head(const exec_t *exec, int32_t s, const char *doing, int rank, char *text,
+                            size_t bytes)
 {
     const step_t *step = step_at(exec, s);
     const state_t *state = &exec->states[s];
     const int n =
-        snprintf(text, bytes, "%s member %d: step %d, %zu of %zu bytes%s; ", doing, member, s,
+        snprintf(text, bytes, "%s rank %d: step %d, %zu of %zu bytes%s; ", doing, rank, s,
                  state->done, step->bytes, state->waits_for > 0 ? ", waits for other steps" : "");
     return n < 0 ? 0 : MIN((size_t)n, bytes > 0 ? bytes - 1 : 0);
 }
@@ -754,11 +308,11 @@ void exec_describe(const exec_t *exec, char *text, size_t bytes)
     for (int i = 0; i < exec->n_busy; i++) {
         const peer_t *peer = &exec->peers[exec->busy[i]];
         if (peer->sends.head != NO_STEP) {
-            at += describe_head(exec, peer->sends.head, "sending to", peer->member, text + at,
+            at += describe_head(exec, peer->sends.head, "sending to", peer->link->peer, text + at,
                                 bytes - at);
         }
         if (peer->receives.head != NO_STEP) {
-            at += describe_head(exec, peer->receives.head, "receiving from", peer->member,
+            at += describe_head(exec, peer->receives.head, "receiving from", peer->link->peer,
                                 text + at, bytes - at);
         }
     }

@@ -211,8 +211,9 @@ void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
     }
 }
 
-// A line that has just been read is in the cache anyway: writing around it would not save anything.
-static bool is_worth_uncached(hvd_dtype_t dtype, const void *dst, const void *const *inputs, int k)
+// A line that has just been read is in the cache anyway: writing past it would not save anything.
+static bool is_worth_passing_cache(hvd_dtype_t dtype, const void *dst, const void *const *inputs,
+                                   int k)
 {
     bool is_input = false;
     for (int j = 0; j < k; j++) {
@@ -221,20 +222,15 @@ static bool is_worth_uncached(hvd_dtype_t dtype, const void *dst, const void *co
     return !is_input && (uintptr_t)dst % hvd_dtype_bytes(dtype) == 0;
 }
 
-void reduce_many_uncached(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
+void reduce_many_past_cache(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
                           const void *const *inputs, int k, size_t n, double pre, double post)
 {
     const bool in_one_go = pre == 1.0 && (post == 1.0 || is_floating(dtype));
-    if (in_one_go && is_worth_uncached(dtype, dst, inputs, k)) {
+    if (in_one_go && is_worth_passing_cache(dtype, dst, inputs, k)) {
         best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post, true);
     } else {
         reduce_many(dtype, op, dst, also_dst, inputs, k, n, pre, post);
     }
-}
-
-void copy_uncached(void *dst, const void *src, size_t bytes)
-{
-    best_kernels()->fold[HVD_UINT8][FOLD_SUM](dst, NULL, &src, 1, bytes, 1.0, true);
 }
 
 // --- Adasum --------------------------------------------------------------------------------------

@@ -192,14 +192,14 @@ static bool signature_fits(const set_t *set, const control_signature_t *signatur
 // NEW and CONFLICT.
 static hvd_status_t on_new(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
-    set_t *set = sets_find_serial(coord, line->set);
+    set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
     coord_signature_t signatures[2];
 
     if (set == NULL) {
         coord->n_stale_lines++;
-        return line->set < coord->next_serial
+        return line->set < (uint32_t)coord->n_set_slots
                    ? HVD_OK
-                   : fail(err, HVD_PROTOCOL, "process set number %u does not exist", line->set);
+                   : fail(err, HVD_PROTOCOL, "process set %u never existed", line->set);
     }
     share_t share = share_of_line(line);
     share.n_variants = line->n_variants;

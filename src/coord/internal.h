@@ -132,7 +132,6 @@ typedef struct part {
 
 typedef struct set {
     int id;
-    uint32_t serial;   // never used twice, unlike the id: what lines going up name
     bool removed;
     int n_entries;     // that exist, named or still being run; the last one frees a removed set
     int n_ranks;
@@ -224,7 +223,7 @@ typedef struct outbox {
 } outbox_t;
 
 typedef struct asked {
-    uint32_t set_serial;
+    int set; // -1: none here
     char *name;
     size_t name_bytes;
 } asked_t;
@@ -253,7 +252,6 @@ struct coord {
 
     set_t **sets;              // by id; NULL: free
     int n_set_slots;
-    uint32_t next_serial;
     int *free_set_ids;         // oldest first
     int n_free_set_ids, cap_free_set_ids;
     uint32_t n_set_ops;        // names the next one
@@ -279,6 +277,7 @@ struct coord {
     uint32_t next_batch, next_id;
     int n_cached;
     chain_t rides, ready, recent;
+    int n_queued;              // entries in rides and ready
     size_t ready_bytes;
     uint64_t ready_since_ns;
     entry_t **picked;
@@ -310,7 +309,6 @@ static inline bool is_sequencer(const coord_t *coord)
 // --- sets.c ---------------------------------------------------------------------------------------
 
 set_t *sets_find(const coord_t *coord, int id);
-set_t *sets_find_serial(const coord_t *coord, uint32_t serial);
 set_t *sets_find_ranks(const coord_t *coord, const int64_t *ranks, int n_ranks);
 int sets_free_id(coord_t *coord); // the id the next set gets; taken by sets_register
 hvd_status_t sets_register(coord_t *coord, int id, const int *ranks, int n_ranks, err_t *err);
@@ -371,7 +369,14 @@ hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err); // HVD_OK: t
 // --- sequence.c -----------------------------------------------------------------------------------
 
 void sequence_complete(coord_t *coord, entry_t *entry);
-void sequence_flush(coord_t *coord); // forms what batches may be formed
+void sequence_form(coord_t *coord); // what batches may be formed now
+static inline void sequence_flush(coord_t *coord)
+{
+    bool has_work = coord->n_queued > 0 || coord->n_joined == coord->params.size;
+    if (UNLIKELY(has_work) && !coord->has_ended) {
+        sequence_form(coord);
+    }
+}
 void sequence_stop(coord_t *coord, int rank);
 void sequence_report(coord_t *coord, const char *text);
 uint64_t sequence_next_ns(const coord_t *coord);

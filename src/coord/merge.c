@@ -246,7 +246,7 @@ static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
         line.example_ranks[0] = entry->variants[0].rank;
     } else {
         line.kind = entry->n_variants == 1 ? LINE_NEW : LINE_CONFLICT;
-        line.set = entry->set->serial;
+        line.set = (uint32_t)entry->set->id;
         line.name = (control_text_t){entry->name, entry->name_bytes};
         line.n_variants = entry->n_variants;
         for (int i = 0; i < entry->n_variants; i++) {
@@ -338,6 +338,11 @@ done:
 
 static hvd_status_t add_signatures(coord_t *coord, entry_t *entry, const share_t *share, err_t *err)
 {
+    if (LIKELY(share->signatures[0] == NULL && entry->n_variants == 0)) {
+        entry->variants[0] = (variant_t){sig_hold(entry->sig), share->ranks[0]};
+        entry->n_variants = 1;
+        return HVD_OK;
+    }
     for (int i = 0; i < share->n_variants; i++) {
         sig_t *sig = intern(coord, entry, share->signatures[i]);
         if (sig == NULL) {

@@ -106,7 +106,10 @@ void sequence_complete(coord_t *coord, entry_t *entry)
     }
     if (err.status != HVD_OK) {
         publish_error(coord, entry, &err);
-    } else if (sig->rides) {
+        return;
+    }
+    coord->n_queued++;
+    if (sig->rides) {
         chain_append(&coord->rides, &entry->queued);
     } else {
         if (chain_is_empty(&coord->ready)) {
@@ -120,9 +123,12 @@ void sequence_complete(coord_t *coord, entry_t *entry)
 
 static void unqueue(coord_t *coord, entry_t *entry)
 {
-    coord->ready_bytes -= entry->run_bytes;
-    entry->run_bytes = 0;
-    chain_remove(&entry->queued);
+    if (!chain_is_empty(&entry->queued)) {
+        chain_remove(&entry->queued);
+        coord->n_queued--;
+        coord->ready_bytes -= entry->run_bytes;
+        entry->run_bytes = 0;
+    }
 }
 
 static void forget_cached(coord_t *coord, entry_t *entry)
@@ -242,7 +248,8 @@ static void put_run(coord_t *coord, const entry_t *entry, const uint8_t *result)
         run.name = (control_text_t){entry->name, entry->name_bytes};
         run.signature = signature_to_wire(&entry->sig->view);
     }
-    if (entry->sizes != NULL && (entry->is_news || entry->fresh != NULL)) {
+    // Otherwise they are as last time, which every node that is part of the round remembers.
+    if (entry->fresh != NULL) {
         run.sizes = entry->sizes->at;
         run.n_sizes = entry->sizes->n;
     }
@@ -456,19 +463,12 @@ static void flush_ready(coord_t *coord, bool ignore_limits)
     }
 }
 
-void sequence_flush(coord_t *coord)
+void sequence_form(coord_t *coord)
 {
-    bool all_joined = coord->n_joined == coord->params.size;
-
-    bool is_idle = chain_is_empty(&coord->rides) && chain_is_empty(&coord->ready);
-
-    if (!is_sequencer(coord) || coord->has_ended || (is_idle && !all_joined)) {
-        return;
-    }
     flush_rides(coord);
     flush_ready(coord, false);
     // Whoever joined cannot submit: when all have, what is queued is all that is left.
-    if (all_joined && chain_is_empty(&coord->ready)) {
+    if (coord->n_joined == coord->params.size && coord->n_queued == 0) {
         control_line_t line = {
             .kind = RECORD_JOINED, .batch = coord->next_batch++, .rank = coord->last_joined};
         publish_line(coord, NULL, &line);

@@ -5,9 +5,10 @@
 // For every set a node knows which of its branches (itself, each child's subtree) hold members,
 // how many, and how many of those have joined: all that counting a round needs. Sets come and go
 // with records of the log, so all ranks give them the same ids in the same order. Ids of removed
-// sets are given out again, oldest first; serial numbers never are, and it is serials that lines
-// going up name, so that a late line for a removed set is not taken for one of its successor.
-// Memory per set: a few words for each member below this node. The holder of the engine owns it.
+// sets are given out again, oldest first. A line for a removed set may still arrive, but never for
+// its successor of the same id: every rank has a part in adding a set, and says so after all it had
+// to say about the old one. Memory per set: a few words for each member below this node. The holder
+// of the engine owns it.
 #include "coord/internal.h"
 
 #include <stdlib.h>
@@ -15,16 +16,6 @@
 set_t *sets_find(const coord_t *coord, int id)
 {
     return id >= 0 && id < coord->n_set_slots ? coord->sets[id] : NULL;
-}
-
-set_t *sets_find_serial(const coord_t *coord, uint32_t serial)
-{
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        if (coord->sets[id] != NULL && coord->sets[id]->serial == serial) {
-            return coord->sets[id];
-        }
-    }
-    return NULL;
 }
 
 set_t *sets_find_ranks(const coord_t *coord, const int64_t *ranks, int n_ranks)
@@ -189,7 +180,6 @@ hvd_status_t sets_register(coord_t *coord, int id, const int *ranks, int n_ranks
         return fail(err, HVD_NO_MEMORY, "no memory for a process set of %d ranks", n_ranks);
     }
     set->id = id;
-    set->serial = coord->next_serial++;
     memcpy(set->ranks, ranks, (size_t)n_ranks * sizeof(*ranks));
     set->self = set_position(set, coord->params.rank);
     set_divide(coord, set);

@@ -64,13 +64,13 @@ static bool add_asked(coord_t *coord, const set_t *set, const char *name, size_t
     memcpy(copy, name, name_bytes);
     copy[name_bytes] = '\0';
     inquiry->asked[inquiry->n_asked++] = (asked_t){
-        .set_serial = set != NULL ? set->serial : UINT32_MAX, .name = copy, .name_bytes = name_bytes};
+        .set = set != NULL ? set->id : -1, .name = copy, .name_bytes = name_bytes};
     return true;
 }
 
 static entry_t *entry_of_asked(const coord_t *coord, const asked_t *asked)
 {
-    const set_t *set = sets_find_serial(coord, asked->set_serial);
+    const set_t *set = sets_find(coord, asked->set);
     return set != NULL ? entry_find(set, asked->name, asked->name_bytes) : NULL;
 }
 
@@ -296,7 +296,7 @@ uint64_t stall_next_ns(const coord_t *coord)
 static void tell_sequencer(coord_t *coord, entry_t *entry)
 {
     control_line_t line = {.kind = LINE_STALLED,
-                           .set = entry->set->serial,
+                           .set = (uint32_t)entry->set->id,
                            .name = {entry->name, entry->name_bytes},
                            .age_ns = coord->now_ns - entry->since_ns};
 
@@ -327,9 +327,8 @@ static void start_inquiry(coord_t *coord)
     control_put(&coord->record, &line);
     for (int i = 0; i < coord->inquiry.n_asked; i++) {
         const asked_t *asked = &coord->inquiry.asked[i];
-        const set_t *set = sets_find_serial(coord, asked->set_serial);
-        control_put_asked(&coord->record, &(control_asked_t){.set = (uint32_t)set->id,
-                                                             .name = {asked->name, asked->name_bytes}});
+        control_asked_t item = {.set = (uint32_t)asked->set, .name = {asked->name, asked->name_bytes}};
+        control_put_asked(&coord->record, &item);
     }
     coord->no_memory |= coord->record.failed;
     outbox_to_children(coord, NULL, coord->record.data, coord->record.len);
@@ -384,7 +383,7 @@ hvd_status_t stall_question(coord_t *coord, const control_line_t *line, err_t *e
         control_put(line_to_parent(coord), line);
         return HVD_OK;
     }
-    set_t *set = sets_find_serial(coord, line->set);
+    set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
     if (set == NULL || coord->params.stall_warn_ns == 0) {
         return HVD_OK;
     }

@@ -628,8 +628,9 @@ hvd_status_t hvd_process_set_add(hvd_ctx_t *ctx, const int *ranks, int n_ranks, 
         pthread_mutex_unlock(&ctx->lock);
     }
     free(sorted);
-    if (request != NULL && (status = ask_and_wait(ctx, request, &err)) == HVD_OK) {
-        *id_p = request->set;
+    int id;
+    if (request != NULL && (status = ask_and_wait(ctx, request, &id, &err)) == HVD_OK) {
+        *id_p = id;
     }
     return err_export(&err, status, text, text_bytes);
 }
@@ -655,7 +656,7 @@ hvd_status_t hvd_process_set_remove(hvd_ctx_t *ctx, int id, char *text, size_t t
     }
     pthread_mutex_unlock(&ctx->lock);
     if (request != NULL) {
-        status = ask_and_wait(ctx, request, &err);
+        status = ask_and_wait(ctx, request, &id, &err);
     }
     return err_export(&err, status, text, text_bytes);
 }

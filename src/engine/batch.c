@@ -554,6 +554,10 @@ static int shards_per_host(const hvd_ctx_t *ctx, const batch_runner_t *r, const 
 static route_t choose_route(hvd_ctx_t *ctx, batch_runner_t *r, const process_set_t *set)
 {
     const coll_args_t *a = &r->args;
+    bool whole = a->op == HVD_ALLREDUCE || a->op == HVD_BROADCAST;
+    if (whole && a->bytes == 0) {
+        return ROUTE_NOTHING; // and all members know
+    }
     if (set->n == 1) {
         return ROUTE_ALONE;
     }
@@ -710,6 +714,26 @@ static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *i
     return exec_start(r->exec, &run, err);
 }
 
+// One member: what goes in comes out, scaled as several would have scaled it.
+static void move_alone(const batch_runner_t *r, const vec_t *in, const vec_t *out, double pre,
+                       double post)
+{
+    size_t element = hvd_dtype_bytes(r->args.dtype);
+    for (size_t done = 0; done < in->bytes;) {
+        uint8_t *from;
+        uint8_t *to;
+        size_t n = vec_at(in, done, &from);
+        n = MIN(vec_at(out, done, &to), n);
+        if (!r->moves_only && (pre != 1.0 || post != 1.0)) {
+            const void *inputs[] = {from};
+            reduce_many(r->args.dtype, HVD_SUM, to, NULL, inputs, 1, n / element, pre, post);
+        } else if (to != from) {
+            memmove(to, from, n);
+        }
+        done += n;
+    }
+}
+
 // --- Two levels ----------------------------------------------------------------------------------
 
 static void cut_shards(batch_runner_t *r)
@@ -749,14 +773,18 @@ static hvd_status_t start_phase(hvd_ctx_t *ctx, batch_runner_t *r, err_t *err)
     a->member = r->local_member;
     a->size = r->n_local;
     a->blocks = r->shard_bytes;
-    if (r->phase == PHASE_REDUCE_IN_HOST) {
-        a->op = HVD_REDUCESCATTER;
+    if (r->phase != PHASE_BETWEEN_HOSTS) {
+        bool reduces = r->phase == PHASE_REDUCE_IN_HOST;
+        const vec_t *in = reduces ? &r->in : &r->shard;
+        const vec_t *out = reduces ? &r->shard : &r->out;
+        double pre = reduces ? r->pre : 1.0;
+        if (r->n_local == 1) { // a host with one member carries the whole tensor by itself
+            move_alone(r, in, out, pre, 1.0);
+            return HVD_OK;
+        }
+        a->op = reduces ? HVD_REDUCESCATTER : HVD_ALLGATHER;
         a->scale_before = a->scale_after = false;
-        return start_stream(r, &r->in, &r->shard, r->pre, 1.0, err);
-    }
-    if (r->phase == PHASE_GATHER_IN_HOST) {
-        a->op = HVD_ALLGATHER;
-        return start_stream(r, &r->shard, &r->out, 1.0, 1.0, err);
+        return start_stream(r, in, out, pre, 1.0, err);
     }
     r->sub_ranks = r->cross_ranks;
     a->member = r->cross_member;
@@ -792,24 +820,6 @@ static hvd_status_t start_two_level(hvd_ctx_t *ctx, batch_runner_t *r, const pro
 }
 
 // --- Running -------------------------------------------------------------------------------------
-
-static void run_alone(batch_runner_t *r)
-{
-    size_t element = hvd_dtype_bytes(r->args.dtype);
-    double factor = r->pre * r->post;
-    for (size_t done = 0; done < r->in.bytes;) {
-        uint8_t *from;
-        uint8_t *to;
-        size_t n = vec_at(&r->in, done, &from);
-        n = MIN(vec_at(&r->out, done, &to), n);
-        if (!r->moves_only && factor != 1.0) {
-            reduce_scale(r->args.dtype, to, from, n / element, factor);
-        } else if (to != from) {
-            memmove(to, from, n);
-        }
-        done += n;
-    }
-}
 
 static void describe(hvd_ctx_t *ctx, batch_runner_t *r, const batch_t *b)
 {
@@ -864,8 +874,10 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, batch_runner_t *r, batch_t *b, e
         return start_plan(ctx, r, &r->in, &r->out, err);
     case ROUTE_TWO_LEVEL:
         return start_two_level(ctx, r, b->set, err);
+    case ROUTE_ALONE:
+        move_alone(r, &r->in, &r->out, r->pre, r->post);
+        return HVD_OK;
     default:
-        run_alone(r);
         return HVD_OK;
     }
 }
@@ -887,7 +899,7 @@ static hvd_status_t progress_two_level(hvd_ctx_t *ctx, batch_runner_t *r, bool *
     bool carries = r->shard.bytes > 0;
     hvd_status_t status = HVD_OK;
     if (!between) {
-        status = stream_progress(r->stream, moved_p);
+        status = r->n_local > 1 ? stream_progress(r->stream, moved_p) : HVD_OK;
     } else if (carries) {
         status = progress_plan(r, r->args.dtype, &r->shard, moved_p, err);
     }

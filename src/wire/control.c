@@ -249,27 +249,18 @@ static void get_field(control_reader_t *reader, field_t field, uint8_t flags, co
     }
 }
 
-bool control_next(control_reader_t *reader, control_line_t *line_p)
+// Any line, by its row in the table. The first byte has been read.
+static bool get_line(control_reader_t *reader, control_kind_t kind, uint8_t flags,
+                     control_line_t *line_p)
 {
     places_t places = {0};
 
-    if (reader_left(&reader->in) == 0 || control_bad(reader)) {
-        return false;
-    }
-    reader->line_at = reader->in.at;
-    reader->words.len = 0;
-    uint8_t head = get_u8(&reader->in);
-    uint8_t flags = head & (uint8_t)~KIND_MASK;
-    control_kind_t kind = (control_kind_t)(head & KIND_MASK);
     if (kind >= CONTROL_N_KINDS || kinds[kind].fields[0] == FIELD_END ||
         (flags & ~kinds[kind].flags) != 0) {
         reader->in.bad = true;
         return false;
     }
-    memset(line_p, 0, offsetof(control_line_t, example_ranks));
-    line_p->kind = kind;
     line_p->zeros = kind != RECORD_RUN && (flags & FLAG_ZEROS) != 0;
-    line_p->rides = kind == RECORD_RUN && (flags & FLAG_ZEROS) != 0;
     for (const uint8_t *field = kinds[kind].fields; *field != FIELD_END; field++) {
         get_field(reader, (field_t)*field, flags, line_p, &places);
     }
@@ -283,6 +274,39 @@ bool control_next(control_reader_t *reader, control_line_t *line_p)
         line_p->sizes = words_at(reader, places.sizes);
     }
     return true;
+}
+
+// The two kinds that make up nearly all traffic are read without the table.
+bool control_next(control_reader_t *reader, control_line_t *line_p)
+{
+    reader_t *in = &reader->in;
+
+    if (in->at == in->end || control_bad(reader)) {
+        return false;
+    }
+    reader->line_at = in->at;
+    reader->words.len = 0;
+    uint8_t head = *in->at++;
+    uint8_t flags = head & (uint8_t)~KIND_MASK;
+    memset(line_p, 0, offsetof(control_line_t, example_ranks));
+    line_p->kind = (control_kind_t)(head & KIND_MASK);
+    if (line_p->kind == LINE_READY && (flags & (FLAG_ZEROS | FLAG_SIZES)) == 0) {
+        line_p->id = (uint32_t)get_count(in, UINT32_MAX);
+        line_p->example_ranks[0] = -1;
+        if (flags != 0) {
+            line_p->payload_bytes = get_count(in, CONTROL_MAX_PAYLOAD_BYTES);
+            line_p->payload = get_bytes(in, line_p->payload_bytes);
+        }
+        return !in->bad;
+    }
+    if (line_p->kind == RECORD_RUN && (flags & ~FLAG_ZEROS) == 0) {
+        line_p->rides = flags != 0;
+        line_p->batch = (uint32_t)get_count(in, UINT32_MAX);
+        line_p->set = (uint32_t)get_count(in, UINT32_MAX);
+        line_p->n_items = (int)get_count(in, MIN(CONTROL_MAX_RUN, reader_left(in)));
+        return !in->bad;
+    }
+    return get_line(reader, line_p->kind, flags, line_p);
 }
 
 bool control_next_run(control_reader_t *reader, control_run_t *run_p)
@@ -443,28 +467,58 @@ void control_put(buf_t *out, const control_line_t *line)
     }
 }
 
+// Small numbers straight to memory: the caller has made room for them all at once.
+static inline uint8_t *write_varint(uint8_t *at, uint64_t v)
+{
+    while (v >= 0x80) {
+        *at++ = (uint8_t)(v | 0x80);
+        v >>= 7;
+    }
+    *at++ = (uint8_t)v;
+    return at;
+}
+
+#define MAX_HEAD_BYTES 32 // a byte and three varints
+
 void control_put_ready(buf_t *out, uint32_t id, const void *payload, size_t payload_bytes)
 {
-    put_u8(out, (uint8_t)(LINE_READY | (payload != NULL ? FLAG_PAYLOAD : 0)));
-    put_varint(out, id);
-    if (payload != NULL) {
-        put_blob(out, payload, payload_bytes);
+    if (!buf_reserve(out, MAX_HEAD_BYTES + payload_bytes)) {
+        return;
     }
+    uint8_t *at = out->data + out->len;
+    *at++ = (uint8_t)(LINE_READY | (payload != NULL ? FLAG_PAYLOAD : 0));
+    at = write_varint(at, id);
+    if (payload != NULL) {
+        at = write_varint(at, payload_bytes);
+        memcpy(at, payload, payload_bytes);
+        at += payload_bytes;
+    }
+    out->len = (size_t)(at - out->data);
 }
 
 void control_put_batch(buf_t *out, uint32_t batch, uint32_t set, bool rides, int n_items)
 {
-    put_u8(out, (uint8_t)(RECORD_RUN | (rides ? FLAG_ZEROS : 0)));
-    put_varint(out, batch);
-    put_varint(out, set);
-    put_varint(out, (uint64_t)n_items);
+    if (!buf_reserve(out, MAX_HEAD_BYTES)) {
+        return;
+    }
+    uint8_t *at = out->data + out->len;
+    *at++ = (uint8_t)(RECORD_RUN | (rides ? FLAG_ZEROS : 0));
+    at = write_varint(at, batch);
+    at = write_varint(at, set);
+    at = write_varint(at, (uint64_t)n_items);
+    out->len = (size_t)(at - out->data);
 }
 
 void control_put_run(buf_t *out, const control_run_t *run)
 {
-    put_u8(out, (uint8_t)((run->named ? RUN_NAMED : 0) | (run->sizes != NULL ? RUN_SIZES : 0) |
-                          (run->result != NULL ? RUN_RESULT : 0)));
-    put_varint(out, run->id);
+    if (!buf_reserve(out, MAX_HEAD_BYTES)) {
+        return;
+    }
+    uint8_t *at = out->data + out->len;
+    *at++ = (uint8_t)((run->named ? RUN_NAMED : 0) | (run->sizes != NULL ? RUN_SIZES : 0) |
+                      (run->result != NULL ? RUN_RESULT : 0));
+    at = write_varint(at, run->id);
+    out->len = (size_t)(at - out->data);
     if (run->named) {
         put_text(out, run->name);
         put_signature(out, &run->signature);

@@ -31,11 +31,11 @@ enum { CONTROL_SET_ADD = HVD_N_OPS, CONTROL_SET_REMOVE, CONTROL_N_OPS };
 typedef enum control_kind {
     // Up: from a node, about its whole subtree.
     LINE_READY = 1,   // id
-    LINE_NEW,         // set serial, name, signature
-    LINE_CONFLICT,    // set serial, name, two signatures that differ
+    LINE_NEW,         // set, name, signature
+    LINE_CONFLICT,    // set, name, two signatures that differ
     LINE_JOIN,        // rank
     LINE_EVICTED,     // id: nothing more will come under it from here
-    LINE_STALLED,     // set serial, name, age: incomplete here for long
+    LINE_STALLED,     // set, name, age: incomplete here for long
     LINE_ANSWER,      // inquiry, bitmaps of the ranks that have each entry asked about
     LINE_STOP,        // rank that asks for shutdown
     // Down: records of the log.
@@ -76,7 +76,7 @@ typedef struct control_line {
     bool rides;        // RUN: every entry brings its result
     uint32_t id;       // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER
     uint32_t batch;    // records
-    uint32_t set;      // serial upward, id downward
+    uint32_t set;
     int rank;          // JOIN, STOP, JOINED, SHUTDOWN
     hvd_status_t status;
     int n_items;       // RUN, INQUIRE: how many items follow; ANSWER: how many bitmaps

@@ -42,7 +42,8 @@ static bool expand(const uint8_t secret[RECORD_SECRET_BYTES], const char *label,
 
     memcpy(info, label, label_bytes);
     info[label_bytes] = 1; // the number of the block
-    bool ok = HMAC(EVP_sha256(), secret, RECORD_SECRET_BYTES, info, label_bytes + 1, block, NULL);
+    bool ok = HMAC(EVP_sha256(), secret, RECORD_SECRET_BYTES, info, label_bytes + 1, block,
+                   NULL) != NULL;
     if (ok) {
         memcpy(out, block, bytes);
     }
@@ -126,7 +127,7 @@ static bool run_cipher(record_key_t *key, const uint8_t *header, const void *fro
     }
     return EVP_CipherInit_ex(key->cipher, NULL, NULL, NULL, nonce, key->seals)
            && EVP_CipherUpdate(key->cipher, NULL, &n, header, (int)RECORD_HEADER_BYTES)
-           && EVP_CipherUpdate(key->cipher, to, &n, from, (int)bytes);
+           && (bytes == 0 || EVP_CipherUpdate(key->cipher, to, &n, from, (int)bytes));
 }
 
 hvd_status_t record_seal(record_key_t *key, const void *plain, size_t bytes, uint8_t *record,

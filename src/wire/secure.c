@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// secure.c - TLS 1.3 with the job's secret, over our own BIO.
+// secure.c - TLS 1.3 proves the job's secret and makes the keys; then our own records carry bytes.
 //
-// OpenSSL does the protocol; this file feeds it. The BIO has two manners:
+// While shaking hands, a BIO of ours sends and receives exactly what OpenSSL asks for, so that not
+// one byte after the handshake is swallowed. When it ends, TLS's exporter gives a secret for each
+// direction, the TLS state is freed, and either records (record.c, which says why and why that is
+// sound) or, after secure_plain, bare bytes follow on the same socket.
 //
-// - While shaking hands it sends and receives exactly what OpenSSL asks for, so that not one byte
-//   after the handshake is swallowed and secure_plain can go on with the bare socket.
-// - Afterwards it works in batches. Records are gathered in `out` and leave with one send() for up
-//   to GATHER_BYTES; received bytes come in with one recv() of up to READ_AHEAD_BYTES into `in`.
-//   OpenSSL's own read-ahead is not used: it moves the rest of its buffer for every record.
+// Sending: a record is sealed from the caller's memory into `out` and sent; what the socket does
+// not take waits there. Receiving: recv() fills `in`, each call asking for the rest of a record and
+// the header of the next, so that bulk data is never moved; a record is opened straight into the
+// caller's memory if it fits there, else in its own place, where secure_peek shows it.
 //
-// Cost: AES-128-GCM plus one copy of each byte on the sending side and two on the receiving one;
-// a syscall per 16 KiB only while messages are that small. Buffers grow with use, up to
-// GATHER_BYTES and READ_AHEAD_BYTES. Before the peer has proved the secret a connection holds the
-// handshake's own memory only: a ClientHello that claims more than a real one needs is refused
-// before OpenSSL makes room for it.
+// Cost: AES-128-GCM, and the kernel's copy from or to a buffer that stays in the core's cache; one
+// system call a record, or fewer while messages are small. Buffers grow to a record's size with
+// use. Before the peer has proved the secret a connection holds the handshake's own memory only: a
+// ClientHello that claims more than a real one needs is refused before OpenSSL makes room for it.
 //
 // Signals: sockets are written with MSG_NOSIGNAL; no disposition is touched. OpenSSL is told not to
 // clean up at exit: threads of the process may still be talking then.
 #define _GNU_SOURCE
 #include "wire/secure.h"
+
+#include "wire/record.h"
 
 #include <openssl/crypto.h>
 #include <openssl/err.h>
@@ -35,17 +38,15 @@
 #include <sys/socket.h>
 
 #define PSK_BYTES 32
-#define RECORD_BYTES ((size_t)SSL3_RT_MAX_PLAIN_LENGTH)
-#define GATHER_BYTES (64 * KIB)
-#define READ_AHEAD_BYTES (64 * KIB)
-#define READ_AHEAD_START (16 * KIB)
+// The receiving buffer: at first for small messages, later for a record that comes after some.
+#define FIRST_IN_BYTES (4 * KIB)
+#define SLACK_BYTES (4 * KIB)
 // Record header and handshake header of a ClientHello, and the longest one we believe in.
 #define CLIENT_HEAD_BYTES 9
 #define CLIENT_HELLO_LIMIT 2048
-// AES-GCM wears out near 2^24.5 full records (RFC 8446, 5.5): change the key well before.
-#define RECORDS_PER_KEY ((uint64_t)1 << 22)
 
 static const unsigned char psk_identity[] = "hvd job secret";
+static const char exporter_label[] = "EXPERIMENTAL hvd records";
 static const unsigned char cipher_id[2] = {0x13, 0x01}; // TLS_AES_128_GCM_SHA256
 
 struct secure_keys {
@@ -60,20 +61,24 @@ typedef enum phase { SHAKING, ENCRYPTED, PLAIN } phase_t;
 struct secure {
     phase_t phase;
     int fd;
-    SSL *tls;         // NULL in PLAIN
+    SSL *tls;         // NULL after the handshake
     bool wants_write; // SHAKING: which way the handshake waits
     bool is_server;
-    bool gathering;   // more records follow in this call: keep them
     bool eof;         // the peer closed
     int socket_errno; // why the socket failed, or 0
-    uint64_t n_records;
     uint8_t psk[PSK_BYTES]; // wiped when the handshake ends
     uint8_t client_head[CLIENT_HEAD_BYTES];
     size_t client_head_len, client_head_at;
-    buf_t out; // encrypted, taken, not sent
+
+    record_key_t sealing, opening;
+    buf_t out; // sealed, not sent
     size_t out_at;
-    buf_t in; // received, not decrypted
+    buf_t in;                 // received: up to in_at opened, the rest not
     size_t in_at;
+    size_t plain_at, plain_end; // in `in`: opened in place, not consumed
+    bool may_ask; // in this call: the socket has not yet given less than asked
+    bool drained; // it had less than asked, when last asked
+    bool broken;  // a record did not open: nothing more will
 };
 
 // --- The socket ----------------------------------------------------------------------------------
@@ -161,9 +166,12 @@ static hvd_status_t fail_lost(secure_t *s, const char *when, err_t *err)
 
 // --- The BIO -------------------------------------------------------------------------------------
 
-static int bio_write_shaking(secure_t *s, BIO *bio, const char *data, int bytes)
+static int bio_write(BIO *bio, const char *data, int bytes)
 {
-    ssize_t n = socket_send(s, data, (size_t)bytes);
+    secure_t *s = BIO_get_data(bio);
+    ssize_t n = bytes > 0 ? socket_send(s, data, (size_t)bytes) : 0;
+
+    BIO_clear_retry_flags(bio);
     if (n > 0) {
         return (int)n;
     }
@@ -177,77 +185,19 @@ static int bio_write_shaking(secure_t *s, BIO *bio, const char *data, int bytes)
     return bytes;
 }
 
-static int bio_write(BIO *bio, const char *data, int bytes)
-{
-    secure_t *s = BIO_get_data(bio);
-    size_t sent = 0;
-
-    BIO_clear_retry_flags(bio);
-    if (bytes <= 0) {
-        return 0;
-    }
-    if (s->phase == SHAKING) {
-        return bio_write_shaking(s, bio, data, bytes);
-    }
-    if (!s->gathering && s->out_at == s->out.len) {
-        ssize_t n = socket_send(s, data, (size_t)bytes);
-        if (n < 0) {
-            return -1;
-        }
-        sent = (size_t)n;
-    }
-    if (sent < (size_t)bytes && buf_append(&s->out, data + sent, (size_t)bytes - sent) == NULL) {
-        s->socket_errno = ENOMEM;
-        return -1;
-    }
-    return bytes;
-}
-
-// Moves up to `bytes` of what lies ready to data.
-static int take_ready(const uint8_t *ready, size_t *at_p, size_t len, char *data, int bytes)
-{
-    size_t n = MIN(len - *at_p, (size_t)bytes);
-    memcpy(data, ready + *at_p, n);
-    *at_p += n;
-    return (int)n;
-}
-
-// Fills `in` with what the socket has. A full buffer doubles for the next time.
-static ssize_t read_ahead(secure_t *s)
-{
-    if (s->in.len == s->in.cap || s->in.cap == 0) {
-        size_t want = MIN(MAX(2 * s->in.cap, READ_AHEAD_START), READ_AHEAD_BYTES);
-        buf_clear(&s->in);
-        if (s->in.cap < want && !buf_reserve(&s->in, want)) {
-            s->socket_errno = ENOMEM;
-            return -1;
-        }
-    }
-    ssize_t n = socket_recv(s, s->in.data, s->in.cap);
-    s->in_at = 0;
-    s->in.len = n > 0 ? (size_t)n : 0;
-    return n;
-}
-
 static int bio_read(BIO *bio, char *data, int bytes)
 {
     secure_t *s = BIO_get_data(bio);
-    ssize_t n;
+    size_t n_ahead = s->client_head_len - s->client_head_at;
+    ssize_t n = 0;
 
     BIO_clear_retry_flags(bio);
-    if (bytes <= 0) {
-        return 0;
-    }
-    if (s->phase == SHAKING) {
-        if (s->client_head_at < s->client_head_len) {
-            return take_ready(s->client_head, &s->client_head_at, s->client_head_len, data, bytes);
-        }
+    if (bytes > 0 && n_ahead > 0) {
+        n = (ssize_t)MIN(n_ahead, (size_t)bytes);
+        memcpy(data, s->client_head + s->client_head_at, (size_t)n);
+        s->client_head_at += (size_t)n;
+    } else if (bytes > 0) {
         n = socket_recv(s, data, (size_t)bytes);
-    } else {
-        n = s->in_at < s->in.len ? 1 : read_ahead(s);
-        if (n > 0) {
-            return take_ready(s->in.data, &s->in_at, s->in.len, data, bytes);
-        }
     }
     if (n == 0) {
         BIO_set_retry_read(bio);
@@ -319,7 +269,6 @@ static bool configure(SSL_CTX *tls)
 {
     SSL_CTX_set_options(tls, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET);
     SSL_CTX_clear_options(tls, SSL_OP_ENABLE_MIDDLEBOX_COMPAT | SSL_OP_ALLOW_NO_DHE_KEX);
-    SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_session_cache_mode(tls, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_psk_use_session_callback(tls, psk_offer);
     SSL_CTX_set_psk_find_session_callback(tls, psk_accept);
@@ -482,6 +431,28 @@ static hvd_status_t fail_handshake(secure_t *s, err_t *err)
         peer, take_reason());
 }
 
+// The handshake is over: TLS leaves its keys, and goes.
+static hvd_status_t begin_records(secure_t *s, err_t *err)
+{
+    uint8_t secrets[2][RECORD_SECRET_BYTES]; // client's and server's direction
+    hvd_status_t status = HVD_OK;
+
+    if (!SSL_export_keying_material(s->tls, secrets[0], sizeof secrets, exporter_label,
+                                    sizeof exporter_label - 1, NULL, 0, 0)) {
+        return fail(err, HVD_SYSTEM, "OpenSSL cannot export keys: %s", take_reason());
+    }
+    TRY(record_key_init(&s->sealing, true, secrets[s->is_server], err), out);
+    TRY(record_key_init(&s->opening, false, secrets[!s->is_server], err), out);
+    SSL_free(s->tls);
+    s->tls = NULL;
+    wipe(s->psk, sizeof s->psk);
+    s->wants_write = false;
+    s->phase = ENCRYPTED;
+out:
+    wipe(secrets, sizeof secrets);
+    return status;
+}
+
 hvd_status_t secure_handshake(secure_t *s, err_t *err)
 {
     if (s->phase != SHAKING) {
@@ -506,11 +477,7 @@ hvd_status_t secure_handshake(secure_t *s, err_t *err)
     if (!SSL_session_reused(s->tls)) {
         return fail(err, HVD_UNAUTHENTICATED, "a peer finished TLS without the job's secret");
     }
-    SSL_clear_mode(s->tls, SSL_MODE_RELEASE_BUFFERS);
-    wipe(s->psk, sizeof s->psk);
-    s->wants_write = false;
-    s->phase = ENCRYPTED;
-    return HVD_OK;
+    return begin_records(s, err);
 }
 
 bool secure_wants_write(const secure_t *s)
@@ -520,8 +487,8 @@ bool secure_wants_write(const secure_t *s)
 
 void secure_plain(secure_t *s)
 {
-    SSL_free(s->tls);
-    s->tls = NULL;
+    record_key_clear(&s->sealing);
+    record_key_clear(&s->opening);
     s->phase = PLAIN;
 }
 
@@ -530,32 +497,16 @@ bool secure_is_plain(const secure_t *s)
     return s->phase == PLAIN;
 }
 
-// --- Bytes ---------------------------------------------------------------------------------------
+// --- Sending -------------------------------------------------------------------------------------
 
-// After a failed SSL_read or SSL_write that does not wait for the socket.
-static hvd_status_t fail_stream(secure_t *s, int reason, err_t *err)
-{
-    char peer[64];
-    if (s->socket_errno == ENOMEM) {
-        ERR_clear_error();
-        return fail(err, HVD_NO_MEMORY, "no memory for encrypted data");
-    }
-    if (s->eof || s->socket_errno != 0 || reason == SSL_ERROR_ZERO_RETURN) {
-        ERR_clear_error();
-        return fail_lost(s, "in the middle of a job", err);
-    }
-    secure_peer_name(s->fd, peer, sizeof peer);
-    return fail(err, HVD_PROTOCOL,
-                "what came from %s does not decrypt (TLS: %s); it was changed on the way", peer,
-                take_reason());
-}
+static const char in_a_job[] = "in the middle of a job";
 
 hvd_status_t secure_flush(secure_t *s, err_t *err)
 {
     while (s->out_at < s->out.len) {
         ssize_t n = socket_send(s, s->out.data + s->out_at, s->out.len - s->out_at);
         if (n < 0) {
-            return fail_lost(s, "in the middle of a job", err);
+            return fail_lost(s, in_a_job, err);
         }
         if (n == 0) {
             return HVD_IN_PROGRESS;
@@ -567,103 +518,224 @@ hvd_status_t secure_flush(secure_t *s, err_t *err)
     return HVD_OK;
 }
 
-hvd_status_t secure_rekey(secure_t *s, err_t *err)
+// Seals one record behind what waits.
+static hvd_status_t append_record(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
-    s->n_records = 0;
-    if (s->phase == ENCRYPTED && !SSL_key_update(s->tls, SSL_KEY_UPDATE_NOT_REQUESTED)) {
-        return fail(err, HVD_PROTOCOL, "OpenSSL cannot change a connection's key: %s",
-                    take_reason());
+    uint8_t *record = buf_append(&s->out, NULL, bytes + RECORD_EXTRA_BYTES);
+
+    if (record == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for encrypted data");
     }
-    return HVD_OK;
+    return record_seal(&s->sealing, data, bytes, record, err);
 }
 
-// Encrypts up to GATHER_BYTES and sends them. Bytes taken, or a negative status. The BIO always
-// has room for what is offered here, so SSL_write never has to be repeated.
-static ssize_t send_batch(secure_t *s, const uint8_t *data, size_t bytes, err_t *err)
+hvd_status_t secure_rekey(secure_t *s, err_t *err)
 {
-    size_t taken = 0;
-    size_t limit = MIN(bytes, GATHER_BYTES);
-
-    while (taken < limit) {
-        size_t record = MIN(limit - taken, RECORD_BYTES), written = 0;
-        s->gathering = taken + record < limit;
-        if (++s->n_records > RECORDS_PER_KEY && secure_rekey(s, err) != HVD_OK) {
-            return HVD_PROTOCOL;
-        }
-        int result = SSL_write_ex(s->tls, data + taken, record, &written);
-        if (result != 1) {
-            return fail_stream(s, SSL_get_error(s->tls, result), err);
-        }
-        taken += written;
-    }
-    hvd_status_t status = secure_flush(s, err);
-    return status < 0 ? (ssize_t)status : (ssize_t)taken;
+    return s->phase == ENCRYPTED ? append_record(s, NULL, 0, err) : HVD_OK;
 }
 
 static ssize_t send_plain(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
     ssize_t n = socket_send(s, data, bytes);
-    return n >= 0 ? n : (ssize_t)fail_lost(s, "in the middle of a job", err);
+    return n >= 0 ? n : (ssize_t)fail_lost(s, in_a_job, err);
 }
 
 ssize_t secure_send(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
     size_t taken = 0;
+    hvd_status_t status;
 
     if (s->phase != ENCRYPTED) {
         return s->phase == PLAIN && bytes > 0 ? send_plain(s, data, bytes, err) : 0;
     }
-    ERR_clear_error();
-    hvd_status_t status = secure_flush(s, err);
-    while (status == HVD_OK && taken < bytes) {
-        ssize_t n = send_batch(s, (const uint8_t *)data + taken, bytes - taken, err);
-        if (n < 0) {
-            return n;
+    TRY(secure_flush(s, err), out);
+    while (taken < bytes) {
+        size_t n = MIN(bytes - taken, RECORD_MAX_BYTES);
+        if (UNLIKELY(record_key_is_worn(&s->sealing))) {
+            TRY(secure_rekey(s, err), out);
         }
-        taken += (size_t)n;
-        status = secure_wants_write(s) ? HVD_IN_PROGRESS : HVD_OK;
+        TRY(append_record(s, (const uint8_t *)data + taken, n, err), out);
+        taken += n;
+        TRY(secure_flush(s, err), out);
     }
+out:
     return status < 0 ? (ssize_t)status : (ssize_t)taken;
+}
+
+// --- Receiving -----------------------------------------------------------------------------------
+
+static hvd_status_t fail_record(secure_t *s, const char *what, err_t *err)
+{
+    char peer[64];
+
+    s->broken = true;
+    secure_peer_name(s->fd, peer, sizeof peer);
+    return fail(err, HVD_PROTOCOL,
+                "what came from %s %s: it was changed, repeated or lost on the way; if this comes "
+                "again, look for a faulty or hostile device between the hosts",
+                peer, what);
+}
+
+// Room for a piece of `bytes` at in_at. What has been opened there must have been consumed.
+static bool make_room(secure_t *s, size_t bytes)
+{
+    size_t have = s->in.len - s->in_at;
+
+    if (s->in_at + bytes > s->in.cap) {
+        if (have > 0) {
+            memmove(s->in.data, s->in.data + s->in_at, have);
+        }
+        s->in_at = 0;
+        s->in.len = have;
+    }
+    return s->in_at + bytes <= s->in.cap
+           || buf_reserve(&s->in, MAX(bytes + SLACK_BYTES, FIRST_IN_BYTES) - have);
+}
+
+// Makes `wanted` bytes lie at in_at: HVD_OK when they do. Takes up to `most` if there is room.
+static hvd_status_t gather(secure_t *s, size_t wanted, size_t most, err_t *err)
+{
+    if (s->in.len - s->in_at >= wanted) {
+        return HVD_OK;
+    }
+    if (!make_room(s, wanted)) {
+        s->in.failed = false;
+        return fail(err, HVD_NO_MEMORY, "no memory for encrypted data");
+    }
+    while (s->in.len - s->in_at < wanted && s->may_ask) {
+        size_t have = s->in.len - s->in_at;
+        size_t asked = MIN(most - have, s->in.cap - s->in.len);
+        ssize_t n = socket_recv(s, s->in.data + s->in.len, asked);
+        if (n < 0) {
+            return fail_lost(s, in_a_job, err);
+        }
+        s->in.len += (size_t)n;
+        s->drained = (size_t)n < asked;
+        s->may_ask = !s->drained;
+    }
+    return s->in.len - s->in_at >= wanted ? HVD_OK : HVD_IN_PROGRESS;
+}
+
+// Opens the next record: into `to` if it has room, else in place. *bytes_p gets the bytes at `to`.
+static hvd_status_t open_next(secure_t *s, uint8_t *to, size_t room, size_t *bytes_p, err_t *err)
+{
+    hvd_status_t status;
+
+    if (s->broken) {
+        return fail_record(s, "did not decrypt", err);
+    }
+    TRY(gather(s, RECORD_HEADER_BYTES, SIZE_MAX, err), out);
+    size_t bytes = record_plain_bytes(s->in.data + s->in_at);
+    if (bytes > RECORD_MAX_BYTES) {
+        return fail_record(s, "is no record of this connection", err);
+    }
+    size_t whole = bytes + RECORD_EXTRA_BYTES;
+    TRY(gather(s, whole, whole + RECORD_HEADER_BYTES, err), out);
+    uint8_t *record = s->in.data + s->in_at;
+    bool fits = bytes <= room;
+    if (record_open(&s->opening, record, bytes, fits ? to : record + RECORD_HEADER_BYTES) != 0) {
+        return fail_record(s, "does not decrypt", err);
+    }
+    if (!fits) {
+        s->plain_at = s->in_at + RECORD_HEADER_BYTES;
+        s->plain_end = s->plain_at + bytes;
+    }
+    s->in_at += whole;
+    *bytes_p = fits ? bytes : 0;
+out:
+    return status;
+}
+
+static size_t take_plain(secure_t *s, void *data, size_t bytes)
+{
+    size_t n = MIN(bytes, s->plain_end - s->plain_at);
+
+    memcpy(data, s->in.data + s->plain_at, n);
+    s->plain_at += n;
+    return n;
+}
+
+// Both sides may be sending more than the sockets hold: what waits must move even while we read.
+// If it cannot any more, what the peer sent before is still worth reading.
+static void begin_receiving(secure_t *s)
+{
+    s->may_ask = true;
+    if (UNLIKELY(s->out_at < s->out.len)) {
+        secure_flush(s, NULL);
+        s->socket_errno = 0;
+    }
 }
 
 static ssize_t recv_plain(secure_t *s, void *data, size_t bytes, err_t *err)
 {
     ssize_t n = socket_recv(s, data, bytes);
-    return n >= 0 ? n : (ssize_t)fail_lost(s, "in the middle of a job", err);
+    return n >= 0 ? n : (ssize_t)fail_lost(s, in_a_job, err);
 }
 
 ssize_t secure_recv(secure_t *s, void *data, size_t bytes, err_t *err)
 {
+    uint8_t *to = data;
     size_t taken = 0;
+    hvd_status_t status = HVD_OK;
 
     if (s->phase != ENCRYPTED) {
         return s->phase == PLAIN && bytes > 0 ? recv_plain(s, data, bytes, err) : 0;
     }
-    ERR_clear_error();
-    // Both sides may be sending more than the sockets hold: what waits must move even while we
-    // read. If it cannot any more, what the peer sent before is still worth reading.
-    if (s->out_at < s->out.len) {
-        secure_flush(s, NULL);
-        s->socket_errno = 0;
-    }
-    while (taken < bytes) {
+    begin_receiving(s);
+    while (taken < bytes && status == HVD_OK) {
         size_t n = 0;
-        int result = SSL_read_ex(s->tls, (uint8_t *)data + taken, bytes - taken, &n);
-        if (result != 1) {
-            int reason = SSL_get_error(s->tls, result);
-            if (reason == SSL_ERROR_WANT_READ || taken > 0) {
-                break; // an error after data shows again at the next call
-            }
-            return fail_stream(s, reason, err);
+        if (s->plain_at < s->plain_end) {
+            n = take_plain(s, to + taken, bytes - taken);
+        } else {
+            status = open_next(s, to + taken, bytes - taken, &n, err);
         }
         taken += n;
     }
-    return (ssize_t)taken;
+    // An error after data shows again at the next call.
+    return status < 0 && taken == 0 ? (ssize_t)status : (ssize_t)taken;
+}
+
+ssize_t secure_peek(secure_t *s, const void **data_p, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    size_t none;
+
+    if (s->phase != ENCRYPTED) {
+        return 0;
+    }
+    begin_receiving(s);
+    while (s->plain_at == s->plain_end && status == HVD_OK) {
+        status = open_next(s, NULL, 0, &none, err);
+    }
+    if (status < 0) {
+        return status;
+    }
+    *data_p = s->in.data + s->plain_at;
+    return (ssize_t)(s->plain_end - s->plain_at);
+}
+
+void secure_consume(secure_t *s, size_t bytes)
+{
+    s->plain_at += bytes;
 }
 
 size_t secure_pending(const secure_t *s)
 {
-    return s->phase == ENCRYPTED ? (size_t)SSL_pending(s->tls) + s->in.len - s->in_at : 0;
+    size_t have = s->in.len - s->in_at;
+
+    if (s->plain_at < s->plain_end) {
+        return s->plain_end - s->plain_at;
+    }
+    if (have < RECORD_HEADER_BYTES) {
+        return 0;
+    }
+    size_t bytes = record_plain_bytes(s->in.data + s->in_at);
+    return bytes > RECORD_MAX_BYTES || have >= bytes + RECORD_EXTRA_BYTES ? have : 0;
+}
+
+bool secure_drained(const secure_t *s)
+{
+    return s->drained && secure_pending(s) == 0;
 }
 
 void secure_free(secure_t *s)
@@ -672,6 +744,8 @@ void secure_free(secure_t *s)
         return;
     }
     SSL_free(s->tls);
+    record_key_clear(&s->sealing);
+    record_key_clear(&s->opening);
     buf_free(&s->out);
     buf_free(&s->in);
     wipe(s, sizeof *s);

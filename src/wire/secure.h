@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // secure.h - a non-blocking socket that has proved the job's secret: TLS 1.3 with an external PSK
-// (and an ephemeral X25519 exchange), by OpenSSL.
+// (and an ephemeral X25519 exchange) by OpenSSL, then encrypted records (record.h) with its keys.
 //
 // The PSK of a connection is derived from the job's secret and the connection's 64-byte hello, so a
 // changed or replayed hello fails the handshake. After it, `secure_plain` may drop encryption for
@@ -9,10 +9,10 @@
 // One thread at a time per object; several objects may share one secure_keys_t across threads.
 // The object does not own the descriptor.
 //
-// Encrypted bytes leave in pieces larger than a record, so bytes that secure_send took may wait
-// inside when the socket is full: secure_wants_write then says so, and secure_flush (or the next
-// secure_send or secure_recv) goes on. Whoever sleeps on the socket must ask secure_wants_write
-// which way to wait, and secure_pending whether to sleep at all. In plain mode nothing waits.
+// Bytes that secure_send took may wait inside when the socket is full: secure_wants_write then says
+// so, and secure_flush (or the next secure_send or secure_recv) goes on. Whoever sleeps on the
+// socket must ask secure_wants_write which way to wait, and secure_pending whether to sleep at all.
+// In plain mode nothing waits.
 #ifndef HVD_WIRE_SECURE_H
 #define HVD_WIRE_SECURE_H
 
@@ -46,9 +46,17 @@ ssize_t secure_send(secure_t *secure, const void *data, size_t bytes, err_t *err
 ssize_t secure_recv(secure_t *secure, void *data, size_t bytes, err_t *err);
 // HVD_OK: everything taken has left; HVD_IN_PROGRESS: the socket is full.
 hvd_status_t secure_flush(secure_t *secure, err_t *err);
-// Bytes waiting inside, decrypted or not: poll() will not show them. None after secure_recv gave 0.
+// The same bytes without a copy, where they were decrypted; at *data_p until the next call other
+// than secure_send or secure_flush. Returns as secure_recv does. Not in plain mode.
+ssize_t secure_peek(secure_t *secure, const void **data_p, err_t *err);
+void secure_consume(secure_t *secure, size_t bytes); // of what secure_peek last showed
+// Bytes inside that can be had now: poll() will not show them. None after secure_recv gave 0.
 size_t secure_pending(const secure_t *secure);
-// Changes the key of the sending direction. secure_send does it by itself before a key is worn.
+// Nothing can be had before the socket has more: it gave less than it was last asked for. Only
+// then may one wait for an edge; false says no more than that asking again may be worth it.
+bool secure_drained(const secure_t *secure);
+// Goes on with another key in the sending direction, from the next byte. secure_send does it by
+// itself before a key is worn.
 hvd_status_t secure_rekey(secure_t *secure, err_t *err);
 void secure_free(secure_t *secure); // safe on NULL
 

@@ -277,6 +277,14 @@ static void killed(rank_t *r, void *arg)
     CHECK(r, clock_ns() - stop_ns < NOTICED_NS);
 }
 
+// Links are made after init, while the ranks already work: lets them settle.
+static void settle(rank_t *r)
+{
+    sum_of_ranks(r);
+    usleep(200000 * PATIENCE);
+    sum_of_ranks(r);
+}
+
 // The others are not busy but wait for something the victim never submits.
 static void killed_while_others_wait(rank_t *r, void *arg)
 {
@@ -284,7 +292,7 @@ static void killed_while_others_wait(rank_t *r, void *arg)
     int victim = r->size - 1;
     vector_t v;
     rank_open(r);
-    sum_of_ranks(r);
+    settle(r);
     vector_new(r, &v, "never", 10);
     if (r->rank == victim) {
         rank_wait_for(r, rank_shared(r, 0), r->size - 1);
@@ -310,7 +318,7 @@ static void killed_while_idle(rank_t *r, void *arg)
 {
     (void)arg;
     rank_open(r);
-    sum_of_ranks(r);
+    settle(r);
     if (r->rank == r->size - 1) {
         rank_will_die(r);
         kill(getpid(), SIGKILL);
@@ -319,6 +327,25 @@ static void killed_while_idle(rank_t *r, void *arg)
     uint64_t start_ns = clock_ns();
     while (hvd_health(r->ctx, r->text, sizeof r->text) == HVD_OK) {
         CHECK(r, clock_ns() - start_ns < NOTICED_NS);
+        usleep(2000);
+    }
+    CHECK_STATUS(r, hvd_health(r->ctx, r->text, sizeof r->text), HVD_PEER_LOST);
+    hvd_shutdown(r->ctx);
+}
+
+// So early that its links are not up yet: the deadline for connecting tells.
+static void killed_at_once(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_open(r);
+    if (r->rank == r->size - 1) {
+        rank_will_die(r);
+        kill(getpid(), SIGKILL);
+    }
+    rank_step(r, "looks at its health");
+    uint64_t start_ns = clock_ns();
+    while (hvd_health(r->ctx, r->text, sizeof r->text) == HVD_OK) {
+        CHECK(r, clock_ns() - start_ns < 4 * NOTICED_NS);
         usleep(2000);
     }
     CHECK_STATUS(r, hvd_health(r->ctx, r->text, sizeof r->text), HVD_PEER_LOST);
@@ -505,6 +532,12 @@ static const subtest_t subtests[] = {
     {.name = "killed, large, not last", .fn = killed, .arg = (void *)&large_first, .min_ranks = 2},
     {.name = "killed while others wait", .fn = killed_while_others_wait, .min_ranks = 2},
     {.name = "killed while idle", .fn = killed_while_idle, .min_ranks = 2},
+    {
+        .name = "killed at once",
+        .fn = killed_at_once,
+        .min_ranks = 2,
+        .env = {"HOROVOD_GLOO_TIMEOUT_SECONDS=3"},
+    },
     {.name = "memory stays flat", .fn = memory_stays_flat},
 };
 

@@ -71,8 +71,8 @@ typedef struct seen {
     coord_signature_t signature; // of the first entry; dims not kept
     int64_t *sizes;              // of the first entry
     int n_sizes;
-    void *result; // of the first entry
-    size_t result_bytes;
+    void **results; // NULL: did not ride
+    size_t result_bytes; // of the first entry
 } seen_t;
 
 typedef struct world {
@@ -127,11 +127,12 @@ static inline void seen_free(seen_t *seen)
 {
     for (int i = 0; i < seen->n_entries; i++) {
         free(seen->names[i]);
+        free(seen->results[i]);
     }
+    free(seen->results);
     free(seen->names);
     free(seen->tags);
     free(seen->sizes);
-    free(seen->result);
     free(seen->text);
 }
 
@@ -182,9 +183,12 @@ static inline void world_note(world_t *world, int rank, const decision_t *decisi
     seen->text = strdup(decision->text != NULL ? decision->text : "");
     seen->tags = calloc((size_t)seen->n_entries + 1, sizeof(uint64_t));
     seen->names = calloc((size_t)seen->n_entries + 1, sizeof(char *));
+    seen->results = calloc((size_t)seen->n_entries + 1, sizeof(void *));
     for (int i = 0; i < seen->n_entries; i++) {
-        seen->tags[i] = decision->entries[i].tag;
-        seen->names[i] = strdup(decision->entries[i].name);
+        const decision_entry_t *entry = &decision->entries[i];
+        seen->tags[i] = entry->tag;
+        seen->names[i] = strdup(entry->name);
+        seen->results[i] = entry->result != NULL ? copy_of(entry->result, entry->result_bytes) : NULL;
     }
     if (seen->n_entries > 0) {
         const decision_entry_t *first = &decision->entries[0];
@@ -192,7 +196,6 @@ static inline void world_note(world_t *world, int rank, const decision_t *decisi
         seen->n_sizes = first->n_sizes;
         seen->sizes = copy_of(first->sizes, (size_t)first->n_sizes * sizeof(int64_t));
         seen->result_bytes = first->result_bytes;
-        seen->result = first->result != NULL ? copy_of(first->result, first->result_bytes) : NULL;
     }
     world->n_seen[rank]++;
 }

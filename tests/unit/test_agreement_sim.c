@@ -78,7 +78,7 @@ typedef struct item {
     uint64_t sizes_salt, values_salt;
     odd_kind_t odd;
     int odd_rank;
-    bool is_orphan;   // only some members submit it, and its set is removed under it
+    bool is_orphan;   // only some members submit it, and its set is removed meanwhile
     // What happened:
     uint8_t *has;     // per rank: submitted
     uint8_t *decided; // per rank
@@ -708,12 +708,13 @@ static bool submit_item(sim_t *sim, int rank, int index)
     item->has[rank] = 1; // before: it may complete at once
     self->n_undecided++;
     hvd_status_t status = coord_submit(self->coord, &filled.request, sim->now_ns, &err);
-    if (!check_submitted(sim, rank, status, &err)) {
-        item->has[rank] = 0;
-        self->n_undecided--;
-        return false;
+    if (status == HVD_OK) {
+        return true;
     }
-    return true;
+    item->has[rank] = 0;
+    self->n_undecided--;
+    // Its set may be gone already.
+    return (item->is_orphan && status == HVD_UNKNOWN_SET) || check_submitted(sim, rank, status, &err);
 }
 
 static bool submit_join(sim_t *sim, int rank)
@@ -776,7 +777,7 @@ static void write_program(sim_t *sim, int rank)
 {
     rank_state_t *self = &sim->ranks[rank];
     const step_t *step = &sim->steps[self->step];
-    int order[MAX_ITEMS], n = 0, n_orphans = 0;
+    int order[MAX_ITEMS], n = 0;
     bool is_submitted[MAX_ITEMS] = {false};
 
     for (int i = 0; i < step->n_items; i++) {
@@ -784,13 +785,12 @@ static void write_program(sim_t *sim, int rank)
             int at = below(&self->chance, n + 1);
             order[n++] = order[at];
             order[at] = i;
-            n_orphans += step->items[i].is_orphan;
         }
     }
     bool has_change = step->kind == STEP_ADD_SET || step->kind == STEP_REMOVE_SET;
     self->n_actions = 0;
     for (int i = 0; i <= n; i++) {
-        if (has_change && n_orphans == 0 && (i == n || chance(&self->chance, 30))) {
+        if (has_change && (i == n || chance(&self->chance, 30))) {
             self->actions[self->n_actions++] = (action_t){ACT_CHANGE, 0};
             has_change = false;
         }
@@ -799,7 +799,6 @@ static void write_program(sim_t *sim, int rank)
         }
         self->actions[self->n_actions++] = (action_t){ACT_SUBMIT, order[i]};
         is_submitted[order[i]] = true;
-        n_orphans -= step->items[order[i]].is_orphan;
         int other = order[below(&self->chance, i + 1)];
         if (chance(&self->chance, 30) && is_safe_wait(sim, rank, other, is_submitted)) {
             self->actions[self->n_actions++] = (action_t){ACT_WAIT, other};

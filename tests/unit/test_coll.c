@@ -887,7 +887,7 @@ static void test_a_message_of_another_batch_is_refused(void **state)
     err_t err = {0};
     assert_int_equal(run_two(1, 16, false, &err), HVD_OK);
     assert_int_equal(run_two(2, 16, false, &err), HVD_PROTOCOL);
-    assert_non_null(strstr(err.text, "member 1"));
+    assert_non_null(strstr(err.text, "rank 1"));
     assert_non_null(strstr(err.text, "batch 2"));
     assert_int_equal(run_two(1, 14, false, &err), HVD_PROTOCOL);
     assert_non_null(strstr(err.text, "bytes"));
@@ -899,7 +899,7 @@ static void test_a_broken_link_ends_the_run(void **state)
     err_t err = {0};
     assert_int_equal(run_two(1, 16, true, &err), HVD_PEER_LOST);
     assert_non_null(strstr(err.text, "the cable is cut"));
-    assert_non_null(strstr(err.text, "member 1"));
+    assert_non_null(strstr(err.text, "rank 1"));
 }
 
 static void test_a_missing_link_refuses_the_run(void **state)
