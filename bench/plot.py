@@ -6,6 +6,7 @@
 
 Both axes are logarithmic. Standard library only; the picture is plain SVG.
 """
+
 import argparse
 import collections
 import json
@@ -14,10 +15,29 @@ import statistics
 
 WIDTH, HEIGHT = 860, 480
 LEFT, RIGHT, TOP, BOTTOM = 80, 150, 50, 60
-COLOURS = ["#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22"]
-NAMES = {"ours": "this library", "impi": "Intel MPI", "openmpi": "Open MPI", "mpich": "MPICH", "mpich-mt": "MPICH (threads)",
-         "oneccl": "oneCCL", "gloo": "Gloo (torch)", "hvdnew-gloo": "Horovod 0.28 Gloo", "hvdnew-ompi": "Horovod 0.28 MPI",
-         "memcpy": "plain memcpy"}
+COLOURS = [
+    "#d62728",
+    "#1f77b4",
+    "#2ca02c",
+    "#9467bd",
+    "#ff7f0e",
+    "#8c564b",
+    "#17becf",
+    "#7f7f7f",
+    "#bcbd22",
+]
+NAMES = {
+    "ours": "this library",
+    "impi": "Intel MPI",
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "mpich-mt": "MPICH (threads)",
+    "oneccl": "oneCCL",
+    "gloo": "Gloo (torch)",
+    "hvdnew-gloo": "Horovod 0.28 Gloo",
+    "hvdnew-ompi": "Horovod 0.28 MPI",
+    "memcpy": "plain memcpy",
+}
 
 
 def medians(path, wanted):
@@ -25,10 +45,17 @@ def medians(path, wanted):
     samples = collections.defaultdict(lambda: collections.defaultdict(list))
     for line in open(path):
         row = json.loads(line)
-        if row.get("set") == wanted and row.get("op") in ("allreduce", "memcpy") and row.get("median_us") \
-                and row.get("dtype") == "float32":
+        if (
+            row.get("set") == wanted
+            and row.get("op") in ("allreduce", "memcpy")
+            and row.get("median_us")
+            and row.get("dtype") == "float32"
+        ):
             samples[row["peer"]][row["bytes"]].append(row["median_us"])
-    return {peer: {b: statistics.median(v) for b, v in by_size.items()} for peer, by_size in samples.items()}
+    return {
+        peer: {b: statistics.median(v) for b, v in by_size.items()}
+        for peer, by_size in samples.items()
+    }
 
 
 def size_text(n):
@@ -53,35 +80,59 @@ class Scale:
         return self.start + self.length * (math.log(value) - self.low) / self.span
 
 
+def line(x1, y1, x2, y2, colour, width=1, dash=""):
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
+        f'stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dash}"/>'
+    )
+
+
+def text(x, y, words, anchor="start", size=12):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{words}</text>'
+
+
+def grid(x, y, sizes, powers):
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    out = []
+    for power in powers:
+        out.append(line(LEFT, y(power), right, y(power), "#ddd"))
+        out.append(text(LEFT - 8, y(power) + 4, time_text(power), "end"))
+    for b in sizes:
+        out.append(line(x(b), TOP, x(b), bottom, "#eee"))
+        out.append(text(x(b), bottom + 18, size_text(b), "middle"))
+    out.append(text((LEFT + right) / 2, HEIGHT - 14, "size of the tensor (float32 sum)", "middle"))
+    return out
+
+
+def curve(x, y, peer, points, i):
+    colour, width = COLOURS[i % len(COLOURS)], 3 if peer == "ours" else 1.5
+    dash = "4 4" if peer == "memcpy" else ""
+    ends = list(zip(points, points[1:]))
+    out = [line(x(b), y(t), x(c), y(u), colour, width, dash) for (b, t), (c, u) in ends]
+    out += [f'<circle cx="{x(b):.1f}" cy="{y(t):.1f}" r="3" fill="{colour}"/>' for b, t in points]
+    row, left = TOP + 10 + 20 * i, WIDTH - RIGHT + 12
+    out.append(line(left, row, left + 24, row, colour, width, dash))
+    out.append(text(left + 30, row + 4, NAMES.get(peer, peer)))
+    return out
+
+
 def draw(lines, title):
     sizes = sorted({b for points in lines.values() for b in points})
     times = [t for points in lines.values() for t in points.values()]
+    low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
     x = Scale(sizes[0], sizes[-1], LEFT, WIDTH - RIGHT)
-    y = Scale(10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times))), HEIGHT - BOTTOM, TOP)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-           f'<text x="{LEFT}" y="28" font-size="16">{title}</text>']
-    power = 10 ** math.floor(math.log10(min(times)))
-    while power <= 10 ** math.ceil(math.log10(max(times))) * 1.001:
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(power):.1f}" y2="{y(power):.1f}" stroke="#ddd"/>'
-                   f'<text x="{LEFT - 8}" y="{y(power) + 4:.1f}" text-anchor="end">{time_text(power)}</text>')
-        power *= 10
-    for b in sizes:
-        out.append(f'<line x1="{x(b):.1f}" x2="{x(b):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#eee"/>'
-                   f'<text x="{x(b):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{size_text(b)}</text>')
+    y = Scale(10**low, 10**high, HEIGHT - BOTTOM, TOP)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        text(LEFT, 28, title, size=16),
+    ]
+    out += grid(x, y, sizes, [10**k for k in range(low, high + 1)])
     order = sorted(lines, key=lambda p: (p != "ours", -max(lines[p].values())))
     for i, peer in enumerate(order):
-        colour, width = COLOURS[i % len(COLOURS)], 3 if peer == "ours" else 1.5
-        points = sorted(lines[peer].items())
-        dash = ' stroke-dasharray="4 4"' if peer == "memcpy" else ""
-        path = " ".join(f"{x(b):.1f},{y(t):.1f}" for b, t in points)
-        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dash}/>')
-        out += [f'<circle cx="{x(b):.1f}" cy="{y(t):.1f}" r="{width}" fill="{colour}"/>' for b, t in points]
-        row = TOP + 10 + 20 * i
-        out.append(f'<line x1="{WIDTH - RIGHT + 12}" x2="{WIDTH - RIGHT + 36}" y1="{row}" y2="{row}" stroke="{colour}" '
-                   f'stroke-width="{width}"{dash}/><text x="{WIDTH - RIGHT + 42}" y="{row + 4}">{NAMES.get(peer, peer)}</text>')
-    out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">size of the tensor (float32 sum)</text></svg>')
-    return "\n".join(out) + "\n"
+        out += curve(x, y, peer, sorted(lines[peer].items()), i)
+    return "\n".join(out + ["</svg>"]) + "\n"
 
 
 def main():

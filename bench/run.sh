@@ -22,5 +22,6 @@ fi
 if [ -z "${LAB:-}" ]; then
     echo "LAB is not set: the other libraries are left out; only ours and memcpy are measured." >&2
 fi
-exec python3 bench/peers/side_by_side.py --set "$sets" --rounds "${ROUNDS:-5}" --budget "${BUDGET:-0.5}" \
-    --ours $build/hvd-bench --out "$out/results.jsonl" --report "$out/tables.md"
+exec python3 bench/peers/side_by_side.py --set "$sets" --rounds "${ROUNDS:-5}" \
+    --budget "${BUDGET:-0.5}" --ours $build/hvd-bench \
+    --out "$out/results.jsonl" --report "$out/tables.md"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// self.c - nobody launched this process: a world of one. Always matches, so it is the last row.
+// self.c - nobody launched this process: a world of one.
+//
+// Needs no rendezvous, no secret and no peers. It always matches, so it is the last row of boot.c.
+// Threads: the one that calls hvd_init.
 #include "boot/way.h"
 
 static bool self_looks_right(const config_t *config)

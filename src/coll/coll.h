@@ -18,10 +18,10 @@
 // --- Plans ---------------------------------------------------------------------------------------
 
 typedef enum plan_buf {
-    BUF_INPUT,  // never written, unless the caller passes the same memory as output
+    BUF_INPUT, // never written, unless the caller passes the same memory as output
     BUF_OUTPUT,
-    BUF_TMP,    // plan.tmp_bytes of scratch
-    BUF_ACC,    // plan.acc_bytes of accumulators (acc_dtype), addressed in bytes of accumulators
+    BUF_TMP, // plan.tmp_bytes of scratch
+    BUF_ACC, // plan.acc_bytes of accumulators (acc_dtype), addressed in bytes of accumulators
     N_BUFS
 } plan_buf_t;
 
@@ -42,9 +42,9 @@ typedef enum step_kind {
 
 typedef struct step {
     uint8_t kind;
-    uint8_t src, dst;     // plan_buf_t
-    uint8_t swap;         // order of the operands. STEP_ADASUM: src is the lower member's
-    int32_t peer;         // member, for sends and receives
+    uint8_t src, dst; // plan_buf_t
+    uint8_t swap;     // order of the operands. STEP_ADASUM: src is the lower member's
+    int32_t peer;     // member, for sends and receives
     // Steps that must come before. after[0] with `stream`: it produces exactly the bytes this one
     // reads (or reads those this one overwrites), in order, so this one may follow it byte by byte;
     // otherwise it must be finished.
@@ -85,9 +85,9 @@ typedef struct coll_args {
 
 enum { // what an algorithm needs
     NEEDS_EQUAL_BLOCKS = 1 << 0,
-    NEEDS_ADASUM = 1 << 1,   // serves HVD_ADASUM only
+    NEEDS_ADASUM = 1 << 1,      // serves HVD_ADASUM only
     NEEDS_NO_PRESCALE = 1 << 2, // cannot apply scale_before itself; the caller packs scaled input
-    ROUNDS_ONCE = 1 << 3,    // exact for half types: accumulates in float32
+    ROUNDS_ONCE = 1 << 3,       // exact for half types: accumulates in float32
 };
 
 typedef struct algorithm {

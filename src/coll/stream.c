@@ -13,8 +13,9 @@
 //   collect  once all peers have reduced (or shared, where nothing is reduced): copy the other
 //            parts out of the windows into the tensor
 //
-// in the order share(i), reduce(i-1), collect(i-2) (or i-1 without a reduction), so that a peer that is a little late costs
-// nothing. A slot is filled again when everyone who read it has said so by its `done` counter.
+// in the order share(i), reduce(i-1), collect(i-2) (or i-1 without a reduction), so that a peer
+// that is a little late costs nothing. A slot is filled again when everyone who read it has said so
+// by its `done` counter.
 //
 //   op              share                    reduce             collect
 //   allreduce       all but the own part     own part           the other parts
@@ -74,7 +75,7 @@ struct stream {
     void (*scatter)(const vec_t *v, size_t offset, const void *from, size_t bytes);
 };
 
-// --- Memory --------------------------------------------------------------------------------------
+// --- Memory -------------------------------------------------------------------------------------
 
 hvd_status_t stream_new(domain_t *shm, int my_rank, int n_ranks, stream_t **stream_p, err_t *err)
 {
@@ -123,7 +124,7 @@ void stream_free(stream_t *s)
     free(s);
 }
 
-// --- Geometry: what lies where -------------------------------------------------------------------
+// --- Geometry: what lies where ------------------------------------------------------------------
 
 static size_t ceil_div(size_t a, size_t b)
 {
@@ -224,7 +225,7 @@ static void lay_out(stream_t *s)
     }
 }
 
-// --- Counters ------------------------------------------------------------------------------------
+// --- Counters -----------------------------------------------------------------------------------
 
 static uint64_t key(const stream_t *s, uint64_t slices)
 {
@@ -316,7 +317,7 @@ static void guard_slot(stream_t *s, uint64_t slice)
     }
 }
 
-// --- Share ---------------------------------------------------------------------------------------
+// --- Share --------------------------------------------------------------------------------------
 
 static void share(stream_t *s, uint64_t i)
 {
@@ -364,7 +365,7 @@ static bool try_share(stream_t *s, uint64_t i)
     return true;
 }
 
-// --- Reduce --------------------------------------------------------------------------------------
+// --- Reduce -------------------------------------------------------------------------------------
 
 // Combines `bytes` of every member: the own ones in the tensor at in_at, the peers' in their slots
 // at slot_at. The result goes to the tensor at out_at and, if also_at is not NULL, there too.
@@ -410,7 +411,7 @@ static bool try_reduce(stream_t *s, uint64_t i)
     return true;
 }
 
-// --- Collect -------------------------------------------------------------------------------------
+// --- Collect ------------------------------------------------------------------------------------
 
 // Has every peer from which slice i brings something shared it?
 static bool sources_ready(stream_t *s, uint64_t i)
@@ -503,7 +504,7 @@ static bool try_collect(stream_t *s, uint64_t i)
     return true;
 }
 
-// --- Running -------------------------------------------------------------------------------------
+// --- Running ------------------------------------------------------------------------------------
 
 hvd_status_t stream_start(stream_t *s, const stream_run_t *run, err_t *err)
 {

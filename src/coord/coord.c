@@ -9,6 +9,7 @@
 // returned belongs to the coordinator.
 #include "coord/internal.h"
 
+#include <endian.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -241,8 +242,9 @@ static hvd_status_t check_data(const set_t *set, const coord_request_t *request,
 {
     bool sized = op_traits((int)request->signature.op)->sized;
     int n_sizes = sized ? sizes_per_member(set, &request->signature) : 0;
-    bool fits = request->n_sizes == n_sizes && request->payload_bytes == payload_bytes &&
-                request->tag != 0;
+    bool fits = request->n_sizes == n_sizes && (n_sizes == 0 || request->sizes != NULL) &&
+                request->payload_bytes == payload_bytes &&
+                (payload_bytes == 0 || request->payload != NULL) && request->tag != 0;
 
     for (int i = 0; fits && i < n_sizes; i++) {
         fits = request->sizes[i] >= 0;
@@ -285,7 +287,7 @@ static hvd_status_t submit_join(coord_t *coord, const coord_request_t *request, 
 {
     control_line_t line = {.kind = LINE_JOIN, .rank = coord->params.rank};
 
-    if (request->set != 0) {
+    if (request->set != 0 || request->tag == 0) {
         return fail(err, HVD_INVALID_ARGUMENT, "join works on all ranks only, not on process set %d",
                     request->set);
     }
@@ -340,7 +342,7 @@ hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64
 {
     hvd_status_t status;
 
-    coord->now_ns = now_ns;
+    set_time(coord, now_ns);
     TRY(check_open(coord, err), done);
     if (request->signature.op == HVD_JOIN) {
         return submit_join(coord, request, err);
@@ -519,7 +521,7 @@ const int *coord_set_ranks(const coord_t *coord, int set, int *n_p)
 
 void coord_tick(coord_t *coord, uint64_t now_ns)
 {
-    coord->now_ns = now_ns;
+    set_time(coord, now_ns);
     stall_tick(coord);
 }
 
@@ -533,7 +535,7 @@ uint64_t coord_next_tick(const coord_t *coord)
 
 void coord_shutdown(coord_t *coord, uint64_t now_ns)
 {
-    coord->now_ns = now_ns;
+    set_time(coord, now_ns);
     if (coord->has_ended || coord->has_asked_stop) {
         return;
     }
@@ -549,8 +551,9 @@ void coord_shutdown(coord_t *coord, uint64_t now_ns)
 
 void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
 {
-    size_t bytes = MIN(strlen(text), CONTROL_MAX_TEXT_BYTES - 1);
-    control_line_t line = {.kind = LINE_ABORT, .status = cause, .text = {text, bytes}};
+    const char *sentence = text != NULL ? text : hvd_status_text(cause);
+    size_t bytes = MIN(strlen(sentence), CONTROL_MAX_TEXT_BYTES - 1);
+    control_line_t line = {.kind = LINE_ABORT, .status = cause, .text = {sentence, bytes}};
 
     if (coord->has_ended) {
         return;
@@ -558,7 +561,7 @@ void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
     for (int i = 0; i < coord_n_neighbours(coord); i++) {
         control_put(outbox_line(coord, i), &line);
     }
-    follow_end(coord, cause, text, bytes);
+    follow_end(coord, cause, sentence, bytes);
 }
 
 // --- Bytes for neighbours -------------------------------------------------------------------------
@@ -575,11 +578,10 @@ int coord_neighbour(const coord_t *coord, int i)
 
 static void close_frame(const coord_t *coord, outbox_t *box)
 {
-    uint8_t *header = box->bytes.data + box->frame_at;
-    buf_t place = {.data = header, .cap = FRAME_HEADER_BYTES};
+    uint32_t body_bytes = (uint32_t)(box->bytes.len - box->frame_at - FRAME_HEADER_BYTES);
+    uint32_t header[] = {htole32(body_bytes), htole32(coord->params.epoch)};
 
-    put_u32(&place, (uint32_t)(box->bytes.len - box->frame_at - FRAME_HEADER_BYTES));
-    put_u32(&place, coord->params.epoch);
+    memcpy(box->bytes.data + box->frame_at, header, sizeof(header));
     box->is_open = false;
 }
 

@@ -55,12 +55,15 @@ static bool verdict_grow(verdict_t *verdict)
 // Results lie in a buffer that moves while it grows: places now, addresses in decide_close.
 static size_t keep_result(coord_t *coord, verdict_t *verdict, const void *result, size_t bytes)
 {
-    size_t padding = -verdict->bytes.len & (RESULT_ALIGNMENT - 1);
+    buf_t *kept = &verdict->bytes;
+    size_t at = (kept->len + RESULT_ALIGNMENT - 1) & ~(size_t)(RESULT_ALIGNMENT - 1);
 
-    buf_append(&verdict->bytes, NULL, padding);
-    size_t at = verdict->bytes.len;
-    buf_append(&verdict->bytes, result, bytes);
-    coord->no_memory |= verdict->bytes.failed;
+    if (UNLIKELY(!buf_reserve(kept, bytes + RESULT_ALIGNMENT))) {
+        coord->no_memory = true;
+        return 0;
+    }
+    memcpy(kept->data + at, result, bytes);
+    kept->len = at + bytes;
     return at;
 }
 
@@ -144,8 +147,9 @@ void decide_discard(coord_t *coord, verdict_t *verdict)
         }
         sig_drop(coord, held->sig);
         sizes_drop(coord, held->sizes);
-        held->entry->n_pins--;
-        entry_settle(coord, held->entry);
+        if (--held->entry->n_pins == 0) {
+            entry_settle(coord, held->entry);
+        }
     }
     verdict->decision.n_entries = 0;
     verdict->next = coord->spare;
@@ -154,7 +158,7 @@ void decide_discard(coord_t *coord, verdict_t *verdict)
 
 void coord_batch_done(coord_t *coord, uint32_t batch, uint64_t now_ns)
 {
-    coord->now_ns = now_ns;
+    set_time(coord, now_ns);
     for (verdict_t **link = &coord->running; *link != NULL; link = &(*link)->next) {
         verdict_t *verdict = *link;
         if (verdict->decision.batch == batch) {

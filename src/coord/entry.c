@@ -221,13 +221,17 @@ static void drop_round_data(coord_t *coord, entry_t *entry)
     for (int i = 0; i < entry->n_variants; i++) {
         sig_drop(coord, entry->variants[i].sig);
     }
-    store_give(&coord->store, entry->payloads,
-               entry->payload_stride * ((size_t)entry->set->n_parts + 1));
-    sizes_drop(coord, entry->fresh);
     entry->n_variants = 0;
-    entry->payloads = NULL;
-    entry->payload_stride = 0;
-    entry->fresh = NULL;
+    if (entry->payloads != NULL) {
+        store_give(&coord->store, entry->payloads,
+                   entry->payload_stride * ((size_t)entry->set->n_parts + 1));
+        entry->payloads = NULL;
+        entry->payload_stride = 0;
+    }
+    if (entry->fresh != NULL) {
+        sizes_drop(coord, entry->fresh);
+        entry->fresh = NULL;
+    }
 }
 
 void entry_close_round(coord_t *coord, entry_t *entry)
@@ -235,7 +239,9 @@ void entry_close_round(coord_t *coord, entry_t *entry)
     if (entry->is_open) {
         drop_round_data(coord, entry);
         chain_remove(&entry->open);
-        memset(entry->have, 0, (size_t)coord->n_have_words * sizeof(uint64_t));
+        for (int i = 0; i < coord->n_have_words; i++) {
+            entry->have[i] = 0;
+        }
         coord->n_pending -= entry->tag != 0;
         entry->is_open = entry->is_complete = entry->has_zeros = false;
         entry->n_have = 0;

@@ -167,6 +167,10 @@ static hvd_status_t on_ready(coord_t *coord, int branch, const control_line_t *l
     share_t share = share_of_line(line);
     const part_t *part = set_part(entry->set, branch);
     share.ranks[0] = line->zeros || part == NULL ? line->example_ranks[0] : part->lowest;
+    if (share.ranks[0] >= coord->params.size) {
+        return fail(err, HVD_PROTOCOL, "rank %d cannot have tensor '%s': it does not exist",
+                    share.ranks[0], entry->name);
+    }
     return merge_share(coord, entry, branch, &share, err);
 }
 
@@ -597,7 +601,7 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
         return fail(err, HVD_PROTOCOL, "rank %d is no neighbour of rank %d in the tree", from,
                     coord->params.rank);
     }
-    coord->now_ns = now_ns;
+    set_time(coord, now_ns);
     control_open(&coord->reader, body, bytes);
     while (!coord->has_ended && control_next(&coord->reader, &line)) {
         handler_fn handler =

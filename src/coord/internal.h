@@ -301,6 +301,12 @@ struct coord {
     decision_t end_decision;
 };
 
+// Ages are differences of these, so a caller's stale idea of the time must not turn it back.
+static inline void set_time(coord_t *coord, uint64_t now_ns)
+{
+    coord->now_ns = MAX(coord->now_ns, now_ns);
+}
+
 static inline bool is_sequencer(const coord_t *coord)
 {
     return coord->n_parents == 0;

@@ -20,9 +20,9 @@ int sizes_per_member(const set_t *set, const coord_signature_t *signature)
     return signature->op == HVD_ALLTOALL ? set->n_ranks : signature->n_tensors;
 }
 
-static bool has_share(const entry_t *entry, int part)
+static inline bool has_share(const entry_t *entry, int part)
 {
-    return (entry->have[part / 64] >> (part % 64) & 1) != 0;
+    return (entry->have[(unsigned)part / 64] >> ((unsigned)part % 64) & 1) != 0;
 }
 
 // With one branch there is nothing to merge: what comes in goes out. The sequencer has to keep it.
@@ -367,7 +367,7 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
     if (entry->n_variants == 1) {
         TRY(keep_data(coord, entry, part, share, err), done);
     }
-    entry->have[part / 64] |= (uint64_t)1 << (part % 64);
+    entry->have[(unsigned)part / 64] |= (uint64_t)1 << ((unsigned)part % 64);
     entry->n_have++;
     entry->has_zeros |= share->zeros;
     if (is_full(entry)) {

@@ -335,7 +335,10 @@ static bool may_fuse(const entry_t *a, const entry_t *b)
 {
     const sig_t *x = a->variants[0].sig, *y = b->variants[0].sig;
     return a->set == b->set && x->fusion_hash == y->fusion_hash && y->fuses &&
-           x->view.op == y->view.op && x->view.dtype == y->view.dtype;
+           x->view.op == y->view.op && x->view.dtype == y->view.dtype &&
+           x->view.reduce == y->view.reduce && x->view.root == y->view.root &&
+           memcmp(&x->view.prescale, &y->view.prescale, sizeof(double)) == 0 &&
+           memcmp(&x->view.postscale, &y->view.postscale, sizeof(double)) == 0;
 }
 
 static bool is_about_sets(const entry_t *entry)

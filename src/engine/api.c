@@ -536,12 +536,13 @@ void hvd_release(hvd_ctx_t *ctx, hvd_handle_t handle)
 
 // --- Process sets --------------------------------------------------------------------------------
 
-// Submits what coord must agree to, waits, and gives back the request (done, not released).
-static hvd_status_t ask_and_wait(hvd_ctx_t *ctx, request_t *request, err_t *err)
+// Waits for what coord must agree to and lets go of the request; *set_p: the set it was about.
+static hvd_status_t ask_and_wait(hvd_ctx_t *ctx, request_t *request, int *set_p, err_t *err)
 {
     hvd_handle_t handle = atomic_load(&request->handle);
     engine_wait(ctx, &request->state, NEVER_NS);
     hvd_status_t status = request->status;
+    *set_p = request->set;
     if (status != HVD_OK) {
         fail(err, status, "%s", request->text);
     }

@@ -3,7 +3,7 @@
 // batch.c - from a decision of coord to memory moved.
 //
 // A batch is one or more submissions of one kind, agreed to run together. Its tensors are strung
-// into two vectors, what goes in and what comes out (vec.h), and one of four routes is taken:
+// into two vectors, what goes in and what comes out (vec.h), and one of five routes is taken:
 //
 //   alone      one member: copy and scale
 //   stream     all members on this host: straight through shared memory, no packing
@@ -11,6 +11,7 @@
 //              between hosts, allgather inside each host; every rank carries its own shard
 //   plan       everything else: pack if there are several pieces, run the plan of an algorithm over
 //              links, unpack
+//   pieces     Adasum: one plan after the other, since each tensor is weighed by itself
 //
 // Batches run one after the other, in the order of the log. Memory is kept from batch to batch.
 // Threads: the holder of the engine.
@@ -42,6 +43,8 @@ struct batch_runner {
     const int *sub_ranks; // global ranks of its members
     bool widened;         // the plan runs on float32 although the tensors are half
     uint8_t *plan_out;    // contiguous output to unpack afterwards; NULL: none
+    vec_t piece_in, piece_out;
+    size_t n_pieces, next_piece, piece_at;
 
     // By member, for the batch; by member of the group, for the phase.
     size_t *blocks, *send_bytes, *recv_bytes, *shard_bytes;
@@ -50,12 +53,14 @@ struct batch_runner {
     size_t *shard_at;
 
     buf_t packed, unpacked, tmp, acc, zeros;
+    buf_t pieces; // bytes of each tensor, as size_t
     uint64_t started_ns; // only while the timeline runs
 };
 
 static const char *const route_names[] = {
     [ROUTE_NOTHING] = "AGREED", [ROUTE_ALONE] = "LOCAL",         [ROUTE_STREAM] = "STREAM",
     [ROUTE_PLAN] = "PLAN",      [ROUTE_TWO_LEVEL] = "TWO_LEVEL", [ROUTE_RIDING] = "RIDING",
+    [ROUTE_PIECES] = "PLAN",
 };
 
 // --- Life ----------------------------------------------------------------------------------------
@@ -97,6 +102,8 @@ void batch_runner_free(batch_runner_t *r)
     vec_free(&r->in);
     vec_free(&r->out);
     vec_free(&r->shard);
+    vec_free(&r->piece_in);
+    vec_free(&r->piece_out);
     free(r->blocks);
     free(r->send_bytes);
     free(r->recv_bytes);
@@ -110,6 +117,7 @@ void batch_runner_free(batch_runner_t *r)
     buf_free(&r->tmp);
     buf_free(&r->acc);
     buf_free(&r->zeros);
+    buf_free(&r->pieces);
     free(r);
 }
 
@@ -467,6 +475,10 @@ static bool add_exchanged(batch_runner_t *r, const decision_entry_t *entry, tens
     }
     int64_t received = 0;
     size_t sent_bytes = 0;
+    r->args.equal_blocks = true;
+    for (int i = 1; i < n * n; i++) {
+        r->args.equal_blocks &= entry->sizes[i] == entry->sizes[0];
+    }
     for (int m = 0; m < n; m++) {
         int64_t rows = entry->sizes[m * n + me];
         r->send_bytes[m] = (size_t)entry->sizes[me * n + m] * view->row_bytes;
@@ -564,9 +576,11 @@ static route_t choose_route(hvd_ctx_t *ctx, batch_runner_t *r, const process_set
     size_t bytes = 0;
     const char *forced = forced_algorithm(ctx, a->op, &bytes);
     bool one_host = split_by_hosts(ctx, r, set);
-    bool adasum = a->op == HVD_ALLREDUCE && a->reduce == HVD_ADASUM;
-    if (adasum || (forced != NULL && !is_word(forced, bytes, "stream") &&
-                   !is_word(forced, bytes, "two_level"))) {
+    if (a->op == HVD_ALLREDUCE && a->reduce == HVD_ADASUM) {
+        return ROUTE_PIECES;
+    }
+    if (forced != NULL && !is_word(forced, bytes, "stream") &&
+        !is_word(forced, bytes, "two_level")) {
         return ROUTE_PLAN;
     }
     if (one_host) {
@@ -575,6 +589,8 @@ static route_t choose_route(hvd_ctx_t *ctx, batch_runner_t *r, const process_set
     bool several;
     r->n_shards = shards_per_host(ctx, r, set, &several);
     bool worth = a->bytes >= TWO_LEVEL_LEAST_BYTES || is_word(forced, bytes, "two_level");
+    // Between its levels a half type would be rounded once too often.
+    worth &= !dtype_is_half(a->dtype) || a->reduce == HVD_MIN || a->reduce == HVD_MAX;
     return a->op == HVD_ALLREDUCE && several && ctx->shm_on_all_hosts && worth ? ROUTE_TWO_LEVEL
                                                                                : ROUTE_PLAN;
 }
@@ -713,6 +729,65 @@ static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *i
     };
     return exec_start(r->exec, &run, err);
 }
+
+// --- Pieces --------------------------------------------------------------------------------------
+
+static bool note_piece(batch_runner_t *r, const decision_entry_t *entry, tensor_view_t *view,
+                       int member)
+{
+    (void)entry;
+    (void)member;
+    r->n_pieces++;
+    return buf_append(&r->pieces, &view->bytes, sizeof view->bytes) != NULL;
+}
+
+static bool slice(const vec_t *from, size_t at, size_t bytes, vec_t *to)
+{
+    vec_clear(to);
+    for (size_t done = 0; done < bytes;) {
+        uint8_t *memory;
+        size_t n = MIN(vec_at(from, at + done, &memory), bytes - done);
+        if (!vec_add(to, memory, n)) {
+            return false;
+        }
+        done += n;
+    }
+    return true;
+}
+
+// HVD_IN_PROGRESS: the next tensor's plan runs; HVD_OK: there is none left.
+static hvd_status_t start_next_piece(hvd_ctx_t *ctx, batch_runner_t *r, err_t *err)
+{
+    size_t bytes = 0;
+    while (bytes == 0 && r->next_piece < r->n_pieces) {
+        memcpy(&bytes, r->pieces.data + r->next_piece++ * sizeof bytes, sizeof bytes);
+    }
+    if (bytes == 0) {
+        return HVD_OK;
+    }
+    if (!slice(&r->in, r->piece_at, bytes, &r->piece_in) ||
+        !slice(&r->out, r->piece_at, bytes, &r->piece_out)) {
+        return fail(err, HVD_NO_MEMORY, "no memory to run a tensor of %zu bytes", bytes);
+    }
+    r->piece_at += bytes;
+    r->sub_args = r->args;
+    r->sub_args.bytes = bytes;
+    hvd_status_t status = start_plan(ctx, r, &r->piece_in, &r->piece_out, err);
+    return status == HVD_OK ? HVD_IN_PROGRESS : status;
+}
+
+static hvd_status_t start_pieces(hvd_ctx_t *ctx, batch_runner_t *r, err_t *err)
+{
+    buf_clear(&r->pieces);
+    r->n_pieces = r->next_piece = r->piece_at = 0;
+    if (!each_tensor(r, note_piece, 0)) {
+        return fail(err, HVD_NO_MEMORY, "no memory to run a batch");
+    }
+    hvd_status_t status = start_next_piece(ctx, r, err);
+    return status == HVD_IN_PROGRESS ? HVD_OK : status;
+}
+
+// --- Alone ---------------------------------------------------------------------------------------
 
 // One member: what goes in comes out, scaled as several would have scaled it.
 static void move_alone(const batch_runner_t *r, const vec_t *in, const vec_t *out, double pre,
@@ -874,6 +949,8 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, batch_runner_t *r, batch_t *b, e
         return start_plan(ctx, r, &r->in, &r->out, err);
     case ROUTE_TWO_LEVEL:
         return start_two_level(ctx, r, b->set, err);
+    case ROUTE_PIECES:
+        return start_pieces(ctx, r, err);
     case ROUTE_ALONE:
         move_alone(r, &r->in, &r->out, r->pre, r->post);
         return HVD_OK;
@@ -914,6 +991,12 @@ static hvd_status_t progress_two_level(hvd_ctx_t *ctx, batch_runner_t *r, bool *
     return status == HVD_OK ? HVD_IN_PROGRESS : status;
 }
 
+static hvd_status_t progress_pieces(hvd_ctx_t *ctx, batch_runner_t *r, bool *moved_p, err_t *err)
+{
+    hvd_status_t status = progress_plan(r, r->args.dtype, &r->piece_out, moved_p, err);
+    return status == HVD_OK ? start_next_piece(ctx, r, err) : status;
+}
+
 static hvd_status_t progress_batch(hvd_ctx_t *ctx, batch_runner_t *r, bool *moved_p, err_t *err)
 {
     switch (r->route) {
@@ -923,6 +1006,8 @@ static hvd_status_t progress_batch(hvd_ctx_t *ctx, batch_runner_t *r, bool *move
         return progress_plan(r, r->args.dtype, &r->out, moved_p, err);
     case ROUTE_TWO_LEVEL:
         return progress_two_level(ctx, r, moved_p, err);
+    case ROUTE_PIECES:
+        return progress_pieces(ctx, r, moved_p, err);
     default:
         return HVD_OK;
     }

@@ -32,12 +32,22 @@
 
 // --- One step ------------------------------------------------------------------------------------
 
+static void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
+{
+    batches_drop(ctx);
+    requests_end(ctx, status, text);
+}
+
 void engine_fail(hvd_ctx_t *ctx, const err_t *err)
 {
-    if (ctx->ended.status != HVD_OK || ctx->shutting_down) {
-        return; // links of a job that is ending may well break
+    if (ctx->ended.status != HVD_OK) {
+        return; // links of a job that is over may well break
     }
     log_debug(&ctx->log, "engine", "the job ends: %s", err->text);
+    if (ctx->ending.status != HVD_OK) { // what still runs will not finish
+        end_job(ctx, ctx->ending.status, ctx->ending.text);
+        return;
+    }
     coord_abort(ctx->coord, err->status, err->text);
 }
 
@@ -138,8 +148,9 @@ static ssize_t take_frames(hvd_ctx_t *ctx, control_link_t *c, const uint8_t *dat
         if (bytes - used - FRAME_HEADER_BYTES < body) {
             break;
         }
-        if (read_u32(data + used + 4) ==
-            ctx->epoch) { // a frame of another membership is not for us
+        c->farewell_seen |= body == 0;
+        // A frame of another membership is not for us.
+        if (body > 0 && read_u32(data + used + 4) == ctx->epoch) {
             hvd_status_t status = coord_receive(
                 ctx->coord, c->peer, data + used + FRAME_HEADER_BYTES, body, now_ns, err);
             if (status != HVD_OK) {
@@ -181,18 +192,22 @@ static ssize_t receive_control(hvd_ctx_t *ctx, control_link_t *c, uint64_t now_n
     return used < 0 ? used : available;
 }
 
+// A broken link counts after all have been read: another neighbour may know more of what happened.
 static bool receive_frames(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     bool moved = false;
+    err_t broken = {.status = HVD_OK};
     for (int i = 0; i < ctx->n_control; i++) {
         control_link_t *c = &ctx->control[i];
         err_t err;
         ssize_t n = receive_control(ctx, c, now_ns, &err);
-        if (UNLIKELY(n < 0)) {
-            bool link_broke = c->link->err.status != HVD_OK;
-            engine_fail(ctx, link_broke ? &c->link->err : &err);
+        if (UNLIKELY(n < 0) && broken.status == HVD_OK) {
+            broken = c->link->err.status != HVD_OK ? c->link->err : err;
         }
         moved |= n > 0;
+    }
+    if (UNLIKELY(broken.status != HVD_OK)) {
+        engine_fail(ctx, &broken);
     }
     return moved;
 }
@@ -251,8 +266,14 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
         log_warn(&ctx->log, "stall", "%s", d->text);
         break;
     case DECIDE_ENDED:
-        batches_drop(ctx);
-        requests_end(ctx, d->status, d->text);
+        if (d->status == HVD_SHUTDOWN && ctx->running != NULL) {
+            // What was agreed before is finished: all members are there and will do their part.
+            fail(&ctx->ending, d->status, "%s", d->text);
+            ctx->ending_by_ns =
+                clock_ns() + (uint64_t)(ctx->config.peer_timeout * (double)NS_PER_S);
+        } else {
+            end_job(ctx, d->status, d->text);
+        }
         break;
     }
 }
@@ -273,6 +294,8 @@ static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     err_t err;
     if (ctx->ended.status == HVD_OK && net_health(ctx->net, &err) != HVD_OK) {
+        receive_frames(ctx, now_ns); // whoever is gone may have said why
+        decide(ctx);
         engine_fail(ctx, &err);
     }
     if (atomic_load(&ctx->stop_requested) && !ctx->shutting_down) {
@@ -287,6 +310,67 @@ static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
     }
     ctx->next_housekeeping_ns = now_ns + HOUSEKEEPING_NS;
 }
+
+// --- Leaving -------------------------------------------------------------------------------------
+// No rank may cut a link that another still needs to finish what was agreed before the shutdown. So
+// a farewell, a frame without a body, goes up the tree when everyone below has finished, and comes
+// down again from rank 0 when all have. Whoever has it may go.
+
+static bool is_gone(const control_link_t *c)
+{
+    return c->farewell_seen || c->link->err.status != HVD_OK;
+}
+
+// True when it is on its way, or nobody is there to hear it.
+static bool say_farewell(hvd_ctx_t *ctx, int i)
+{
+    control_link_t *c = &ctx->control[i];
+    const void *unsent;
+    uint8_t frame[FRAME_HEADER_BYTES] = {0};
+    if (coord_outgoing(ctx->coord, i, &unsent) > 0 && c->link->err.status == HVD_OK) {
+        return false;
+    }
+    for (int byte = 0; byte < 4; byte++) {
+        frame[4 + byte] = (uint8_t)(ctx->epoch >> 8 * byte);
+    }
+    if (c->farewell_sent < sizeof frame) {
+        ssize_t n = link_send(c->link, frame + c->farewell_sent, sizeof frame - c->farewell_sent);
+        c->farewell_sent = n < 0 ? sizeof frame : c->farewell_sent + (size_t)n;
+    }
+    return c->farewell_sent == sizeof frame;
+}
+
+static void take_leave(hvd_ctx_t *ctx)
+{
+    int n_parents = ctx->job.rank > 0 ? 1 : 0; // it comes first
+    for (int i = n_parents; i < ctx->n_control; i++) {
+        if (!is_gone(&ctx->control[i])) {
+            return;
+        }
+    }
+    if (n_parents > 0 && (!say_farewell(ctx, 0) || !is_gone(&ctx->control[0]))) {
+        return;
+    }
+    bool all = true;
+    for (int i = n_parents; i < ctx->n_control; i++) {
+        all &= say_farewell(ctx, i);
+    }
+    ctx->has_left = all;
+}
+
+// The last part of a job that was shut down.
+static void finish_job(hvd_ctx_t *ctx)
+{
+    if (ctx->ended.status == HVD_OK &&
+        (ctx->running == NULL || clock_ns() >= ctx->ending_by_ns)) {
+        end_job(ctx, ctx->ending.status, ctx->ending.text);
+    }
+    if (ctx->ended.status == HVD_SHUTDOWN && !ctx->has_left) {
+        take_leave(ctx);
+    }
+}
+
+// --- Stepping ------------------------------------------------------------------------------------
 
 // Advances everything that can advance. True if something did.
 static bool engine_step(hvd_ctx_t *ctx)
@@ -308,6 +392,9 @@ static bool engine_step(hvd_ctx_t *ctx)
         moved = true;
         decide(ctx);
         send_frames(ctx);
+    }
+    if (UNLIKELY(ctx->ending.status != HVD_OK || ctx->ended.status != HVD_OK)) {
+        finish_job(ctx);
     }
     return moved;
 }
@@ -630,27 +717,26 @@ void engine_stop(hvd_ctx_t *ctx)
     ctx->has_thread = false;
 }
 
-// --- Leaving -------------------------------------------------------------------------------------
-
-// The caller is the only thread left. Sends what neighbours still have to know, and keeps reading
-// from children until they have closed: a socket closed with unread bytes would cut theirs off.
+// The caller is the only thread left. Sends what neighbours still have to know; a job that was shut
+// down also waits for the others. Otherwise keeps reading from children until they have closed: a
+// socket closed with unread bytes would cut theirs off.
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns)
 {
     bool open = true;
     while (open && clock_ns() < deadline_ns) {
         net_progress(ctx->net);
+        receive_frames(ctx, clock_ns());
         send_frames(ctx);
+        finish_job(ctx);
         open = false;
-        for (int i = 0; i < ctx->n_control; i++) {
+        for (int i = 0; !ctx->has_left && i < ctx->n_control; i++) {
+            const control_link_t *c = &ctx->control[i];
             const void *data;
-            bool child = ctx->control[i].peer > ctx->job.rank;
+            bool child = c->peer > ctx->job.rank;
             bool unsent = coord_outgoing(ctx->coord, i, &data) > 0;
-            ssize_t n = link_peek(ctx->control[i].link, &data);
-            if (n > 0) {
-                link_consume(ctx->control[i].link, (size_t)n);
-            }
-            bool sockets = strcmp(ctx->control[i].link->transport, "shm") != 0;
-            open |= n >= 0 && (unsent || (child && sockets));
+            bool sockets = strcmp(c->link->transport, "shm") != 0;
+            bool waits = ctx->ended.status == HVD_SHUTDOWN || (child && sockets);
+            open |= c->link->err.status == HVD_OK && (unsent || waits);
         }
         if (open) {
             sched_yield();

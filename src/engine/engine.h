@@ -26,7 +26,7 @@
 
 #define EXPRESS_MEMBERS 8 // larger sets gain nothing from the board
 
-// --- One submission ------------------------------------------------------------------------------
+// --- One submission -----------------------------------------------------------------------------
 
 typedef enum request_state {
     REQUEST_FREE,
@@ -90,7 +90,7 @@ typedef struct process_set {
     bool on_this_host; // all members share memory with this rank
 } process_set_t;
 
-// --- One batch being run -------------------------------------------------------------------------
+// --- One batch being run ------------------------------------------------------------------------
 
 typedef enum route {
     ROUTE_NOTHING,
@@ -98,6 +98,7 @@ typedef enum route {
     ROUTE_STREAM,
     ROUTE_PLAN,
     ROUTE_TWO_LEVEL,
+    ROUTE_PIECES,
     ROUTE_RIDING
 } route_t;
 
@@ -112,12 +113,14 @@ typedef struct batch {
 
 typedef struct batch_runner batch_runner_t; // batch.c
 
-// --- The context ---------------------------------------------------------------------------------
+// --- The context --------------------------------------------------------------------------------
 
 typedef struct control_link {
     net_link_t *link;
     int peer;
     buf_t partial; // bytes of a frame that has not come whole
+    size_t farewell_sent; // bytes of this rank's farewell that are on their way
+    bool farewell_seen;   // the peer's has come
 } control_link_t;
 
 typedef struct timeline timeline_t;
@@ -182,10 +185,13 @@ struct hvd_ctx {
     uint64_t next_housekeeping_ns;
     unsigned n_steps;
     bool shutting_down; // told coord
+    err_t ending;       // status != HVD_OK: over as soon as what runs has finished
+    uint64_t ending_by_ns;
+    bool has_left; // farewells exchanged: links may be cut
     timeline_t *timeline;
 };
 
-// --- request.c -----------------------------------------------------------------------------------
+// --- request.c ----------------------------------------------------------------------------------
 
 // All under ctx->lock.
 request_t *request_new(hvd_ctx_t *ctx);
@@ -213,7 +219,7 @@ bool set_register(hvd_ctx_t *ctx, int id);
 void set_forget(hvd_ctx_t *ctx, int id);
 void requests_free(hvd_ctx_t *ctx);
 
-// --- engine.c ------------------------------------------------------------------------------------
+// --- engine.c -----------------------------------------------------------------------------------
 
 hvd_status_t engine_start(hvd_ctx_t *ctx, err_t *err); // the thread
 void engine_stop(hvd_ctx_t *ctx);
@@ -224,7 +230,7 @@ void engine_fail(hvd_ctx_t *ctx, const err_t *err); // a peer is lost: tells eve
 // Leaves the tree without cutting what neighbours still have to read.
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns);
 
-// --- express.c ------------------------------------------------------------------------------------
+// --- express.c ----------------------------------------------------------------------------------
 
 hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err);
 void express_free(express_t *express);
@@ -235,7 +241,7 @@ bool express_wait(hvd_ctx_t *ctx, request_t *request);
 void express_note(hvd_ctx_t *ctx, request_t *request, bool full); // under lock: learns from it
 void express_reopen(request_t *request);                          // the long way is through
 
-// --- batch.c -------------------------------------------------------------------------------------
+// --- batch.c ------------------------------------------------------------------------------------
 
 hvd_status_t batch_runner_new(hvd_ctx_t *ctx, batch_runner_t **runner_p, err_t *err);
 void batch_runner_free(batch_runner_t *runner);
@@ -246,7 +252,7 @@ bool riding_store(request_t *request, const void *result, int n_members);
 bool batches_progress(hvd_ctx_t *ctx);
 void batches_drop(hvd_ctx_t *ctx); // the job has ended
 
-// --- timeline.c ----------------------------------------------------------------------------------
+// --- timeline.c ---------------------------------------------------------------------------------
 
 hvd_status_t timeline_open(const char *path, bool mark_cycles, timeline_t **timeline_p, err_t *err);
 void timeline_close(timeline_t *timeline);

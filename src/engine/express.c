@@ -73,7 +73,7 @@ void express_free(express_t *x)
     free(x);
 }
 
-// --- Places ---------------------------------------------------------------------------------------
+// --- Places -------------------------------------------------------------------------------------
 
 // Everything that must be equal on all members, in one number.
 static uint64_t hash_of(const request_t *r, const process_set_t *set)
@@ -141,7 +141,7 @@ static void note(seen_t *seen, bool full)
     }
 }
 
-// --- Arriving -------------------------------------------------------------------------------------
+// --- Arriving -----------------------------------------------------------------------------------
 
 static bool is_eligible(const hvd_ctx_t *ctx, const request_t *r, const process_set_t *set)
 {
@@ -188,7 +188,7 @@ bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
     return true;
 }
 
-// --- Waiting --------------------------------------------------------------------------------------
+// --- Waiting ------------------------------------------------------------------------------------
 
 // Full, or already left behind by a faster rank: what we wait for has happened.
 static bool is_full(const request_t *r, uint64_t word)

@@ -17,7 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define DRAIN_NS (2 * NS_PER_S)
+#define DRAIN_NS (5 * NS_PER_S)
 #define SHUTDOWN_NS (10 * NS_PER_S)
 
 // --- Who is where --------------------------------------------------------------------------------

@@ -288,8 +288,8 @@ hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *jo
         goto close_inner;
     }
     TRY(parse_rules(rules, &link->rules, err), free_link);
-    link->base = (net_link_t){.ops = &hook_ops, .transport = inner->transport, .peer = inner->peer,
-                              .lane = inner->lane};
+    link->base = (net_link_t){
+        .ops = &hook_ops, .transport = inner->transport, .peer = inner->peer, .lane = inner->lane};
     link->inner = inner;
     link->log = job->log;
     int place[3] = {job->rank, inner->peer, (int)inner->lane};

@@ -34,9 +34,9 @@ static const transport_t *const transports[] = {&transport_self, &transport_shm,
 #define NO_ROW (-1)
 #define ADDRESS_VERSION 1
 #define MAX_NAME_BYTES 15
-#define MAX_OFFERS 16                    // transports in one rank's address, known or not
-#define MAX_BLOB_BYTES (16 * KIB)        // one transport's address
-#define CPU_MASK_BYTES 1024              // 8192 cores
+#define MAX_OFFERS 16             // transports in one rank's address, known or not
+#define MAX_BLOB_BYTES (16 * KIB) // one transport's address
+#define CPU_MASK_BYTES 1024       // 8192 cores
 #define IDLE_NS (50 * NS_PER_US)
 #define CALLS_PER_CLOCK 16
 
@@ -61,16 +61,16 @@ struct net {
     row_t rows[N_TRANSPORTS];
     int8_t order[N_TRANSPORTS]; // this rank's preference
     int n_order;
-    offers_t *offers;     // by rank, after net_attach
+    offers_t *offers; // by rank, after net_attach
     bool settled;
-    net_link_t **links;   // [rank * N_LANES + lane]
-    net_link_t **hooked;  // those wrapped by a hook
+    net_link_t **links;  // [rank * N_LANES + lane]
+    net_link_t **hooked; // those wrapped by a hook
     int n_hooked;
     net_link_t **lifelines;
     int n_lifelines;
     sleeper_t *sleeper;
     atomic_uint_fast64_t hook_due_ns; // when held-back data must leave
-    bool look; // just woken: ask every domain
+    bool look;                        // just woken: ask every domain
     unsigned n_calls;
     uint64_t last_look_ns;
     uint8_t host_cpus[CPU_MASK_BYTES]; // cores that ranks of this host may use
@@ -308,8 +308,10 @@ static hvd_status_t parse_address(net_t *net, int rank, const uint8_t *data, siz
         }
     }
     if (!version_known || r.bad || reader_left(&r) > 0) {
-        return fail(err, HVD_PROTOCOL, "rank %d gave an address that cannot be read; run the same "
-                    "version of the library everywhere", rank);
+        return fail(err, HVD_PROTOCOL,
+                    "rank %d gave an address that cannot be read; run the same "
+                    "version of the library everywhere",
+                    rank);
     }
     for (size_t i = 0; same_host(net, rank) && i < n_cpu_bytes; i++) {
         net->host_cpus[i] |= cpus[i];
@@ -376,8 +378,8 @@ uint8_t net_attached(net_t *net)
 
     for (int i = 0; i < N_TRANSPORTS; i++) {
         domain_t *domain = net->rows[i].domain;
-        if (domain != NULL
-            && (transports[i]->is_attached == NULL || transports[i]->is_attached(domain))) {
+        if (domain != NULL &&
+            (transports[i]->is_attached == NULL || transports[i]->is_attached(domain))) {
             bits |= (uint8_t)(1u << i);
         }
     }
@@ -472,8 +474,8 @@ static hvd_status_t add_lifeline(net_t *net, int peer, err_t *err)
                  peer, why);
         return HVD_OK;
     }
-    hvd_status_t status = transport_tcp.connect(tcp, peer, LANE_CONTROL,
-                                                &net->lifelines[net->n_lifelines], err);
+    hvd_status_t status =
+        transport_tcp.connect(tcp, peer, LANE_CONTROL, &net->lifelines[net->n_lifelines], err);
     net->n_lifelines += status == HVD_OK;
     return status;
 }
@@ -511,7 +513,8 @@ static hvd_status_t share_sleeper(net_t *net, err_t *err)
     for (int i = 0; i < N_TRANSPORTS; i++) {
         domain_t *domain = net->rows[i].domain;
         atomic_uint *word = domain != NULL && transports[i]->wake_word != NULL
-                                ? transports[i]->wake_word(domain) : NULL;
+                                ? transports[i]->wake_word(domain)
+                                : NULL;
         if (word != NULL) {
             return sleeper_share(net->sleeper, word, err);
         }
@@ -621,8 +624,10 @@ static net_link_t *make_link(net_t *net, int peer, lane_t lane, err_t *err)
     if (row == NO_ROW) {
         char why[640];
         explain(net, peer, NO_ROW, why, sizeof why);
-        fail(err, HVD_PEER_LOST, "no transport leads from rank %d to rank %d (%s); check "
-             "HOROVOD_TRANSPORTS", net->job.rank, peer, why);
+        fail(err, HVD_PEER_LOST,
+             "no transport leads from rank %d to rank %d (%s); check "
+             "HOROVOD_TRANSPORTS",
+             net->job.rank, peer, why);
         return NULL;
     }
     if (transports[row]->connect(net->rows[row].domain, peer, lane, &link, err) != HVD_OK) {
@@ -688,8 +693,8 @@ int net_progress(net_t *net)
 
     for (int i = 0; i < N_TRANSPORTS; i++) {
         row_t *row = &net->rows[i];
-        if (row->domain != NULL && transports[i]->progress != NULL
-            && (look || row->n_links > 0 || !row->needs_call)) {
+        if (row->domain != NULL && transports[i]->progress != NULL &&
+            (look || row->n_links > 0 || !row->needs_call)) {
             n_happened += transports[i]->progress(row->domain);
         }
     }

@@ -25,13 +25,13 @@ typedef struct net net_t;
 typedef struct net_job {
     int rank, size;
     uint32_t epoch;
-    const int *host_of;        // host index of every rank: ranks of one host may share memory
+    const int *host_of; // host index of every rank: ranks of one host may share memory
     const config_t *config;
     const log_t *log;
-    secure_keys_t *keys;       // NULL in a world of one
+    secure_keys_t *keys; // NULL in a world of one
 } net_job_t;
 
-// --- A link ---------------------------------------------------------------------------------------
+// --- A link -------------------------------------------------------------------------------------
 
 // Return values of the four movers: bytes moved; 0 for "not now"; negative hvd_status_t when the
 // link is broken, with the sentence in link->err.
@@ -52,13 +52,30 @@ struct net_link {
     err_t err;
 };
 
-static inline ssize_t link_send(net_link_t *l, const void *data, size_t bytes) { return l->ops->send(l, data, bytes); }
-static inline ssize_t link_recv(net_link_t *l, void *data, size_t bytes) { return l->ops->recv(l, data, bytes); }
-static inline ssize_t link_peek(net_link_t *l, const void **data_p) { return l->ops->peek(l, data_p); }
-static inline void link_consume(net_link_t *l, size_t bytes) { l->ops->consume(l, bytes); }
-static inline void link_close(net_link_t *l) { if (l != NULL) { l->ops->close(l); } }
+static inline ssize_t link_send(net_link_t *l, const void *data, size_t bytes)
+{
+    return l->ops->send(l, data, bytes);
+}
+static inline ssize_t link_recv(net_link_t *l, void *data, size_t bytes)
+{
+    return l->ops->recv(l, data, bytes);
+}
+static inline ssize_t link_peek(net_link_t *l, const void **data_p)
+{
+    return l->ops->peek(l, data_p);
+}
+static inline void link_consume(net_link_t *l, size_t bytes)
+{
+    l->ops->consume(l, bytes);
+}
+static inline void link_close(net_link_t *l)
+{
+    if (l != NULL) {
+        l->ops->close(l);
+    }
+}
 
-// --- A transport ----------------------------------------------------------------------------------
+// --- A transport --------------------------------------------------------------------------------
 
 typedef struct domain domain_t; // a transport's state in one context; each transport has its own
 
@@ -71,7 +88,8 @@ typedef struct transport {
     hvd_status_t (*address)(domain_t *domain, buf_t *out, err_t *err);
     // All addresses are known (addresses[r] is NULL where rank r lacks this transport).
     // Collective set-up that needs them happens here, before the deadline.
-    hvd_status_t (*attach)(domain_t *domain, const uint8_t *const *addresses, const size_t *lengths, uint64_t deadline_ns, err_t *err);
+    hvd_status_t (*attach)(domain_t *domain, const uint8_t *const *addresses, const size_t *lengths,
+                           uint64_t deadline_ns, err_t *err);
     // Optional. After attach every rank tells all others whether it is attached; settle then gets
     // everyone's answer (1 or 0 by rank), so that both sides of a pair decide alike.
     bool (*is_attached)(domain_t *domain);
@@ -81,12 +99,13 @@ typedef struct transport {
     // only this rank has seen.
     bool (*reaches)(domain_t *domain, int peer, char *why, size_t why_bytes);
     // A link object at once; it may still be connecting, its movers then return 0.
-    hvd_status_t (*connect)(domain_t *domain, int peer, lane_t lane, net_link_t **link_p, err_t *err);
+    hvd_status_t (*connect)(domain_t *domain, int peer, lane_t lane, net_link_t **link_p,
+                            err_t *err);
     // Accepts, shakes hands, flushes. How many things happened; cheap when nothing did.
     int (*progress)(domain_t *domain);
     // Descriptor that polls readable when progress has work, or -1.
     int (*wait_fd)(domain_t *domain);
-    // The word peers ring when this rank sleeps (see net_before_sleep), or NULL; shared memory has one.
+    // The word peers ring when this rank sleeps (see net_before_sleep), or NULL.
     atomic_uint *(*wake_word)(domain_t *domain);
     // What broke outside any link (a lost peer known only to the domain); HVD_OK if nothing.
     hvd_status_t (*health)(domain_t *domain, err_t *err);
@@ -107,23 +126,26 @@ static inline bool wake_claim(atomic_uint *word)
 static inline void wake_ring(atomic_uint *word)
 {
     if (wake_claim(word)) {
-        futex_wake(word, INT32_MAX); // the engine thread may sleep on it beside the thread that drives
+        futex_wake(word,
+                   INT32_MAX); // the engine thread may sleep on it beside the thread that drives
     }
 }
 
 // Wraps a link for tests: traces, delays or drops by the rules of HOROVOD_HOOK. Takes the link
 // over, also when it fails.
-hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *job, net_link_t **link_p, err_t *err);
+hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *job,
+                       net_link_t **link_p, err_t *err);
 // Releases what a wrapped link holds back and is due; how many times. *next_ns_p is lowered to the
 // time of the next release.
 int hook_progress(net_link_t *link, uint64_t *next_ns_p);
 
-// --- All transports of a context -------------------------------------------------------------------
+// --- All transports of a context ----------------------------------------------------------------
 
 hvd_status_t net_open(const net_job_t *job, net_t **net_p, err_t *err);
 // This rank's addresses on all transports, and everyone's back (boot carries them between).
 hvd_status_t net_address(net_t *net, buf_t *out, err_t *err);
-hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths, uint64_t deadline_ns, err_t *err);
+hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths,
+                        uint64_t deadline_ns, err_t *err);
 // After net_attach: this rank's answers for all transports, one byte each (bits by table row), and
 // everyone's back; only then are links made.
 uint8_t net_attached(net_t *net);
@@ -143,7 +165,8 @@ int net_progress(net_t *net);
 hvd_status_t net_health(net_t *net, err_t *err);
 
 // Sleeping: announce, look once more whether there is something to do, then sleep.
-//     unsigned ticket = net_before_sleep(net); if (nothing_to_do()) net_sleep(net, ticket, deadline);
+//     unsigned ticket = net_before_sleep(net);
+//     if (nothing_to_do()) { net_sleep(net, ticket, deadline); }
 //     net_after_sleep(net);
 // A peer that sends through shared memory, a socket that turns readable and net_wake all end it.
 // net_sleep may be entered after the engine was let go.

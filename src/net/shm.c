@@ -83,7 +83,7 @@ typedef struct shm_link {
     atomic_uint *peer_wake;
 } shm_link_t;
 
-// --- Layout --------------------------------------------------------------------------------------
+// --- Layout -------------------------------------------------------------------------------------
 
 static size_t round_up(size_t bytes, size_t unit)
 {
@@ -135,7 +135,7 @@ static ring_t *data_ring(const domain_t *d, int from, int to)
     return (ring_t *)((uint8_t *)d->segment + l->data_at + index * (sizeof(ring_t) + l->data_ring));
 }
 
-// --- The segment ---------------------------------------------------------------------------------
+// --- The segment --------------------------------------------------------------------------------
 
 static hvd_status_t refuse(domain_t *d, const char *what, int code)
 {
@@ -216,7 +216,7 @@ static hvd_status_t open_segment(domain_t *d, const char *name, const uint8_t no
     return HVD_OK;
 }
 
-// --- Transport -----------------------------------------------------------------------------------
+// --- Transport ----------------------------------------------------------------------------------
 
 static void shm_close(domain_t *d)
 {
@@ -365,7 +365,7 @@ static hvd_status_t shm_health(domain_t *d, err_t *err)
     return HVD_OK;
 }
 
-// --- Links ---------------------------------------------------------------------------------------
+// --- Links --------------------------------------------------------------------------------------
 
 static ssize_t shm_send(net_link_t *link, const void *data, size_t bytes)
 {
@@ -483,7 +483,7 @@ const transport_t transport_shm = {
     .close = shm_close,
 };
 
-// --- Windows -------------------------------------------------------------------------------------
+// --- Windows ------------------------------------------------------------------------------------
 
 size_t shm_segment_bytes(int n_ranks, size_t bytes_per_rank)
 {
@@ -514,7 +514,7 @@ bool shm_window(domain_t *d, int rank, window_t *window_p)
     return true;
 }
 
-// --- The board ------------------------------------------------------------------------------------
+// --- The board ----------------------------------------------------------------------------------
 
 int shm_n_places(const domain_t *d)
 {

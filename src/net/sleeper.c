@@ -133,7 +133,8 @@ hvd_status_t sleeper_new(sleeper_t **sleeper_p, err_t *err)
     s->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->bell < 0) {
         free(s);
-        return fail_errno(err, errno, "cannot make an event descriptor; raise the limit of open "
+        return fail_errno(err, errno,
+                          "cannot make an event descriptor; raise the limit of open "
                           "files (ulimit -n)");
     }
     s->word = &s->own_word;

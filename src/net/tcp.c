@@ -8,7 +8,8 @@
 // only so many may be under way. Foreign clients are cut without an answer and counted.
 //
 // One epoll descriptor holds everything: listeners, connections, and a timer that runs only while
-// something has a deadline. So progress is one system call, and sleeping is polling one descriptor.
+// something has a deadline. So sleeping is polling one descriptor, and progress is one system call,
+// or none: see tcp_progress.
 // Thread: the holder of the engine. The domain owns listeners and connections without a link;
 // links own theirs.
 #define _GNU_SOURCE
@@ -25,6 +26,8 @@
 #include <unistd.h>
 
 #define MAX_EVENTS 64
+#define MAX_TRIES 4          // in one round
+#define ROUNDS_PER_LOOK 16
 #define MIN_FRESH 256        // handshakes under way; more in jobs that may need more at once
 #define MAX_ACCEPTS 256      // in one go
 #define BACKLOG 1024         // the kernel lowers it to somaxconn
@@ -312,31 +315,48 @@ static void tick(domain_t *domain)
     }
 }
 
+// Whoever spins calls this and then the movers, over and over. Asking epoll in each round and the
+// socket only after it would put two system calls before the first byte. So a round gives movers a
+// few tries at sockets whose flag is down; as long as those suffice and nobody waits to send or to
+// connect, epoll is asked only now and then, for strangers, hangups and links that nobody reads.
+static bool time_to_look(domain_t *domain)
+{
+    bool tried = domain->n_tries < MAX_TRIES;
+    bool look = !tried || domain->look || domain->timer_runs
+                || domain->n_rounds++ % ROUNDS_PER_LOOK == 0;
+
+    domain->n_tries = MAX_TRIES;
+    domain->look = false;
+    return look;
+}
+
 static int tcp_progress(domain_t *domain)
 {
     struct epoll_event events[MAX_EVENTS];
-    int n = epoll_wait(domain->epoll, events, MAX_EVENTS, 0);
+    int n = time_to_look(domain) ? epoll_wait(domain->epoll, events, MAX_EVENTS, 0) : 0;
+    int n_news = 0;
 
-    if (n <= 0) {
-        return 0;
-    }
     for (int i = 0; i < n; i++) {
         watch_t *watch = events[i].data.ptr;
         switch (watch->kind) {
         case WATCH_TIMER:
             tick(domain);
+            n_news++;
             break;
         case WATCH_LISTENER:
             accept_all(domain, (listener_t *)watch);
+            n_news++;
             break;
         case WATCH_CONN:
-            conn_event((conn_t *)watch, events[i].events);
+            n_news += conn_event((conn_t *)watch, events[i].events);
             break;
         }
     }
-    set_timer(domain);
-    bury(domain);
-    return n;
+    if (n > 0) {
+        set_timer(domain);
+        bury(domain);
+    }
+    return n_news;
 }
 
 static int tcp_wait_fd(domain_t *domain)

@@ -109,7 +109,8 @@ conn_t *conn_dial(tcp_link_t *link, const tcp_addr_t *addr, const uint8_t token[
                   err_t *err);
 // Takes the descriptor over, also when it fails.
 conn_t *conn_accepted(domain_t *domain, int fd, const tcp_addr_t *remote, err_t *err);
-void conn_event(conn_t *conn, uint32_t events);
+// What epoll said of it. True if that was news.
+bool conn_event(conn_t *conn, uint32_t events);
 // The memory goes at the end of the next tcp_progress, for events of it may be under way.
 void conn_close(conn_t *conn);
 
@@ -166,6 +167,10 @@ struct domain {
     listener_t listeners[TCP_MAX_ADDRS];
     int n_listeners;
     bool accept_again; // descriptors ran out, or too many came at once
+    // See tcp_progress.
+    int n_tries;        // left to movers whose flag is down
+    bool look;          // somebody needs to know what only epoll knows
+    unsigned n_rounds;  // calls of tcp_progress
     uint8_t *offers;   // everyone's bytes, one after the other
     size_t *offer_at;  // [rank], and the end; equal neighbours: the rank has none
     seat_t *seats;     // [rank * N_LANES + lane]

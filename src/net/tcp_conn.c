@@ -122,18 +122,27 @@ static void conn_drive(conn_t *conn)
     }
 }
 
-void conn_event(conn_t *conn, uint32_t events)
+bool conn_event(conn_t *conn, uint32_t events)
 {
     const uint32_t ends = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+    bool readable = conn->readable || (events & (EPOLLIN | ends)) != 0;
+    bool writable = conn->writable || (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
+    bool hangup = conn->hangup || (events & ends) != 0;
 
-    conn->readable = conn->readable || (events & (EPOLLIN | ends)) != 0;
-    conn->writable = conn->writable || (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
-    conn->hangup = conn->hangup || (events & ends) != 0;
+    // Movers that tried without waiting for an edge have often used up what it tells.
+    if (readable == conn->readable && writable == conn->writable && hangup == conn->hangup
+        && conn->state == CONN_READY) {
+        return false;
+    }
+    conn->readable = readable;
+    conn->writable = writable;
+    conn->hangup = hangup;
     if (conn->state < CONN_READY) {
         conn_drive(conn);
     } else if (conn->state == CONN_READY && conn->link != NULL) {
         tcp_link_event(conn->link);
     }
+    return true;
 }
 
 // --- Life ----------------------------------------------------------------------------------------

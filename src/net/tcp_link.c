@@ -2,9 +2,13 @@
 //
 // tcp_link.c - a link over TCP: moving bytes, and noticing the end.
 //
-// While it is not ready its movers return 0. Ready, they try the socket at once and directly with
-// the caller's memory, up to CALL_BYTES a call, but only if epoll's flag is up; peek reads into a
+// While it is not ready its movers return 0. Ready, they use the caller's memory directly, up to
+// CALL_BYTES a call. peek shows decrypted bytes where they lie; without encryption it reads into a
 // staging buffer that exists only on links that are peeked at.
+//
+// Whether a mover asks the socket at all: always when epoll's flag is up. When it is down, sending
+// waits for the flag, and receiving spends one of the domain's tries (see tcp_progress): while few
+// links are asked, asking the socket is quicker than asking epoll first.
 //
 // A flag goes down when the socket says "not now" or moves less than asked: more will then raise a
 // new edge. One exception: the end of a connection is an edge that comes only once, perhaps with
@@ -20,13 +24,7 @@
 #include <stdlib.h>
 
 #define CALL_BYTES MIB
-#define DATA_STAGE_BYTES (256 * KIB)
-#define CONTROL_STAGE_BYTES (16 * KIB)
-
-static size_t stage_bytes(const tcp_link_t *link)
-{
-    return link->base.lane == LANE_DATA ? DATA_STAGE_BYTES : CONTROL_STAGE_BYTES;
-}
+#define STAGE_BYTES (256 * KIB)
 
 // --- The end -------------------------------------------------------------------------------------
 
@@ -89,21 +87,58 @@ static hvd_status_t end_reading(tcp_link_t *link)
 
 // --- Receiving -----------------------------------------------------------------------------------
 
-static ssize_t pull_secure(tcp_link_t *link, void *data, size_t bytes)
+static bool may_ask(tcp_link_t *link)
 {
-    conn_t *conn = link->conn;
-    err_t err;
-    ssize_t n = secure_recv(conn->secure, data, bytes, &err);
+    domain_t *domain = link->domain;
 
-    if (n < 0) {
-        fail_secure(link, (hvd_status_t)n, &err);
+    if (link->conn->readable) {
+        return true;
+    }
+    if (link->ended || domain->n_tries == 0) {
+        domain->look |= !link->ended;
+        return false;
+    }
+    domain->n_tries--;
+    return true;
+}
+
+// What a mover returns that may not ask.
+static ssize_t nothing(const tcp_link_t *link)
+{
+    return link->ended ? (ssize_t)link->base.err.status : 0;
+}
+
+static void lower_if_drained(conn_t *conn)
+{
+    conn->readable = conn->hangup || !secure_drained(conn->secure);
+}
+
+// After secure_recv or secure_peek, which gave n.
+static ssize_t after_secure(tcp_link_t *link, ssize_t n, const err_t *err)
+{
+    if (UNLIKELY(n < 0)) {
+        fail_secure(link, (hvd_status_t)n, err);
         return end_reading(link);
     }
-    conn->readable = n > 0;
+    lower_if_drained(link->conn);
     return n;
 }
 
-static ssize_t pull_plain(tcp_link_t *link, void *data, size_t bytes)
+static ssize_t recv_secure(tcp_link_t *link, void *data, size_t bytes)
+{
+    err_t err;
+
+    return after_secure(link, secure_recv(link->conn->secure, data, bytes, &err), &err);
+}
+
+static ssize_t peek_secure(tcp_link_t *link, const void **data_p)
+{
+    err_t err;
+
+    return after_secure(link, secure_peek(link->conn->secure, data_p, &err), &err);
+}
+
+static ssize_t recv_plain(tcp_link_t *link, void *data, size_t bytes)
 {
     conn_t *conn = link->conn;
     ssize_t n = recv(conn->watch.fd, data, bytes, MSG_DONTWAIT);
@@ -120,36 +155,18 @@ static ssize_t pull_plain(tcp_link_t *link, void *data, size_t bytes)
     return end_reading(link);
 }
 
-// From the socket to memory; 0: nothing now; negative: nothing any more.
-static ssize_t pull(tcp_link_t *link, void *data, size_t bytes)
+// The stage is empty: reads into it.
+static ssize_t peek_plain(tcp_link_t *link, const void **data_p)
 {
-    if (!link->conn->readable) {
-        return link->ended ? (ssize_t)link->base.err.status : 0;
-    }
-    bytes = MIN(bytes, CALL_BYTES);
-    return link->conn->secure != NULL ? pull_secure(link, data, bytes)
-                                      : pull_plain(link, data, bytes);
-}
-
-// Makes the stage hold something, if there is something.
-static ssize_t fill_stage(tcp_link_t *link)
-{
-    if (link->stage_at < link->stage_len) {
-        return (ssize_t)(link->stage_len - link->stage_at);
-    }
-    if (link->stage == NULL && (link->stage = malloc(stage_bytes(link))) == NULL) {
+    if (link->stage == NULL && (link->stage = malloc(STAGE_BYTES)) == NULL) {
         return fail(&link->base.err, HVD_NO_MEMORY, "no memory to receive from rank %d",
                     link->base.peer);
     }
-    ssize_t n = pull(link, link->stage, stage_bytes(link));
+    ssize_t n = recv_plain(link, link->stage, STAGE_BYTES);
     link->stage_at = 0;
     link->stage_len = n > 0 ? (size_t)n : 0;
+    *data_p = link->stage;
     return n;
-}
-
-static void tcp_consume(net_link_t *base, size_t bytes)
-{
-    ((tcp_link_t *)base)->stage_at += bytes;
 }
 
 static ssize_t tcp_peek(net_link_t *base, const void **data_p)
@@ -157,13 +174,28 @@ static ssize_t tcp_peek(net_link_t *base, const void **data_p)
     tcp_link_t *link = (tcp_link_t *)base;
 
     if (UNLIKELY(link->conn == NULL)) {
-        return base->err.status;
+        return base->err.status; // HVD_OK, that is 0, while it is on its way
     }
-    ssize_t n = fill_stage(link);
-    if (n > 0) {
+    if (link->stage_at < link->stage_len) {
         *data_p = link->stage + link->stage_at;
+        return (ssize_t)(link->stage_len - link->stage_at);
     }
-    return n;
+    if (!may_ask(link)) {
+        return nothing(link);
+    }
+    return link->conn->secure != NULL ? peek_secure(link, data_p) : peek_plain(link, data_p);
+}
+
+static void tcp_consume(net_link_t *base, size_t bytes)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+
+    if (link->conn->secure != NULL) {
+        secure_consume(link->conn->secure, bytes);
+        lower_if_drained(link->conn);
+    } else {
+        link->stage_at += bytes;
+    }
 }
 
 static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
@@ -171,7 +203,7 @@ static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
     tcp_link_t *link = (tcp_link_t *)base;
 
     if (UNLIKELY(link->conn == NULL)) {
-        return base->err.status; // HVD_OK, that is 0, while it is on its way
+        return base->err.status;
     }
     if (bytes == 0) {
         return 0;
@@ -183,12 +215,17 @@ static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
         link->stage_at += n;
         return (ssize_t)n;
     }
-    return pull(link, data, bytes);
+    if (!may_ask(link)) {
+        return nothing(link);
+    }
+    bytes = MIN(bytes, CALL_BYTES);
+    return link->conn->secure != NULL ? recv_secure(link, data, bytes)
+                                      : recv_plain(link, data, bytes);
 }
 
 // --- Sending -------------------------------------------------------------------------------------
 
-static ssize_t push_secure(tcp_link_t *link, const void *data, size_t bytes)
+static ssize_t send_secure(tcp_link_t *link, const void *data, size_t bytes)
 {
     conn_t *conn = link->conn;
     err_t err;
@@ -201,7 +238,7 @@ static ssize_t push_secure(tcp_link_t *link, const void *data, size_t bytes)
     return n;
 }
 
-static ssize_t push_plain(tcp_link_t *link, const void *data, size_t bytes)
+static ssize_t send_plain(tcp_link_t *link, const void *data, size_t bytes)
 {
     conn_t *conn = link->conn;
     ssize_t n = send(conn->watch.fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -225,11 +262,12 @@ static ssize_t tcp_send(net_link_t *base, const void *data, size_t bytes)
         return base->err.status;
     }
     if (!link->conn->writable || bytes == 0) {
+        link->domain->look |= bytes > 0;
         return 0;
     }
     bytes = MIN(bytes, CALL_BYTES);
-    return link->conn->secure != NULL ? push_secure(link, data, bytes)
-                                      : push_plain(link, data, bytes);
+    return link->conn->secure != NULL ? send_secure(link, data, bytes)
+                                      : send_plain(link, data, bytes);
 }
 
 // --- Events --------------------------------------------------------------------------------------
@@ -241,9 +279,13 @@ void tcp_link_event(tcp_link_t *link)
     if (conn->secure != NULL && conn->writable && secure_wants_write(conn->secure)) {
         conn->writable = secure_flush(conn->secure, NULL) != HVD_IN_PROGRESS;
     }
-    // Nobody may be reading this link now. If the end is all there is to read, find it.
-    if (conn->hangup && !link->ended) {
-        fill_stage(link);
+    // Nobody may be reading this link now. If the end is all there is to read, find it; it may come
+    // after a piece of a record.
+    for (int i = 0; i < 2 && conn->hangup && !link->ended; i++) {
+        const void *data;
+        if (tcp_peek(&link->base, &data) > 0) {
+            break;
+        }
     }
 }
 

@@ -54,7 +54,9 @@ static inline uint16_t get_u16(reader_t *r)
 static inline uint32_t get_u32(reader_t *r)
 {
     const uint8_t *p = get_bytes(r, 4);
-    return p != NULL ? (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24 : 0;
+    return p != NULL
+               ? (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24
+               : 0;
 }
 
 static inline uint64_t get_u64(reader_t *r)

@@ -87,6 +87,15 @@ void control_reader_free(control_reader_t *reader)
     buf_free(&reader->words);
 }
 
+// get_count for numbers that mostly fit one byte.
+static inline uint64_t get_small(reader_t *in, uint64_t max)
+{
+    if (LIKELY(in->at < in->end && *in->at < 0x80 && *in->at <= max && !in->bad)) {
+        return *in->at++;
+    }
+    return get_count(in, max);
+}
+
 static control_text_t get_text(reader_t *in, size_t max_bytes)
 {
     size_t bytes = get_count(in, max_bytes);
@@ -291,19 +300,19 @@ bool control_next(control_reader_t *reader, control_line_t *line_p)
     memset(line_p, 0, offsetof(control_line_t, example_ranks));
     line_p->kind = (control_kind_t)(head & KIND_MASK);
     if (line_p->kind == LINE_READY && (flags & (FLAG_ZEROS | FLAG_SIZES)) == 0) {
-        line_p->id = (uint32_t)get_count(in, UINT32_MAX);
+        line_p->id = (uint32_t)get_small(in, UINT32_MAX);
         line_p->example_ranks[0] = -1;
         if (flags != 0) {
-            line_p->payload_bytes = get_count(in, CONTROL_MAX_PAYLOAD_BYTES);
+            line_p->payload_bytes = get_small(in, CONTROL_MAX_PAYLOAD_BYTES);
             line_p->payload = get_bytes(in, line_p->payload_bytes);
         }
         return !in->bad;
     }
     if (line_p->kind == RECORD_RUN && (flags & ~FLAG_ZEROS) == 0) {
         line_p->rides = flags != 0;
-        line_p->batch = (uint32_t)get_count(in, UINT32_MAX);
-        line_p->set = (uint32_t)get_count(in, UINT32_MAX);
-        line_p->n_items = (int)get_count(in, MIN(CONTROL_MAX_RUN, reader_left(in)));
+        line_p->batch = (uint32_t)get_small(in, UINT32_MAX);
+        line_p->set = (uint32_t)get_small(in, UINT32_MAX);
+        line_p->n_items = (int)get_small(in, MIN(CONTROL_MAX_RUN, reader_left(in)));
         return !in->bad;
     }
     return get_line(reader, line_p->kind, flags, line_p);
@@ -317,7 +326,7 @@ bool control_next_run(control_reader_t *reader, control_run_t *run_p)
     reader->words.len = 0;
     memset(run_p, 0, offsetof(control_run_t, name));
     uint8_t flags = get_u8(in);
-    run_p->id = (uint32_t)get_count(in, UINT32_MAX);
+    run_p->id = (uint32_t)get_small(in, UINT32_MAX);
     run_p->named = (flags & RUN_NAMED) != 0;
     if (run_p->named) {
         run_p->name = get_text(in, CONTROL_MAX_NAME_BYTES);
@@ -327,7 +336,7 @@ bool control_next_run(control_reader_t *reader, control_run_t *run_p)
         sizes = get_words(reader, CONTROL_MAX_SIZES, 0, &run_p->n_sizes);
     }
     if ((flags & RUN_RESULT) != 0) {
-        run_p->result_bytes = get_count(in, CONTROL_MAX_PAYLOAD_BYTES);
+        run_p->result_bytes = get_small(in, CONTROL_MAX_PAYLOAD_BYTES);
         run_p->result = get_bytes(in, run_p->result_bytes);
     }
     if ((flags & ~RUN_FLAGS) != 0) {

@@ -202,7 +202,7 @@ typedef struct sim {
     bool has_removed;        // late lines are allowed
     bool reports_allowed;
     bool keeps_sets;         // no changes of process sets
-    size_t n_runs, n_fails, n_reports; // as told to all ranks together
+    size_t n_runs, n_fused, n_fails, n_reports; // as told to all ranks together
     coord_params_t params;
 } sim_t;
 
@@ -342,6 +342,10 @@ static void plan_signature(const sim_t *sim, item_t *item, uint64_t key, bool fo
     }
     item->dtype = dtypes[below(&state, N_ELEMENTS(dtypes))];
     item->reduce = reduces[below(&state, N_ELEMENTS(reduces))];
+    if (chance(&state, 60)) { // alike enough to be fused
+        item->dtype = HVD_FLOAT32;
+        item->reduce = HVD_SUM;
+    }
     item->n_tensors = item->op == HVD_BARRIER ? 0 : item->op == HVD_ALLTOALL ? 1 : 1 + below(&state, 20) / 17 * below(&state, 4);
     item->n_dims = chance(&state, 4) ? 0 : 1 + below(&state, 3);
     for (int d = 0; d < item->n_dims; d++) {
@@ -1147,11 +1151,57 @@ static void finish_batch(sim_t *sim, int rank)
 
 // --- Decisions --------------------------------------------------------------------------------------
 
+static size_t bytes_of_entry(const decision_entry_t *entry)
+{
+    const int64_t *word = entry->signature->dims;
+    size_t bytes = 0, each = hvd_dtype_bytes(entry->signature->dtype);
+
+    for (int tensor = 0; tensor < entry->signature->n_tensors; tensor++) {
+        int64_t n_dims = *word++;
+        size_t n = 1;
+        for (int64_t d = 0; d < n_dims; d++, word++) {
+            n *= *word < 0 ? 1 : (size_t)*word;
+        }
+        int64_t rows = 1;
+        if (entry->signature->op == HVD_ALLGATHER) {
+            rows = 0;
+            for (int i = tensor; i < entry->n_sizes; i += entry->signature->n_tensors) {
+                rows += entry->sizes[i];
+            }
+        }
+        bytes += n * each * (size_t)rows;
+    }
+    return bytes;
+}
+
+// Only what may be fused is, and only up to the threshold.
+static void check_fusion(const sim_t *sim, const decision_t *decision)
+{
+    const coord_signature_t *first = decision->entries[0].signature;
+    size_t bytes = 0;
+
+    for (int i = 0; i < decision->n_entries; i++) {
+        const coord_signature_t *other = decision->entries[i].signature;
+        CHECK(sim, other->op == first->op && other->dtype == first->dtype && other->reduce == first->reduce &&
+                       other->root == first->root && other->prescale == first->prescale &&
+                       other->postscale == first->postscale,
+              "batch %u fuses different things", decision->batch);
+        CHECK(sim, !sim->params.separate_groups || other->n_tensors <= 1, "a group is fused");
+        bytes += bytes_of_entry(&decision->entries[i]);
+    }
+    bool fuses = first->op != HVD_ALLTOALL && !(first->op == HVD_ALLREDUCE && first->reduce == HVD_ADASUM);
+    CHECK(sim, fuses && bytes <= sim->params.fusion_bytes, "batch %u has %zu bytes", decision->batch, bytes);
+}
+
 static void on_run(sim_t *sim, int rank, const decision_t *decision)
 {
     bool rides = decision->entries[0].result != NULL;
 
     check_order(sim, rank, decision);
+    if (!rides && decision->n_entries > 1) {
+        check_fusion(sim, decision);
+        sim->n_fused++;
+    }
     for (int i = 0; i < decision->n_entries; i++) {
         const decision_entry_t *entry = &decision->entries[i];
         CHECK(sim, (entry->result != NULL) == rides, "a batch that half rides");
@@ -1164,6 +1214,18 @@ static void on_run(sim_t *sim, int rank, const decision_t *decision)
     if (!rides) {
         enqueue(sim, rank, decision);
     }
+}
+
+// Of those that differ, the lowest ranks are named.
+static void check_named_ranks(const sim_t *sim, const item_t *item, const char *text)
+{
+    const sim_set_t *set = &sim->sets[item->set];
+    bool odd_is_lowest = item->odd_rank == set->ranks[0];
+    char first[32], second[32];
+
+    snprintf(first, sizeof(first), "rank %d submitted ", set->ranks[0]);
+    snprintf(second, sizeof(second), " and rank %d ", odd_is_lowest ? set->ranks[1] : item->odd_rank);
+    CHECK(sim, strstr(text, first) != NULL && strstr(text, second) != NULL, "%s%s: %s", first, second, text);
 }
 
 static void on_fail(sim_t *sim, int rank, const decision_t *decision)
@@ -1192,6 +1254,9 @@ static void on_fail(sim_t *sim, int rank, const decision_t *decision)
           item->name, step, expected.status, expected.start, decision->text);
     assert_starts(decision->text, expected.start);
     if (item->text == NULL) {
+        if (item->odd != ODD_NONE) {
+            check_named_ranks(sim, item, decision->text);
+        }
         item->text = strdup(decision->text);
         if (!item->is_orphan) {
             check_complete(sim, step, slot);
@@ -1654,7 +1719,7 @@ static void sim_free(sim_t *sim)
 
 // What a test has seen, to show that it has seen enough.
 typedef struct totals {
-    size_t n_worlds, n_events, n_runs, n_fails, n_reports;
+    size_t n_worlds, n_events, n_runs, n_fused, n_fails, n_reports;
     size_t n_endings[END_BY_DEATH + 1];
 } totals_t;
 
@@ -1667,6 +1732,7 @@ static void run_world(uint64_t seed, int size, totals_t *totals)
     totals->n_worlds++;
     totals->n_events += sim->n_events;
     totals->n_runs += sim->n_runs;
+    totals->n_fused += sim->n_fused;
     totals->n_fails += sim->n_fails;
     totals->n_reports += sim->n_reports;
     totals->n_endings[sim->ending]++;
@@ -1675,9 +1741,9 @@ static void run_world(uint64_t seed, int size, totals_t *totals)
 
 static void show(const totals_t *totals)
 {
-    print_message("%zu worlds (%zu shut down, %zu aborted, %zu lost a rank), %zu events, %zu batches run, %zu failures, %zu reports\n",
+    print_message("%zu worlds (%zu shut down, %zu aborted, %zu lost a rank), %zu events, %zu batches run (%zu fused), %zu failures, %zu reports\n",
                   totals->n_worlds, totals->n_endings[END_BY_SHUTDOWN], totals->n_endings[END_BY_ABORT],
-                  totals->n_endings[END_BY_DEATH], totals->n_events, totals->n_runs, totals->n_fails, totals->n_reports);
+                  totals->n_endings[END_BY_DEATH], totals->n_events, totals->n_runs, totals->n_fused, totals->n_fails, totals->n_reports);
 }
 
 // --- Tests ------------------------------------------------------------------------------------------

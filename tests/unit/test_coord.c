@@ -822,6 +822,35 @@ static void other_operations_fail_while_ranks_have_joined(void **state)
     }
 }
 
+// A set may come to be after some of its members have joined.
+static void joined_ranks_take_part_in_new_sets(void **state)
+{
+    (void)state;
+    for (int joiner = 0; joiner < 4; joiner++) {
+        world_t *world = world_new(4, world_params());
+        coord_add_set(world->ranks[joiner], (const int[]){1, joiner == 0 ? 0 : 2, 3}, 3, 80, world->now_ns, NULL);
+        submit(world, joiner, (ask_t){.name = "join", .op = HVD_JOIN});
+        world_settle(world);
+        for (int rank = 0; rank < 4; rank++) {
+            if (rank != joiner) {
+                coord_add_set(world->ranks[rank], (const int[]){1, joiner == 0 ? 0 : 2, 3}, 3, 80, world->now_ns, NULL);
+            }
+        }
+        world_settle(world);
+        int set = seen_tag(world, joiner, 80)->set;
+        assert_int_equal(seen_tag(world, joiner, 80)->kind, DECIDE_SET_ADDED);
+        uint64_t tag = 0;
+        for (int rank = 1; rank < 4; rank++) {
+            if (rank != joiner && (rank != 2 || joiner != 0)) {
+                tag = submit(world, rank, (ask_t){.name = "x", .set = set, DIMS(1), .value = 1});
+            }
+        }
+        world_settle(world);
+        assert_true(first_value(seen_tag(world, joiner == 3 ? 2 : 3, tag)) == 2);
+        world_free(world);
+    }
+}
+
 static void joined_ranks_cannot_submit(void **state)
 {
     (void)state;
@@ -1547,6 +1576,7 @@ int main(void)
         cmocka_unit_test(join_ends_when_all_have_joined),
         cmocka_unit_test(a_submission_before_joining_counts),
         cmocka_unit_test(other_operations_fail_while_ranks_have_joined),
+        cmocka_unit_test(joined_ranks_take_part_in_new_sets),
         cmocka_unit_test(joined_ranks_cannot_submit),
         cmocka_unit_test(sets_come_and_go_alike_on_all_ranks),
         cmocka_unit_test(sets_are_checked_where_they_are_asked_for),

@@ -606,8 +606,8 @@ static void sleep_ends_at_its_deadline(void **state)
 
 typedef struct thread_status {
     char name[64];
-    unsigned long long blocked;       // signals
-    long n_switches;                  // times it went to wait
+    unsigned long long blocked; // signals
+    long n_switches;            // times it went to wait
     unsigned long user_ticks, system_ticks;
 } thread_status_t;
 
@@ -678,8 +678,8 @@ static void poller_rests_while_the_owner_is_awake(void **state)
     nap_us(100000);
     assert_true(poller_status(&after));
     assert_true(after.n_switches - before.n_switches <= 2);
-    assert_true(after.user_ticks + after.system_ticks - before.user_ticks - before.system_ticks
-                <= 2);
+    assert_true(after.user_ticks + after.system_ticks - before.user_ticks - before.system_ticks <=
+                2);
     sleeper_free(sleeper);
     assert_false(poller_status(&after));
     close(fds[0]);
