@@ -19,8 +19,9 @@ enum { MAX_WINDOWS = 64 }; // of one part: longer parts have larger windows
 
 static size_t window_bytes(const coll_args_t *args, size_t part_bytes)
 {
-    const size_t bytes = MAX(args->segment_bytes, part_bytes / MAX_WINDOWS);
-    return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE + (bytes == 0 ? CACHE_LINE : 0);
+    const size_t least = MAX(args->segment_bytes, (size_t)CACHE_LINE);
+    const size_t bytes = MAX(least, part_bytes / MAX_WINDOWS);
+    return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
 }
 
 // The window of a part that begins at *at_p, moving *at_p to the next; false at the end.

@@ -17,7 +17,7 @@
 #define COMPACT_BYTES (64 * KIB)         // sent bytes in front of an outbox worth reclaiming
 #define UNKNOWN_BRANCH (-2)
 
-// --- Life -----------------------------------------------------------------------------------------
+// --- Life ---------------------------------------------------------------------------------------
 
 // For every rank: in which branch of this node it lies. Each rank's way up is walked to the first
 // rank whose branch is known, and all ranks on the way learn it: linear in the number of ranks.
@@ -95,7 +95,8 @@ static hvd_status_t check_params(const coord_params_t *params, err_t *err)
 {
     if (params->size < 1 || (size_t)params->size > CONTROL_MAX_RANKS || params->rank < 0 ||
         params->rank >= params->size) {
-        return fail(err, HVD_INVALID_ARGUMENT, "rank %d of %d ranks cannot be", params->rank, params->size);
+        return fail(err, HVD_INVALID_ARGUMENT, "rank %d of %d ranks cannot be", params->rank,
+                    params->size);
     }
     if (params->stall_fail_ns > 0 && params->stall_fail_ns < params->stall_warn_ns) {
         log_warn(params->log, "coord",
@@ -194,7 +195,7 @@ void coord_free(coord_t *coord)
     free(coord);
 }
 
-// --- Submissions ----------------------------------------------------------------------------------
+// --- Submissions --------------------------------------------------------------------------------
 
 static hvd_status_t check_open(const coord_t *coord, err_t *err)
 {
@@ -216,31 +217,35 @@ static hvd_status_t check_signature(const coord_t *coord, const set_t *set,
     bool about_sets = (int)asked->op >= (int)HVD_N_OPS;
 
     if ((unsigned)asked->op >= CONTROL_N_OPS || (unsigned)asked->dtype >= HVD_N_DTYPES ||
-        (unsigned)asked->reduce >= HVD_N_REDUCES || asked->root < 0 || asked->root >= coord->params.size ||
-        asked->n_tensors < 0 || asked->n_dims_words < 0 ||
+        (unsigned)asked->reduce >= HVD_N_REDUCES || asked->root < 0 ||
+        asked->root >= coord->params.size || asked->n_tensors < 0 || asked->n_dims_words < 0 ||
         (size_t)asked->n_dims_words > CONTROL_MAX_WORDS ||
-        (!about_sets && !control_words_are_shapes(asked->dims, asked->n_dims_words, asked->n_tensors))) {
-        return fail(err, HVD_INVALID_ARGUMENT, "the request for tensor '%.100s' is not valid", request->name);
+        (!about_sets &&
+         !control_words_are_shapes(asked->dims, asked->n_dims_words, asked->n_tensors))) {
+        return fail(err, HVD_INVALID_ARGUMENT, "the request for tensor '%.100s' is not valid",
+                    request->name);
     }
     if (request->name_bytes > CONTROL_MAX_NAME_BYTES) {
-        return fail(err, HVD_INVALID_ARGUMENT, "the name '%.60s...' has %zu bytes; at most %zu are allowed",
-                    request->name, request->name_bytes, CONTROL_MAX_NAME_BYTES);
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "the name '%.60s...' has %zu bytes; at most %zu are allowed", request->name,
+                    request->name_bytes, CONTROL_MAX_NAME_BYTES);
     }
-    if (op_traits((int)asked->op)->sized &&
+    if (op_has(op_traits((int)asked->op), OP_SIZED) &&
         (int64_t)sizes_per_member(set, asked) * set->n_ranks > (int64_t)CONTROL_MAX_SIZES) {
-        return fail(err, HVD_UNSUPPORTED,
-                    "%s of '%.100s' over %d ranks has too many sizes to agree on: split the group or the "
-                    "process set",
-                    hvd_op_name(asked->op), request->name, set->n_ranks);
+        return fail(
+            err, HVD_UNSUPPORTED,
+            "%s of '%.100s' over %d ranks has too many sizes to agree on: split the group or the "
+            "process set",
+            hvd_op_name(asked->op), request->name, set->n_ranks);
     }
     return HVD_OK;
 }
 
 // What the request carries besides its signature.
-static hvd_status_t check_data(const set_t *set, const coord_request_t *request, size_t payload_bytes,
-                               err_t *err)
+static hvd_status_t check_data(const set_t *set, const coord_request_t *request,
+                               size_t payload_bytes, err_t *err)
 {
-    bool sized = op_traits((int)request->signature.op)->sized;
+    bool sized = op_has(op_traits((int)request->signature.op), OP_SIZED);
     int n_sizes = sized ? sizes_per_member(set, &request->signature) : 0;
     bool fits = request->n_sizes == n_sizes && (n_sizes == 0 || request->sizes != NULL) &&
                 request->payload_bytes == payload_bytes &&
@@ -251,36 +256,42 @@ static hvd_status_t check_data(const set_t *set, const coord_request_t *request,
     }
     return LIKELY(fits) ? HVD_OK
                         : fail(err, HVD_INVALID_ARGUMENT,
-                               "tensor '%.100s' comes with %d sizes and %zu bytes of values instead of %d and %zu",
-                               request->name, request->n_sizes, request->payload_bytes, n_sizes, payload_bytes);
+                               "tensor '%.100s' comes with %d sizes and %zu bytes of values "
+                               "instead of %d and %zu",
+                               request->name, request->n_sizes, request->payload_bytes, n_sizes,
+                               payload_bytes);
 }
 
 static hvd_status_t check_member(const coord_t *coord, const set_t *set, err_t *err)
 {
     if (set == NULL) {
-        return fail(err, HVD_UNKNOWN_SET,
-                    "Process set provided does not exist, or has not been registered. Add it on all "
-                    "ranks first.");
+        return fail(
+            err, HVD_UNKNOWN_SET,
+            "Process set provided does not exist, or has not been registered. Add it on all "
+            "ranks first.");
     }
     if (set->self < 0) {
-        return fail(err, HVD_NOT_MEMBER,
-                    "Rank %d is not a member of the provided process set. Call the operation only on "
-                    "its ranks.",
-                    coord->params.rank);
+        return fail(
+            err, HVD_NOT_MEMBER,
+            "Rank %d is not a member of the provided process set. Call the operation only on "
+            "its ranks.",
+            coord->params.rank);
     }
     if (coord->join_tag != 0) {
         return fail(err, HVD_JOINED,
-                    "Rank %d has joined and cannot submit until all ranks have joined.", coord->params.rank);
+                    "Rank %d has joined and cannot submit until all ranks have joined.",
+                    coord->params.rank);
     }
     return HVD_OK;
 }
 
 static hvd_status_t fail_duplicate(const coord_t *coord, const entry_t *entry, err_t *err)
 {
-    return fail(err, HVD_DUPLICATE_NAME,
-                "Tensor '%.100s' has the same name as another tensor that is currently being processed on "
-                "rank %d. Give every tensor its own name, or wait for the earlier one first.",
-                entry->name, coord->params.rank);
+    return fail(
+        err, HVD_DUPLICATE_NAME,
+        "Tensor '%.100s' has the same name as another tensor that is currently being processed on "
+        "rank %d. Give every tensor its own name, or wait for the earlier one first.",
+        entry->name, coord->params.rank);
 }
 
 static hvd_status_t submit_join(coord_t *coord, const coord_request_t *request, err_t *err)
@@ -288,8 +299,8 @@ static hvd_status_t submit_join(coord_t *coord, const coord_request_t *request, 
     control_line_t line = {.kind = LINE_JOIN, .rank = coord->params.rank};
 
     if (request->set != 0 || request->tag == 0) {
-        return fail(err, HVD_INVALID_ARGUMENT, "join works on all ranks only, not on process set %d",
-                    request->set);
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "join works on all ranks only, not on process set %d", request->set);
     }
     if (coord->join_tag != 0) {
         return fail(err, HVD_DUPLICATE_NAME, "rank %d has joined already", coord->params.rank);
@@ -338,7 +349,8 @@ static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
     return status;
 }
 
-hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns, err_t *err)
+hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns,
+                          err_t *err)
 {
     hvd_status_t status;
 
@@ -350,8 +362,8 @@ hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64
     set_t *set = sets_find(coord, request->set);
     TRY(check_member(coord, set, err), done);
     entry_t *entry = entry_find(set, request->name, request->name_bytes);
-    bool is_known = entry != NULL && entry->sig != NULL &&
-                    sig_equal(&entry->sig->view, &request->signature);
+    bool is_known =
+        entry != NULL && entry->sig != NULL && sig_equal(&entry->sig->view, &request->signature);
     size_t payload_bytes = is_known ? entry->sig->payload_bytes : 0;
     if (!is_known) {
         TRY(check_signature(coord, set, request, err), done);
@@ -369,18 +381,22 @@ done:
     return status;
 }
 
-// --- Process sets ---------------------------------------------------------------------------------
+// --- Process sets -------------------------------------------------------------------------------
 
 // The n-th change of process sets a rank asks for is the n-th of every rank: all ask in one order.
-static hvd_status_t submit_change(coord_t *coord, int op, const int64_t *words, int n_words, uint64_t tag,
-                                  uint64_t now_ns, err_t *err)
+static hvd_status_t submit_change(coord_t *coord, int op, const int64_t *words, int n_words,
+                                  uint64_t tag, uint64_t now_ns, err_t *err)
 {
     char name[48];
     int bytes = snprintf(name, sizeof(name), "process set change %u", coord->n_set_ops);
     coord_request_t request = {
         .name = name,
         .name_bytes = (size_t)bytes,
-        .signature = {.op = (hvd_op_t)op, .prescale = 1, .postscale = 1, .dims = words, .n_dims_words = n_words},
+        .signature = {.op = (hvd_op_t)op,
+                      .prescale = 1,
+                      .postscale = 1,
+                      .dims = words,
+                      .n_dims_words = n_words},
         .tag = tag,
     };
     hvd_status_t status = coord_submit(coord, &request, now_ns, err);
@@ -402,11 +418,12 @@ static hvd_status_t check_change(const coord_t *coord, err_t *err)
 }
 
 // Sorted ranks, and the same as words. Memory from the store: give back 3 * n_ranks ints.
-static hvd_status_t sorted_ranks(coord_t *coord, const int *ranks, int n_ranks, int64_t **words_p, err_t *err)
+static hvd_status_t sorted_ranks(coord_t *coord, const int *ranks, int n_ranks, int64_t **words_p,
+                                 err_t *err)
 {
     if (n_ranks < 1 || n_ranks > coord->params.size) {
-        return fail(err, HVD_INVALID_ARGUMENT, "a process set of %d ranks cannot be made of %d", n_ranks,
-                    coord->params.size);
+        return fail(err, HVD_INVALID_ARGUMENT, "a process set of %d ranks cannot be made of %d",
+                    n_ranks, coord->params.size);
     }
     int64_t *words = store_take(&coord->store, (size_t)n_ranks * (sizeof(int64_t) + sizeof(int)));
     if (words == NULL) {
@@ -417,7 +434,8 @@ static hvd_status_t sorted_ranks(coord_t *coord, const int *ranks, int n_ranks, 
     hvd_status_t status = HVD_OK;
     if (!sets_sort_ranks(sorted, n_ranks, coord->params.size)) {
         status = fail(err, HVD_INVALID_ARGUMENT,
-                      "a process set needs ranks from 0 to %d, each at most once", coord->params.size - 1);
+                      "a process set needs ranks from 0 to %d, each at most once",
+                      coord->params.size - 1);
     }
     for (int i = 0; i < n_ranks; i++) {
         words[i] = sorted[i];
@@ -438,8 +456,8 @@ static void give_sorted(coord_t *coord, int64_t *words, int n_ranks)
     store_give(&coord->store, words, (size_t)n_ranks * (sizeof(int64_t) + sizeof(int)));
 }
 
-hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64_t tag, uint64_t now_ns,
-                           err_t *err)
+hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64_t tag,
+                           uint64_t now_ns, err_t *err)
 {
     int64_t *words;
     hvd_status_t status;
@@ -517,7 +535,7 @@ const int *coord_set_ranks(const coord_t *coord, int set, int *n_p)
     return found->ranks;
 }
 
-// --- Time and ends --------------------------------------------------------------------------------
+// --- Time and ends ------------------------------------------------------------------------------
 
 void coord_tick(coord_t *coord, uint64_t now_ns)
 {
@@ -564,7 +582,7 @@ void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
     follow_end(coord, cause, sentence, bytes);
 }
 
-// --- Bytes for neighbours -------------------------------------------------------------------------
+// --- Bytes for neighbours -----------------------------------------------------------------------
 
 int coord_n_neighbours(const coord_t *coord)
 {
@@ -646,8 +664,8 @@ void coord_sent(coord_t *coord, int i, size_t bytes)
     }
 }
 
-hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body_bytes_p, bool *is_ours_p,
-                                err_t *err)
+hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body_bytes_p,
+                                bool *is_ours_p, err_t *err)
 {
     reader_t in = reader_of(header, FRAME_HEADER_BYTES);
     size_t bytes = get_u32(&in);
@@ -663,7 +681,7 @@ hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body
     return HVD_OK;
 }
 
-// --- Queries --------------------------------------------------------------------------------------
+// --- Queries ------------------------------------------------------------------------------------
 
 int coord_pending(const coord_t *coord)
 {

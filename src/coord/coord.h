@@ -33,7 +33,8 @@ typedef struct coord_params {
     uint64_t stall_fail_ns;     // 0: never
     // dst = a op b, for payloads that ride along; dst is a. dtype is that of the accumulators
     // (float32 for half types), op is never Average (Sum instead) nor Adasum.
-    void (*reduce)(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b, size_t n);
+    void (*reduce)(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b,
+                   size_t n);
     const log_t *log;
 } coord_params_t;
 
@@ -103,25 +104,31 @@ typedef struct decision {
 hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *err);
 void coord_free(coord_t *coord);
 
-// --- Inputs ---------------------------------------------------------------------------------------
+// --- Inputs -------------------------------------------------------------------------------------
 
 // Would an allreduce of this signature travel with the agreement's messages? Pure function of the
 // signature and the parameters, so all ranks answer alike. *bytes_p: size of its accumulators.
 bool coord_rides(const coord_t *coord, const coord_signature_t *signature, size_t *bytes_p);
 
-// "Ready here." Errors concern this call only: unknown set, not a member, duplicate name, shut down.
-// op HVD_JOIN and HVD_BARRIER are submitted like everything else.
-hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns, err_t *err);
-hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64_t tag, uint64_t now_ns, err_t *err);
+// "Ready here." Errors concern this call only: unknown set, not a member, duplicate name, joined
+// already, shut down. op HVD_JOIN and HVD_BARRIER are submitted like everything else.
+hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns,
+                          err_t *err);
+hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64_t tag,
+                           uint64_t now_ns, err_t *err);
 hvd_status_t coord_remove_set(coord_t *coord, int set, uint64_t tag, uint64_t now_ns, err_t *err);
 // A set known to all ranks before the first submission (static process sets), in the same order.
-hvd_status_t coord_define_set(coord_t *coord, const int *ranks, int n_ranks, int *id_p, err_t *err);
+hvd_status_t coord_define_set(coord_t *coord, const int *ranks, int n_ranks, int *id_p,
+                              err_t *err);
 
-// One whole frame body from a tree neighbour. An error means the neighbour is broken or hostile.
-hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t bytes, uint64_t now_ns, err_t *err);
+// One whole frame body from a tree neighbour. An error means the neighbour is broken or hostile;
+// only coord_abort() and coord_free() make sense after it.
+hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t bytes,
+                           uint64_t now_ns, err_t *err);
 // The eight bytes in front of every body, as they come off the wire. A frame of another epoch
 // (*is_ours_p false) is to be skipped; it is counted.
-hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body_bytes_p, bool *is_ours_p, err_t *err);
+hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body_bytes_p,
+                                bool *is_ours_p, err_t *err);
 // This rank finished running a batch: the clock of the sequencer. Names of the batch may be
 // submitted again afterwards, so call it before telling the submitters. Not for batches whose
 // entries bring their results.
@@ -130,27 +137,31 @@ void coord_tick(coord_t *coord, uint64_t now_ns);
 // When coord_tick next has something to do; NEVER_NS: nothing is timed.
 uint64_t coord_next_tick(const coord_t *coord);
 
-void coord_shutdown(coord_t *coord, uint64_t now_ns);           // asks all ranks to stop
-void coord_abort(coord_t *coord, hvd_status_t cause, const char *text); // a peer is lost: tells the others
+void coord_shutdown(coord_t *coord, uint64_t now_ns); // asks all ranks to stop
+// A peer is lost, or something else ends the job: tells the others. text NULL: that of the status.
+void coord_abort(coord_t *coord, hvd_status_t cause, const char *text);
 
-// --- Outputs --------------------------------------------------------------------------------------
+// --- Outputs ------------------------------------------------------------------------------------
 
 // Tree neighbours: parent first (except on rank 0), then children.
 int coord_n_neighbours(const coord_t *coord);
 int coord_neighbour(const coord_t *coord, int i);
 // Closes open frames and gives the bytes waiting for neighbour i: whole frames, each a header of
-// FRAME_HEADER_BYTES (body length u32, epoch u32, little-endian) and a body. The caller takes bytes from the front with
-// coord_sent; what it leaves is offered again.
+// FRAME_HEADER_BYTES (body length u32, epoch u32, little-endian) and a body. The caller takes bytes
+// from the front with coord_sent; what it leaves is offered again. Every input and coord_next() may
+// add bytes for any neighbour: look at all of them before sleeping. Rank 0 forms batches only here
+// and in coord_next(), so inputs that are at hand should be fed first: they are fused.
 #define FRAME_HEADER_BYTES 8
 #define FRAME_MAX_BYTES ((size_t)64 << 20)
 size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p);
 void coord_sent(coord_t *coord, int i, size_t bytes);
 
-// The next decision, or NULL. Valid until the next call of coord_next; the entries of a RUN that
-// were not inline stay valid (names, signatures, sizes) until coord_batch_done.
+// The next decision, or NULL. Valid until the next call of coord_next; a RUN whose entries do not
+// bring their results stays valid (names, signatures, sizes) until coord_batch_done. All entries of
+// a RUN bring their results, or none does; a barrier always does, with no bytes.
 const decision_t *coord_next(coord_t *coord);
 
-// --- Queries --------------------------------------------------------------------------------------
+// --- Queries ------------------------------------------------------------------------------------
 
 int coord_set_count(const coord_t *coord);
 int coord_set_id(const coord_t *coord, int index);

@@ -12,7 +12,7 @@
 
 #define RESULT_ALIGNMENT 16
 
-// --- Filling --------------------------------------------------------------------------------------
+// --- Filling ------------------------------------------------------------------------------------
 
 verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint32_t batch, int set)
 {
@@ -67,7 +67,8 @@ static size_t keep_result(coord_t *coord, verdict_t *verdict, const void *result
     return at;
 }
 
-void decide_add(coord_t *coord, verdict_t *verdict, entry_t *entry, const void *result, size_t bytes)
+void decide_add(coord_t *coord, verdict_t *verdict, entry_t *entry, const void *result,
+                size_t bytes)
 {
     int i = verdict->decision.n_entries;
 
@@ -136,7 +137,7 @@ void decide_fail(coord_t *coord, uint64_t tag, uint32_t batch, hvd_status_t stat
     }
 }
 
-// --- Letting go -----------------------------------------------------------------------------------
+// --- Letting go ---------------------------------------------------------------------------------
 
 void decide_discard(coord_t *coord, verdict_t *verdict)
 {
@@ -170,7 +171,7 @@ void coord_batch_done(coord_t *coord, uint32_t batch, uint64_t now_ns)
     }
 }
 
-// --- Handing out ----------------------------------------------------------------------------------
+// --- Handing out --------------------------------------------------------------------------------
 
 static void append_running(coord_t *coord, verdict_t *verdict)
 {

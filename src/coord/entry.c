@@ -13,7 +13,7 @@
 
 #define SMALLEST_ID_SLOTS 64
 
-// --- By name --------------------------------------------------------------------------------------
+// --- By name ------------------------------------------------------------------------------------
 
 entry_t *entry_find(const set_t *set, const char *name, size_t name_bytes)
 {
@@ -93,7 +93,7 @@ void entry_settle(coord_t *coord, entry_t *entry)
     }
 }
 
-// --- By id ----------------------------------------------------------------------------------------
+// --- By id --------------------------------------------------------------------------------------
 // Linear probing. Ids are consecutive, so their low bits make a good hash.
 
 static id_slot_t *id_slot(const coord_t *coord, uint32_t id)
@@ -205,7 +205,7 @@ void entry_retire_id(coord_t *coord, entry_t *entry)
     }
 }
 
-// --- Rounds ---------------------------------------------------------------------------------------
+// --- Rounds -------------------------------------------------------------------------------------
 
 void entry_open_round(coord_t *coord, entry_t *entry)
 {

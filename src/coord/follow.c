@@ -14,7 +14,7 @@
 
 #include <stdio.h>
 
-// --- What records do ------------------------------------------------------------------------------
+// --- What records do ----------------------------------------------------------------------------
 
 void follow_error(coord_t *coord, entry_t *entry, uint32_t batch, hvd_status_t status,
                   const char *text, size_t text_bytes)
@@ -112,8 +112,10 @@ void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t te
     coord->end_text[kept] = '\0';
     coord->has_ended = true;
     coord->end_status = status;
-    coord->end_decision = (decision_t){
-        .kind = DECIDE_ENDED, .batch = coord->next_batch, .status = status, .text = coord->end_text};
+    coord->end_decision = (decision_t){.kind = DECIDE_ENDED,
+                                       .batch = coord->next_batch,
+                                       .status = status,
+                                       .text = coord->end_text};
     while (!chain_is_empty(&coord->open)) {
         entry_t *entry = CHAIN_OWNER(coord->open.next, entry_t, open);
         if (entry->tag != 0) {
@@ -140,9 +142,10 @@ void follow_shutdown(coord_t *coord, int rank)
     follow_end(coord, HVD_SHUTDOWN, text, (size_t)bytes);
 }
 
-// --- Lines from children --------------------------------------------------------------------------
+// --- Lines from children ------------------------------------------------------------------------
 
-typedef hvd_status_t (*handler_fn)(coord_t *coord, int branch, const control_line_t *line, err_t *err);
+typedef hvd_status_t (*handler_fn)(coord_t *coord, int branch, const control_line_t *line,
+                                   err_t *err);
 
 static share_t share_of_line(const control_line_t *line)
 {
@@ -271,7 +274,8 @@ static hvd_status_t on_stop(coord_t *coord, int branch, const control_line_t *li
 {
     (void)branch;
     if (line->rank >= coord->params.size) {
-        return fail(err, HVD_PROTOCOL, "rank %d cannot stop the job: it does not exist", line->rank);
+        return fail(err, HVD_PROTOCOL, "rank %d cannot stop the job: it does not exist",
+                    line->rank);
     }
     if (is_sequencer(coord)) {
         sequence_stop(coord, line->rank);
@@ -282,7 +286,7 @@ static hvd_status_t on_stop(coord_t *coord, int branch, const control_line_t *li
     return HVD_OK;
 }
 
-// --- Records from the parent ----------------------------------------------------------------------
+// --- Records from the parent --------------------------------------------------------------------
 
 // The bytes of the record just read, to the children; set NULL: to all of them.
 static void pass_on(coord_t *coord, const set_t *set)
@@ -297,7 +301,8 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
     if (!run->named) {
         entry_t *known = entry_of_id(coord, run->id);
         if (known == NULL || known->id != run->id || known->set != set) {
-            fail(err, HVD_PROTOCOL, "a batch runs tensor id %u, which this rank does not know", run->id);
+            fail(err, HVD_PROTOCOL, "a batch runs tensor id %u, which this rank does not know",
+                 run->id);
             return NULL;
         }
         return known;
@@ -309,14 +314,15 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
         return NULL;
     }
     entry_t *holder = entry_of_id(coord, run->id);
-    if (!signature_fits(set, &run->signature) || (holder != NULL && holder != entry)) {
-        fail(err, HVD_PROTOCOL, "a batch runs tensor '%s' under an id or a signature that cannot be",
-             entry->name);
+    if (run->signature.op >= HVD_N_OPS || !signature_fits(set, &run->signature) ||
+        (holder != NULL && holder != entry)) {
+        fail(err, HVD_PROTOCOL,
+             "a batch runs tensor '%s' under an id or a signature that cannot be", entry->name);
         return NULL;
     }
     if (entry->sig == NULL || !sig_equal(&entry->sig->view, &signature)) {
-        bool is_known = entry->n_variants > 0 &&
-                        sig_equal(&entry->variants[0].sig->view, &signature);
+        bool is_known =
+            entry->n_variants > 0 && sig_equal(&entry->variants[0].sig->view, &signature);
         sig_t *sig = is_known ? sig_hold(entry->variants[0].sig) : sig_new(coord, &signature);
         if (sig == NULL) {
             fail(err, HVD_NO_MEMORY, "no memory for the shape of tensor '%s'", entry->name);
@@ -336,7 +342,7 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
 
 static hvd_status_t take_sizes(coord_t *coord, entry_t *entry, const control_run_t *run, err_t *err)
 {
-    if (!entry->sig->traits->sized) {
+    if (!op_has(entry->sig->op, OP_SIZED)) {
         return HVD_OK;
     }
     int n = sizes_per_member(entry->set, &entry->sig->view) * entry->set->n_ranks;
@@ -357,7 +363,8 @@ static hvd_status_t take_sizes(coord_t *coord, entry_t *entry, const control_run
 }
 
 // Applies one entry of a batch; verdict is NULL if this rank is no member.
-static hvd_status_t follow_run(coord_t *coord, set_t *set, bool rides, verdict_t *verdict, err_t *err)
+static hvd_status_t follow_run(coord_t *coord, set_t *set, bool rides, verdict_t *verdict,
+                               err_t *err)
 {
     control_run_t run;
     hvd_status_t status = HVD_OK;
@@ -429,7 +436,8 @@ static hvd_status_t on_error(coord_t *coord, int branch, const control_line_t *l
 
     (void)branch;
     if (set == NULL) {
-        return fail(err, HVD_PROTOCOL, "an error concerns process set %u, which does not exist", line->set);
+        return fail(err, HVD_PROTOCOL, "an error concerns process set %u, which does not exist",
+                    line->set);
     }
     pass_on(coord, set);
     entry_t *entry = entry_find(set, line->name.at, line->name.bytes);
@@ -445,7 +453,8 @@ static hvd_status_t on_evict(coord_t *coord, int branch, const control_line_t *l
 
     (void)branch;
     if (entry == NULL || entry->id != line->id) {
-        return fail(err, HVD_PROTOCOL, "tensor id %u cannot be forgotten: it is not known", line->id);
+        return fail(err, HVD_PROTOCOL, "tensor id %u cannot be forgotten: it is not known",
+                    line->id);
     }
     pass_on(coord, entry->set);
     entry_retire_id(coord, entry);
@@ -461,7 +470,8 @@ static hvd_status_t on_joined(coord_t *coord, int branch, const control_line_t *
 {
     (void)branch;
     if (coord->join_tag == 0 || line->rank >= coord->params.size) {
-        return fail(err, HVD_PROTOCOL, "not all ranks have joined: rank %d has not", coord->params.rank);
+        return fail(err, HVD_PROTOCOL, "not all ranks have joined: rank %d has not",
+                    coord->params.rank);
     }
     pass_on(coord, NULL);
     follow_joined(coord, line->batch, line->rank);
@@ -481,9 +491,11 @@ static hvd_status_t on_set_add(coord_t *coord, int branch, const control_line_t 
 
     (void)branch;
     if (entry == NULL || line->set > INT32_MAX) {
-        return fail(err, HVD_PROTOCOL, "process set %u was added without being asked for", line->set);
+        return fail(err, HVD_PROTOCOL, "process set %u was added without being asked for",
+                    line->set);
     }
-    TRY(follow_set_added(coord, (int)line->set, line->sizes, line->n_sizes, line->batch, entry->tag, err),
+    TRY(follow_set_added(coord, (int)line->set, line->sizes, line->n_sizes, line->batch, entry->tag,
+                         err),
         done);
     pass_on(coord, NULL);
     entry_close_round(coord, entry);
@@ -491,14 +503,16 @@ done:
     return status;
 }
 
-static hvd_status_t on_set_remove(coord_t *coord, int branch, const control_line_t *line, err_t *err)
+static hvd_status_t on_set_remove(coord_t *coord, int branch, const control_line_t *line,
+                                  err_t *err)
 {
     entry_t *entry = entry_of_change(coord, line);
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
 
     (void)branch;
     if (entry == NULL || set == NULL || set->id == 0) {
-        return fail(err, HVD_PROTOCOL, "process set %u was removed without being asked for", line->set);
+        return fail(err, HVD_PROTOCOL, "process set %u was removed without being asked for",
+                    line->set);
     }
     pass_on(coord, NULL);
     follow_set_removed(coord, set, line->batch, entry->tag);
@@ -545,7 +559,8 @@ static hvd_status_t on_abort(coord_t *coord, int branch, const control_line_t *l
 {
     (void)err;
     for (int i = 0; i < coord_n_neighbours(coord); i++) {
-        bool is_sender = branch < 0 ? i == 0 && coord->n_parents > 0 : i == coord->n_parents + branch - 1;
+        bool is_sender =
+            branch < 0 ? i == 0 && coord->n_parents > 0 : i == coord->n_parents + branch - 1;
         if (!is_sender) {
             control_put(outbox_line(coord, i), line);
         }
@@ -554,7 +569,7 @@ static hvd_status_t on_abort(coord_t *coord, int branch, const control_line_t *l
     return HVD_OK;
 }
 
-// --- Frames ---------------------------------------------------------------------------------------
+// --- Frames -------------------------------------------------------------------------------------
 
 static const struct {
     handler_fn from_child, from_parent;
@@ -607,8 +622,9 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
         handler_fn handler =
             branch < 0 ? handlers[line.kind].from_parent : handlers[line.kind].from_child;
         if (handler == NULL) {
-            return fail(err, HVD_PROTOCOL, "rank %d sent a line of kind %d, which only goes the other way",
-                        from, line.kind);
+            return fail(err, HVD_PROTOCOL,
+                        "rank %d sent a line of kind %d, which only goes the other way", from,
+                        line.kind);
         }
         TRY(handler(coord, branch, &line, err), bad);
     }
@@ -617,7 +633,8 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
     }
     return coord->reader.words.failed
                ? fail(err, HVD_NO_MEMORY, "no memory to read a frame of %zu bytes", bytes)
-               : fail(err, HVD_PROTOCOL, "rank %d sent a frame of %zu bytes that cannot be read", from, bytes);
+               : fail(err, HVD_PROTOCOL, "rank %d sent a frame of %zu bytes that cannot be read",
+                      from, bytes);
 bad:
     // Which neighbour it was is known only here.
     if (err != NULL && status == HVD_PROTOCOL) {

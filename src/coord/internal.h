@@ -24,7 +24,7 @@
 
 #include <stddef.h>
 
-// --- Lists ----------------------------------------------------------------------------------------
+// --- Lists --------------------------------------------------------------------------------------
 // A ring with a head; a link that is in no list points to itself.
 
 typedef struct chain {
@@ -58,12 +58,12 @@ static inline void chain_remove(chain_t *link)
 
 #define CHAIN_OWNER(link, type, member) ((type *)(void *)((char *)(link)-offsetof(type, member)))
 
-// --- store.c --------------------------------------------------------------------------------------
+// --- store.c ------------------------------------------------------------------------------------
 
-#define N_BLOCK_CLASSES 48
+#define N_BLOCK_SIZES 48
 
 typedef struct store {
-    void *free_blocks[N_BLOCK_CLASSES]; // by power of two; the first word leads to the next
+    void *free_blocks[N_BLOCK_SIZES]; // by power of two; the first word leads to the next
     size_t held_bytes;                  // taken from the system
 } store_t;
 
@@ -72,17 +72,25 @@ void store_give(store_t *store, void *block, size_t bytes);
 void store_free(store_t *store); // every block must have been given back
 
 // What the operation of a signature means to the agreement.
+enum {
+    OP_FUSES = 1 << 0,      // may share a batch
+    OP_SIZED = 1 << 1,      // members bring sizes of their own
+    OP_JOINS = 1 << 2,      // a rank that has joined takes part with zeros
+    OP_NEEDS_DIMS = 1 << 3, // a scalar makes no sense
+    OP_INSTANT = 1 << 4,    // over once agreed
+};
+
 typedef struct op_traits {
     const char *name;  // as in "Mismatched ALLREDUCE tensor shapes:"
     const char *title; // as in "Allgather is not supported with Join at this time."
-    bool fuses;        // may share a batch
-    bool sized;        // members bring sizes of their own
-    bool joins;        // a rank that has joined takes part with zeros
-    bool needs_dims;   // a scalar makes no sense
-    bool instant;      // over once agreed
+    unsigned traits;
 } op_traits_t;
 
 const op_traits_t *op_traits(int op);
+static inline bool op_has(const op_traits_t *op, unsigned trait)
+{
+    return (op->traits & trait) != 0;
+}
 
 typedef struct sig {
     int n_holders;
@@ -92,7 +100,7 @@ typedef struct sig {
     bool rides;           // the record brings the result: nothing is left to run
     bool fuses;
     uint64_t fusion_hash; // equal for signatures that may share a batch
-    const op_traits_t *traits;
+    const op_traits_t *op;
     coord_signature_t view; // dims lead to the words below
     int64_t words[];
 } sig_t;
@@ -119,11 +127,11 @@ hvd_dtype_t acc_type_of(hvd_dtype_t dtype);
 control_signature_t signature_to_wire(const coord_signature_t *signature);
 coord_signature_t signature_from_wire(const control_signature_t *wire);
 
-// --- Process sets ---------------------------------------------------------------------------------
+// --- Process sets -------------------------------------------------------------------------------
 
 // The members of a set that lie in one branch.
 typedef struct part {
-    int branch;     // 0: this rank itself; i + 1: child i
+    int branch; // 0: this rank itself; i + 1: child i
     int n_members;
     int n_joined;
     int lowest;     // rank
@@ -133,19 +141,19 @@ typedef struct part {
 typedef struct set {
     int id;
     bool removed;
-    int n_entries;     // that exist, named or still being run; the last one frees a removed set
+    int n_entries; // that exist, named or still being run; the last one frees a removed set
     int n_ranks;
-    int *ranks;        // ascending
-    int self;          // position of this rank, or -1
+    int *ranks; // ascending
+    int self;   // position of this rank, or -1
     int n_parts;
-    part_t *parts;     // branches with members, in order
-    int *part_of;      // branch -> index of its part, or -1
-    int n_parts_joined;// parts all of whose members have joined
-    map_t names;       // name -> entry
-    size_t name_bytes; // of the keys, for coord_memory
+    part_t *parts;      // branches with members, in order
+    int *part_of;       // branch -> index of its part, or -1
+    int n_parts_joined; // parts all of whose members have joined
+    map_t names;        // name -> entry
+    size_t name_bytes;  // of the keys, for coord_memory
 } set_t;
 
-// --- Entries --------------------------------------------------------------------------------------
+// --- Entries ------------------------------------------------------------------------------------
 
 // A signature somebody submitted, and the lowest rank known to have done so.
 typedef struct variant {
@@ -158,14 +166,14 @@ typedef struct entry {
     char *name; // terminated
     uint32_t name_bytes;
     uint64_t hash;
-    uint32_t id;      // 0: none
-    uint32_t old_id;  // evicted, but children may still send lines under it; 0: none
-    int n_acks;       // children that have not confirmed the eviction
-    int n_pins;       // decisions that show it
-    bool is_named;    // in set->names
-    bool is_running;  // this rank's submission is in a batch that is not done
-    sig_t *sig;       // of id or old_id, else NULL
-    sizes_t *sizes;   // of the last run under sig
+    uint32_t id;     // 0: none
+    uint32_t old_id; // evicted, but children may still send lines under it; 0: none
+    int n_acks;      // children that have not confirmed the eviction
+    int n_pins;      // decisions that show it
+    bool is_named;   // in set->names
+    bool is_running; // this rank's submission is in a batch that is not done
+    sig_t *sig;      // of id or old_id, else NULL
+    sizes_t *sizes;  // of the last run under sig
     // The round:
     bool is_open;     // somebody has it
     bool is_complete; // sent up, or queued by the sequencer
@@ -175,7 +183,7 @@ typedef struct entry {
     int n_have;       // parts that gave their share
     int n_variants;
     variant_t variants[2]; // [0]: of the lowest rank; [1]: of the lowest rank that differs
-    uint64_t tag;     // this rank's submission; 0: none
+    uint64_t tag;          // this rank's submission; 0: none
     uint64_t since_ns;
     uint64_t asked_ns; // of the last question or report about it; 0: none
     uint8_t *payloads; // one slot a part and one more, payload_stride apart
@@ -193,7 +201,7 @@ typedef struct id_slot {
     entry_t *entry;
 } id_slot_t;
 
-// --- Decisions ------------------------------------------------------------------------------------
+// --- Decisions ----------------------------------------------------------------------------------
 
 typedef struct held {
     entry_t *entry;
@@ -212,7 +220,7 @@ typedef struct verdict {
     buf_t bytes; // results, or the text
 } verdict_t;
 
-// --- The rest -------------------------------------------------------------------------------------
+// --- The rest -----------------------------------------------------------------------------------
 
 typedef struct outbox {
     int rank;
@@ -234,10 +242,10 @@ typedef struct inquiry {
     uint32_t number;
     int n_asked;
     asked_t asked[CONTROL_MAX_ASKED];
-    uint8_t *have;      // n_asked bitmaps of all ranks
+    uint8_t *have; // n_asked bitmaps of all ranks
     size_t have_bytes;
-    uint8_t *answered;  // per child
-    int n_missing;      // children that have not answered
+    uint8_t *answered; // per child
+    int n_missing;     // children that have not answered
     uint64_t deadline_ns;
 } inquiry_t;
 
@@ -248,36 +256,36 @@ struct coord {
     outbox_t *outboxes;        // the parent's first
     int n_have_words;          // of entry->have
     store_t store;
-    size_t fixed_bytes;        // taken by coord_new, for coord_memory
+    size_t fixed_bytes; // taken by coord_new, for coord_memory
 
-    set_t **sets;              // by id; NULL: free
+    set_t **sets; // by id; NULL: free
     int n_set_slots;
-    int *free_set_ids;         // oldest first
+    int *free_set_ids; // oldest first
     int n_free_set_ids, cap_free_set_ids;
-    uint32_t n_set_ops;        // names the next one
+    uint32_t n_set_ops; // names the next one
 
-    id_slot_t *ids;            // open addressing
+    id_slot_t *ids; // open addressing
     uint32_t n_id_slots, n_ids;
-    uint32_t highest_id;       // ever seen
-    chain_t open;              // entries with an open round, oldest first
+    uint32_t highest_id; // ever seen
+    chain_t open;        // entries with an open round, oldest first
     int n_pending;
 
-    uint8_t *has_joined;       // per rank, of those in this subtree
+    uint8_t *has_joined; // per rank, of those in this subtree
     int n_joined;
     int last_joined;
-    uint64_t join_tag;         // this rank has joined; 0: it has not
+    uint64_t join_tag; // this rank has joined; 0: it has not
 
-    verdict_t *first, *last;   // decisions not yet handed out
-    verdict_t *shown;          // handed out last
-    verdict_t *running;        // RUN handed out, not done
+    verdict_t *first, *last; // decisions not yet handed out
+    verdict_t *shown;        // handed out last
+    verdict_t *running;      // RUN handed out, not done
     verdict_t *spare;
-    int n_running;             // RUN not done, handed out or not
+    int n_running; // RUN not done, handed out or not
 
     // Rank 0 only.
     uint32_t next_batch, next_id;
     int n_cached;
     chain_t rides, ready, recent;
-    int n_queued;              // entries in rides and ready
+    int n_queued; // entries in rides and ready
     size_t ready_bytes;
     uint64_t ready_since_ns;
     entry_t **picked;
@@ -289,15 +297,15 @@ struct coord {
     uint64_t stall_checked_ns;
 
     control_reader_t reader;
-    buf_t gathered;            // int64_t: sizes on their way up
+    buf_t gathered; // int64_t: sizes on their way up
     uint64_t now_ns;
     uint64_t n_dropped_frames, n_stale_lines;
-    bool no_memory;            // something could not be kept: the job must end
-    bool has_asked_stop;       // this rank wants to stop
-    bool has_sent_stop;        // a request to stop went up, whoever asked
+    bool no_memory;      // something could not be kept: the job must end
+    bool has_asked_stop; // this rank wants to stop
+    bool has_sent_stop;  // a request to stop went up, whoever asked
     bool has_ended, end_shown;
     hvd_status_t end_status;
-    char *end_text;            // CONTROL_MAX_TEXT_BYTES
+    char *end_text; // CONTROL_MAX_TEXT_BYTES
     decision_t end_decision;
 };
 
@@ -312,7 +320,7 @@ static inline bool is_sequencer(const coord_t *coord)
     return coord->n_parents == 0;
 }
 
-// --- sets.c ---------------------------------------------------------------------------------------
+// --- sets.c -------------------------------------------------------------------------------------
 
 set_t *sets_find(const coord_t *coord, int id);
 set_t *sets_find_ranks(const coord_t *coord, const int64_t *ranks, int n_ranks);
@@ -333,20 +341,20 @@ int set_position(const set_t *set, int rank); // or -1
 void joins_add(coord_t *coord, int rank); // counts it, and completes what waited for it only
 void joins_clear(coord_t *coord);
 
-// --- entry.c --------------------------------------------------------------------------------------
+// --- entry.c ------------------------------------------------------------------------------------
 
 entry_t *entry_find(const set_t *set, const char *name, size_t name_bytes);
 entry_t *entry_make(coord_t *coord, set_t *set, const char *name, size_t name_bytes); // or finds
 entry_t *entry_of_id(const coord_t *coord, uint32_t id);
 bool entry_set_id(coord_t *coord, entry_t *entry, uint32_t id); // forgets the old one
 void entry_forget_id(coord_t *coord, entry_t *entry, uint32_t id);
-void entry_retire_id(coord_t *coord, entry_t *entry);  // evicted; children must confirm
+void entry_retire_id(coord_t *coord, entry_t *entry); // evicted; children must confirm
 void entry_open_round(coord_t *coord, entry_t *entry);
 void entry_close_round(coord_t *coord, entry_t *entry); // and frees the entry if nothing needs it
 void entry_settle(coord_t *coord, entry_t *entry);      // frees it if nothing needs it
 void entry_forget(coord_t *coord, entry_t *entry);      // its set is gone
 
-// --- merge.c --------------------------------------------------------------------------------------
+// --- merge.c ------------------------------------------------------------------------------------
 
 // What a branch brings to a round.
 typedef struct share {
@@ -360,19 +368,20 @@ typedef struct share {
     size_t payload_bytes;
 } share_t;
 
-hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share_t *share, err_t *err);
+hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share_t *share,
+                         err_t *err);
 void merge_recheck(coord_t *coord, set_t *set); // more of its members have joined
 // The result of a full round that rides, zeros of joined ranks included. Sequencer only.
 const uint8_t *merge_result(coord_t *coord, entry_t *entry);
 int sizes_per_member(const set_t *set, const coord_signature_t *signature);
 
-// --- mismatch.c -----------------------------------------------------------------------------------
+// --- mismatch.c ---------------------------------------------------------------------------------
 
 hvd_status_t mismatch_of_variants(const entry_t *entry, err_t *err);
 hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t *err);
 hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err); // HVD_OK: there are none
 
-// --- sequence.c -----------------------------------------------------------------------------------
+// --- sequence.c ---------------------------------------------------------------------------------
 
 void sequence_complete(coord_t *coord, entry_t *entry);
 void sequence_form(coord_t *coord); // what batches may be formed now
@@ -388,7 +397,7 @@ void sequence_report(coord_t *coord, const char *text);
 uint64_t sequence_next_ns(const coord_t *coord);
 void sequence_discard(coord_t *coord, entry_t *entry); // takes it from the queues
 
-// --- follow.c -------------------------------------------------------------------------------------
+// --- follow.c -----------------------------------------------------------------------------------
 
 // What a record does, on every rank alike.
 hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int n_ranks,
@@ -400,11 +409,12 @@ void follow_joined(coord_t *coord, uint32_t batch, int last);
 void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes);
 void follow_shutdown(coord_t *coord, int rank);
 
-// --- decide.c -------------------------------------------------------------------------------------
+// --- decide.c -----------------------------------------------------------------------------------
 
 verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint32_t batch, int set);
 // Adds an entry with the state its round has just reached, and takes over the submission.
-void decide_add(coord_t *coord, verdict_t *verdict, entry_t *entry, const void *result, size_t bytes);
+void decide_add(coord_t *coord, verdict_t *verdict, entry_t *entry, const void *result,
+                size_t bytes);
 void decide_text(verdict_t *verdict, const char *text, size_t bytes);
 void decide_close(coord_t *coord, verdict_t *verdict);
 void decide_discard(coord_t *coord, verdict_t *verdict); // instead of decide_close
@@ -413,7 +423,7 @@ void decide_fail(coord_t *coord, uint64_t tag, uint32_t batch, hvd_status_t stat
 void decide_free(coord_t *coord);
 size_t decide_memory(const coord_t *coord);
 
-// --- stall.c --------------------------------------------------------------------------------------
+// --- stall.c ------------------------------------------------------------------------------------
 
 void stall_tick(coord_t *coord);
 uint64_t stall_next_ns(const coord_t *coord);
@@ -422,7 +432,7 @@ hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *er
 hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err);
 void stall_free(coord_t *coord);
 
-// --- coord.c --------------------------------------------------------------------------------------
+// --- coord.c ------------------------------------------------------------------------------------
 
 // A buffer to write one line for neighbour i into, inside its open frame.
 buf_t *outbox_line(coord_t *coord, int neighbour);

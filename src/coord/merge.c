@@ -31,7 +31,7 @@ static bool passes_through(const coord_t *coord, const set_t *set)
     return set->n_parts == 1 && !is_sequencer(coord);
 }
 
-// --- Signatures -----------------------------------------------------------------------------------
+// --- Signatures ---------------------------------------------------------------------------------
 
 // The entry's own copy of a signature, held once more. Within an entry, equal signatures are one
 // object, so they are compared by address afterwards.
@@ -83,7 +83,7 @@ static void add_variant(coord_t *coord, entry_t *entry, sig_t *sig, int rank)
     }
 }
 
-// --- Payloads -------------------------------------------------------------------------------------
+// --- Payloads -----------------------------------------------------------------------------------
 
 static void *payload_slot(const entry_t *entry, int part)
 {
@@ -94,7 +94,8 @@ static hvd_status_t keep_payload(coord_t *coord, entry_t *entry, int part, const
                                  err_t *err)
 {
     if (entry->payloads == NULL) {
-        size_t stride = (share->payload_bytes + PAYLOAD_ALIGNMENT - 1) & ~(size_t)(PAYLOAD_ALIGNMENT - 1);
+        size_t stride =
+            (share->payload_bytes + PAYLOAD_ALIGNMENT - 1) & ~(size_t)(PAYLOAD_ALIGNMENT - 1);
         // One slot more than parts: zeros, should somebody have joined.
         entry->payloads = store_take(&coord->store, stride * ((size_t)entry->set->n_parts + 1));
         if (entry->payloads == NULL) {
@@ -127,7 +128,8 @@ static const uint8_t *fold_payloads(coord_t *coord, entry_t *entry)
         if (total == NULL) {
             total = payload_slot(entry, part);
         } else {
-            coord->params.reduce(dtype, payload_op(sig), total, total, payload_slot(entry, part), n);
+            coord->params.reduce(dtype, payload_op(sig), total, total, payload_slot(entry, part),
+                                 n);
         }
     }
     return total;
@@ -160,7 +162,7 @@ const uint8_t *merge_result(coord_t *coord, entry_t *entry)
     return total;
 }
 
-// --- Sizes ----------------------------------------------------------------------------------------
+// --- Sizes --------------------------------------------------------------------------------------
 
 // Sizes of all members under construction: the last ones, over which changed ones are written.
 static hvd_status_t keep_sizes(coord_t *coord, entry_t *entry, const part_t *part, const sig_t *sig,
@@ -186,7 +188,8 @@ static hvd_status_t keep_sizes(coord_t *coord, entry_t *entry, const part_t *par
 }
 
 // The sizes of all members below this node, ascending, taken out of those of all members.
-static const int64_t *gather_sizes(coord_t *coord, const entry_t *entry, const sizes_t *all, int *n_p)
+static const int64_t *gather_sizes(coord_t *coord, const entry_t *entry, const sizes_t *all,
+                                   int *n_p)
 {
     const set_t *set = entry->set;
     size_t per_member = (size_t)all->n / (size_t)set->n_ranks;
@@ -203,7 +206,7 @@ static const int64_t *gather_sizes(coord_t *coord, const entry_t *entry, const s
     return (const int64_t *)(const void *)out->data;
 }
 
-// --- The line -------------------------------------------------------------------------------------
+// --- The line -----------------------------------------------------------------------------------
 
 static void put_sizes(coord_t *coord, const entry_t *entry, const share_t *share, bool must_give,
                       control_line_t *line)
@@ -234,7 +237,7 @@ static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
     const sig_t *sig = entry->variants[0].sig;
     bool known = entry->id != 0 && sig == entry->sig && entry->n_variants == 1;
 
-    if (LIKELY(known && !entry->has_zeros && !sig->traits->sized)) {
+    if (LIKELY(known && !entry->has_zeros && !op_has(sig->op, OP_SIZED))) {
         control_put_ready(line_to_parent(coord), entry->id,
                           payload_for_line(coord, entry, share, sig), sig->payload_bytes);
         return;
@@ -255,7 +258,7 @@ static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
         }
     }
     if (entry->n_variants == 1) {
-        if (sig->traits->sized && !entry->has_zeros) {
+        if (op_has(sig->op, OP_SIZED) && !entry->has_zeros) {
             put_sizes(coord, entry, share, !known, &line);
         }
         line.payload = payload_for_line(coord, entry, share, sig);
@@ -293,7 +296,7 @@ static void complete(coord_t *coord, entry_t *entry, const share_t *share)
     }
 }
 
-// --- Shares ---------------------------------------------------------------------------------------
+// --- Shares -------------------------------------------------------------------------------------
 
 static hvd_status_t check_sizes(const entry_t *entry, const part_t *part, const sig_t *sig,
                                 const share_t *share, err_t *err)
@@ -316,11 +319,12 @@ static hvd_status_t keep_data(coord_t *coord, entry_t *entry, int part, const sh
     hvd_status_t status = HVD_OK;
 
     if (sig->payload_bytes != share->payload_bytes) {
-        return fail(err, HVD_PROTOCOL, "%zu bytes of values came with tensor '%s' instead of %zu: "
+        return fail(err, HVD_PROTOCOL,
+                    "%zu bytes of values came with tensor '%s' instead of %zu: "
                     "check that HOROVOD_INLINE_BYTES is the same on all ranks",
                     share->payload_bytes, entry->name, sig->payload_bytes);
     }
-    if (sig->traits->sized && !share->zeros) {
+    if (op_has(sig->op, OP_SIZED) && !share->zeros) {
         TRY(check_sizes(entry, place, sig, share, err), done);
     }
     if (passes_through(coord, entry->set)) {
@@ -329,7 +333,7 @@ static hvd_status_t keep_data(coord_t *coord, entry_t *entry, int part, const sh
     if (sig->payload_bytes > 0) {
         TRY(keep_payload(coord, entry, part, share, err), done);
     }
-    if (sig->traits->sized && !share->zeros && share->sizes != NULL) {
+    if (op_has(sig->op, OP_SIZED) && !share->zeros && share->sizes != NULL) {
         TRY(keep_sizes(coord, entry, place, sig, share, err), done);
     }
 done:
@@ -353,7 +357,8 @@ static hvd_status_t add_signatures(coord_t *coord, entry_t *entry, const share_t
     return HVD_OK;
 }
 
-hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share_t *share, err_t *err)
+hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share_t *share,
+                         err_t *err)
 {
     int part = entry->set->part_of[branch];
     hvd_status_t status;

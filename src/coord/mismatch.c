@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mismatch.c - the sentences for submissions that cannot run: what differs, between whom, what to do.
+// mismatch.c - the sentences for submissions that cannot run: what differs, on which ranks.
 //
 // Two signatures are compared property by property, in a fixed order, and the first that differs
 // makes the sentence; a row of the table is a property. The beginnings ("Mismatched data types:")
@@ -16,7 +16,7 @@
 typedef bool (*differs_fn)(const coord_signature_t *a, const coord_signature_t *b);
 typedef void (*describe_fn)(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES]);
 
-// --- Properties -----------------------------------------------------------------------------------
+// --- Properties ---------------------------------------------------------------------------------
 
 static bool dtype_differs(const coord_signature_t *a, const coord_signature_t *b)
 {
@@ -161,7 +161,7 @@ static const struct {
     {root_differs, describe_root, "Mismatched BROADCAST root ranks:", "root rank"},
 };
 
-// --- Sentences ------------------------------------------------------------------------------------
+// --- Sentences ----------------------------------------------------------------------------------
 
 // The first tensor of a group whose shapes differ.
 static int differing_tensor(const coord_signature_t *a, const coord_signature_t *b)
@@ -220,8 +220,7 @@ hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t 
     return fail(err, HVD_JOINED,
                 "%s is not supported with Join at this time. Rank %d has joined and cannot take "
                 "part in '%.*s': call it before the first rank joins, or after all have.",
-                entry->variants[0].sig->traits->title, set->ranks[joined], MAX_NAME_SHOWN,
-                entry->name);
+                entry->variants[0].sig->op->title, set->ranks[joined], MAX_NAME_SHOWN, entry->name);
 }
 
 hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err)
@@ -233,7 +232,7 @@ hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err)
             return fail(err, HVD_MISMATCH,
                         "Process-set rank zero tried to %s a rank-zero tensor. Tensor '%.*s' is a "
                         "scalar: reshape it to one dimension on every rank.",
-                        sig->traits->name, MAX_NAME_SHOWN, entry->name);
+                        sig->op->name, MAX_NAME_SHOWN, entry->name);
         }
     }
     return HVD_OK;

@@ -20,7 +20,7 @@
 #define MAX_BATCHES_RUNNING 2
 #define MAX_RECORD_BYTES (8 * MIB) // batches are cut rather than becoming larger records
 
-// --- Records --------------------------------------------------------------------------------------
+// --- Records ------------------------------------------------------------------------------------
 
 // set NULL: to all children.
 static void publish(coord_t *coord, const set_t *set)
@@ -66,7 +66,7 @@ void sequence_report(coord_t *coord, const char *text)
     }
 }
 
-// --- Complete rounds ------------------------------------------------------------------------------
+// --- Complete rounds ----------------------------------------------------------------------------
 
 // What the entry adds to the buffer of a batch. Allgather: what all members bring together.
 static size_t bytes_to_run(const entry_t *entry, const sig_t *sig)
@@ -99,9 +99,9 @@ void sequence_complete(coord_t *coord, entry_t *entry)
     err.status = HVD_OK; // the text is long, and mostly not needed
     if (entry->n_variants > 1) {
         mismatch_of_variants(entry, &err);
-    } else if (entry->has_zeros && !sig->traits->joins) {
+    } else if (entry->has_zeros && !op_has(sig->op, OP_JOINS)) {
         mismatch_of_join(coord, entry, &err);
-    } else if (sig->traits->needs_dims) {
+    } else if (op_has(sig->op, OP_NEEDS_DIMS)) {
         mismatch_of_scalars(entry, &err);
     }
     if (err.status != HVD_OK) {
@@ -145,7 +145,7 @@ void sequence_discard(coord_t *coord, entry_t *entry)
     forget_cached(coord, entry);
 }
 
-// --- Ids ------------------------------------------------------------------------------------------
+// --- Ids ----------------------------------------------------------------------------------------
 
 static void evict(coord_t *coord, entry_t *entry)
 {
@@ -217,7 +217,7 @@ static void identify_picked(coord_t *coord)
     }
 }
 
-// --- Batches --------------------------------------------------------------------------------------
+// --- Batches ------------------------------------------------------------------------------------
 
 static bool pick(coord_t *coord, entry_t *entry)
 {
@@ -364,7 +364,8 @@ static void run_with_compatible(coord_t *coord, entry_t *first)
         if (!may_fuse(first, entry)) {
             continue;
         }
-        if (entry->run_bytes > coord->params.fusion_bytes - MIN(total, coord->params.fusion_bytes)) {
+        if (entry->run_bytes >
+            coord->params.fusion_bytes - MIN(total, coord->params.fusion_bytes)) {
             break;
         }
         total += entry->run_bytes;
@@ -376,15 +377,16 @@ static void run_with_compatible(coord_t *coord, entry_t *first)
     run_picked(coord, false);
 }
 
-// --- Process sets ---------------------------------------------------------------------------------
+// --- Process sets -------------------------------------------------------------------------------
 
 static hvd_status_t add_set(coord_t *coord, entry_t *entry, control_line_t *line, err_t *err)
 {
     const coord_signature_t *asked = &entry->variants[0].sig->view;
 
     if (sets_find_ranks(coord, asked->dims, asked->n_dims_words) != NULL) {
-        return fail(err, HVD_EXISTING_SET,
-                    "A process set with the same ranks already exists: use it instead of adding one.");
+        return fail(
+            err, HVD_EXISTING_SET,
+            "A process set with the same ranks already exists: use it instead of adding one.");
     }
     line->kind = RECORD_SET_ADD;
     line->set = (uint32_t)sets_free_id(coord);
@@ -401,7 +403,8 @@ static hvd_status_t remove_set(coord_t *coord, entry_t *entry, control_line_t *l
     set_t *set = sets_find(coord, id);
 
     if (set == NULL || id == 0) {
-        return fail(err, HVD_UNKNOWN_SET, "Process set %d does not exist and cannot be removed.", id);
+        return fail(err, HVD_UNKNOWN_SET, "Process set %d does not exist and cannot be removed.",
+                    id);
     }
     line->kind = RECORD_SET_REMOVE;
     line->set = (uint32_t)id;
@@ -412,8 +415,7 @@ static hvd_status_t remove_set(coord_t *coord, entry_t *entry, control_line_t *l
 static void run_set_change(coord_t *coord, entry_t *entry)
 {
     bool adds = (int)entry->variants[0].sig->view.op == CONTROL_SET_ADD;
-    control_line_t line = {.batch = coord->next_batch++,
-                           .name = {entry->name, entry->name_bytes}};
+    control_line_t line = {.batch = coord->next_batch++, .name = {entry->name, entry->name_bytes}};
     err_t err = {0};
 
     unqueue(coord, entry);
@@ -425,7 +427,7 @@ static void run_set_change(coord_t *coord, entry_t *entry)
     entry_close_round(coord, entry);
 }
 
-// --- When -----------------------------------------------------------------------------------------
+// --- When ---------------------------------------------------------------------------------------
 
 // Is it worth waiting for more tensors?
 static bool must_wait(const coord_t *coord)

@@ -68,7 +68,7 @@ bool sets_sort_ranks(int *ranks, int n_ranks, int size)
     return n_ranks > 0;
 }
 
-// --- Making one -----------------------------------------------------------------------------------
+// --- Making one ---------------------------------------------------------------------------------
 
 static size_t block_bytes_of(int n_ranks, int n_branches)
 {
@@ -188,7 +188,7 @@ hvd_status_t sets_register(coord_t *coord, int id, const int *ranks, int n_ranks
     return HVD_OK;
 }
 
-// --- Removing one ---------------------------------------------------------------------------------
+// --- Removing one -------------------------------------------------------------------------------
 
 static void set_free(set_t *set)
 {
@@ -249,7 +249,7 @@ size_t sets_memory(const coord_t *coord)
     return bytes;
 }
 
-// --- Joining --------------------------------------------------------------------------------------
+// --- Joining ------------------------------------------------------------------------------------
 
 void joins_add(coord_t *coord, int rank)
 {

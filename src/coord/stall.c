@@ -2,11 +2,11 @@
 //
 // stall.c - what waits too long, and for whom.
 //
-// The node that holds an incomplete entry for longer than the warning time says so, once, up to the
-// sequencer. The sequencer asks all ranks about up to 32 such entries at a time; answers come back
-// as bitmaps of the ranks that have each entry, merged on the way up; the report names the rest and
-// goes to all ranks. While an entry stays incomplete it is reported again once per warning time, and
-// past the second limit the job ends with the same information.
+// The node that holds an incomplete entry for longer than the warning time says so, once, up to
+// the sequencer. The sequencer asks all ranks about up to 32 such entries at a time; answers come
+// back as bitmaps of the ranks that have each entry, merged on the way up; the report names the
+// rest and goes to all ranks. While an entry stays incomplete it is reported again once per warning
+// time, and past the second limit the job ends with the same information.
 //
 // Rounds are kept in order of age, so as long as nothing stalls the cost is one comparison per call
 // of coord_next_tick. A branch that does not answer is taken to have nothing. The holder of the
@@ -34,7 +34,7 @@ static bool bit_is_set(const uint8_t *bitmap, int rank)
     return (bitmap[rank / 8] >> (rank % 8) & 1) != 0;
 }
 
-// --- The question ---------------------------------------------------------------------------------
+// --- The question -------------------------------------------------------------------------------
 
 static void clear_inquiry(coord_t *coord)
 {
@@ -63,8 +63,8 @@ static bool add_asked(coord_t *coord, const set_t *set, const char *name, size_t
     }
     memcpy(copy, name, name_bytes);
     copy[name_bytes] = '\0';
-    inquiry->asked[inquiry->n_asked++] = (asked_t){
-        .set = set != NULL ? set->id : -1, .name = copy, .name_bytes = name_bytes};
+    inquiry->asked[inquiry->n_asked++] =
+        (asked_t){.set = set != NULL ? set->id : -1, .name = copy, .name_bytes = name_bytes};
     return true;
 }
 
@@ -135,7 +135,7 @@ hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *er
     return HVD_OK;
 }
 
-// --- The report -----------------------------------------------------------------------------------
+// --- The report ---------------------------------------------------------------------------------
 
 typedef struct report {
     char text[CONTROL_MAX_TEXT_BYTES];
@@ -150,7 +150,8 @@ static void report_add(report_t *report, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    int wanted = vsnprintf(report->text + report->len, sizeof(report->text) - report->len, format, args);
+    int wanted =
+        vsnprintf(report->text + report->len, sizeof(report->text) - report->len, format, args);
     va_end(args);
     report->len = MIN(report->len + (size_t)MAX(wanted, 0), sizeof(report->text) - 1);
 }
@@ -180,7 +181,8 @@ static void report_rank(const coord_t *coord, report_t *report, entry_t *const *
             report_add(report, "\n%d: [", rank);
         }
         if (n_names < MAX_NAMES_PER_RANK) {
-            report_add(report, "%s%.*s", n_names > 0 ? ", " : "", MAX_NAME_SHOWN, inquiry->asked[i].name);
+            report_add(report, "%s%.*s", n_names > 0 ? ", " : "", MAX_NAME_SHOWN,
+                       inquiry->asked[i].name);
         }
         n_names++;
     }
@@ -202,12 +204,13 @@ static void write_report(coord_t *coord, report_t *report)
                                 coord->now_ns - entries[i]->since_ns >= params->stall_fail_ns;
         }
     }
-    report_add(report,
-               "One or more tensors were submitted to be reduced, gathered or broadcasted by subset "
-               "of ranks and are waiting for remainder of ranks for more than %g seconds. Look for "
-               "ranks that take another way through the program, wait for something else, or have "
-               "stopped.\nMissing ranks:",
-               (double)params->stall_warn_ns / (double)NS_PER_S);
+    report_add(
+        report,
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset "
+        "of ranks and are waiting for remainder of ranks for more than %g seconds. Look for "
+        "ranks that take another way through the program, wait for something else, or have "
+        "stopped.\nMissing ranks:",
+        (double)params->stall_warn_ns / (double)NS_PER_S);
     for (int rank = 0; rank < params->size; rank++) {
         report_rank(coord, report, entries, rank);
     }
@@ -215,7 +218,8 @@ static void write_report(coord_t *coord, report_t *report)
         report_add(report, "\n... and %d more ranks", report->n_more);
     }
     if (report->must_end) {
-        report_add(report, "\nThe job ends now: the longest allowed wait is %g seconds "
+        report_add(report,
+                   "\nThe job ends now: the longest allowed wait is %g seconds "
                    "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
                    (double)params->stall_fail_ns / (double)NS_PER_S);
     }
@@ -269,7 +273,7 @@ hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line,
     return HVD_OK;
 }
 
-// --- The clock ------------------------------------------------------------------------------------
+// --- The clock ----------------------------------------------------------------------------------
 
 // Ticks come a little late, so that tensors submitted together are reported together; later on the
 // sequencer, so that what other nodes have to say has arrived.
@@ -286,7 +290,8 @@ uint64_t stall_next_ns(const coord_t *coord)
         return NEVER_NS;
     }
     const entry_t *oldest = CHAIN_OWNER(coord->open.next, entry_t, open);
-    next_ns = MAX(oldest->since_ns + warn_ns + slack_ns(coord), coord->stall_checked_ns + warn_ns / 8);
+    next_ns =
+        MAX(oldest->since_ns + warn_ns + slack_ns(coord), coord->stall_checked_ns + warn_ns / 8);
     if (is_sequencer(coord) && coord->inquiry.is_open) {
         next_ns = MIN(next_ns, coord->inquiry.deadline_ns);
     }
@@ -310,7 +315,8 @@ static bool is_due(const coord_t *coord, const entry_t *entry)
     uint64_t age_ns = coord->now_ns - entry->since_ns;
     bool is_last = params->stall_fail_ns > 0 && age_ns >= params->stall_fail_ns;
 
-    return entry->asked_ns == 0 || is_last || coord->now_ns - entry->asked_ns >= params->stall_warn_ns;
+    return entry->asked_ns == 0 || is_last ||
+           coord->now_ns - entry->asked_ns >= params->stall_warn_ns;
 }
 
 static void start_inquiry(coord_t *coord)
@@ -327,7 +333,8 @@ static void start_inquiry(coord_t *coord)
     control_put(&coord->record, &line);
     for (int i = 0; i < coord->inquiry.n_asked; i++) {
         const asked_t *asked = &coord->inquiry.asked[i];
-        control_asked_t item = {.set = (uint32_t)asked->set, .name = {asked->name, asked->name_bytes}};
+        control_asked_t item = {.set = (uint32_t)asked->set,
+                                .name = {asked->name, asked->name_bytes}};
         control_put_asked(&coord->record, &item);
     }
     coord->no_memory |= coord->record.failed;

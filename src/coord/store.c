@@ -12,9 +12,9 @@
 
 #define SMALLEST_BLOCK_SHIFT 6
 
-// --- Blocks ---------------------------------------------------------------------------------------
+// --- Blocks -------------------------------------------------------------------------------------
 
-static int class_of(size_t bytes)
+static int shift_of(size_t bytes)
 {
     if (bytes <= (size_t)1 << SMALLEST_BLOCK_SHIFT) {
         return SMALLEST_BLOCK_SHIFT;
@@ -24,34 +24,34 @@ static int class_of(size_t bytes)
 
 void *store_take(store_t *store, size_t bytes)
 {
-    int class = class_of(bytes);
-    if (class >= N_BLOCK_CLASSES) {
+    int shift = shift_of(bytes);
+    if (shift >= N_BLOCK_SIZES) {
         return NULL;
     }
-    void *block = store->free_blocks[class];
+    void *block = store->free_blocks[shift];
     if (block != NULL) {
-        memcpy(&store->free_blocks[class], block, sizeof(void *));
+        memcpy(&store->free_blocks[shift], block, sizeof(void *));
         return block;
     }
-    block = malloc((size_t)1 << class);
-    store->held_bytes += block != NULL ? (size_t)1 << class : 0;
+    block = malloc((size_t)1 << shift);
+    store->held_bytes += block != NULL ? (size_t)1 << shift : 0;
     return block;
 }
 
 void store_give(store_t *store, void *block, size_t bytes)
 {
-    int class = class_of(bytes);
+    int shift = shift_of(bytes);
 
     if (block != NULL) {
-        memcpy(block, &store->free_blocks[class], sizeof(void *));
-        store->free_blocks[class] = block;
+        memcpy(block, &store->free_blocks[shift], sizeof(void *));
+        store->free_blocks[shift] = block;
     }
 }
 
 void store_free(store_t *store)
 {
-    for (int class = 0; class < N_BLOCK_CLASSES; class++) {
-        void *block = store->free_blocks[class];
+    for (int shift = 0; shift < N_BLOCK_SIZES; shift++) {
+        void *block = store->free_blocks[shift];
         while (block != NULL) {
             void *next;
             memcpy(&next, block, sizeof(next));
@@ -62,28 +62,25 @@ void store_free(store_t *store)
     *store = (store_t){0};
 }
 
-// --- Operations -----------------------------------------------------------------------------------
+// --- Operations ---------------------------------------------------------------------------------
 
 const op_traits_t *op_traits(int op)
 {
-    static const op_traits_t traits[CONTROL_N_OPS] = {
-        [HVD_ALLREDUCE] = {.name = "ALLREDUCE", .title = "Allreduce", .fuses = true, .joins = true},
-        [HVD_ALLGATHER] = {.name = "ALLGATHER", .title = "Allgather", .fuses = true, .sized = true,
-                           .needs_dims = true},
-        [HVD_BROADCAST] = {.name = "BROADCAST", .title = "Broadcast", .fuses = true},
-        [HVD_ALLTOALL] = {.name = "ALLTOALL", .title = "Alltoall", .sized = true,
-                          .needs_dims = true},
-        [HVD_REDUCESCATTER] = {.name = "REDUCESCATTER", .title = "Reducescatter", .fuses = true,
-                               .needs_dims = true},
-        [HVD_BARRIER] = {.name = "BARRIER", .title = "Barrier", .joins = true, .instant = true},
-        [HVD_JOIN] = {.name = "JOIN", .title = "Join"},
-        [CONTROL_SET_ADD] = {.name = "ADD_PROCESS_SET", .title = "Adding a process set"},
-        [CONTROL_SET_REMOVE] = {.name = "REMOVE_PROCESS_SET", .title = "Removing a process set"},
+    static const op_traits_t rows[CONTROL_N_OPS] = {
+        [HVD_ALLREDUCE] = {"ALLREDUCE", "Allreduce", OP_FUSES | OP_JOINS},
+        [HVD_ALLGATHER] = {"ALLGATHER", "Allgather", OP_FUSES | OP_SIZED | OP_NEEDS_DIMS},
+        [HVD_BROADCAST] = {"BROADCAST", "Broadcast", OP_FUSES},
+        [HVD_ALLTOALL] = {"ALLTOALL", "Alltoall", OP_SIZED | OP_NEEDS_DIMS},
+        [HVD_REDUCESCATTER] = {"REDUCESCATTER", "Reducescatter", OP_FUSES | OP_NEEDS_DIMS},
+        [HVD_BARRIER] = {"BARRIER", "Barrier", OP_JOINS | OP_INSTANT},
+        [HVD_JOIN] = {"JOIN", "Join", 0},
+        [CONTROL_SET_ADD] = {"ADD_PROCESS_SET", "Adding a process set", 0},
+        [CONTROL_SET_REMOVE] = {"REMOVE_PROCESS_SET", "Removing a process set", 0},
     };
-    return &traits[op];
+    return &rows[op];
 }
 
-// --- Signatures -----------------------------------------------------------------------------------
+// --- Signatures ---------------------------------------------------------------------------------
 
 static size_t times(size_t a, size_t b)
 {
@@ -158,10 +155,10 @@ sig_t *sig_new(coord_t *coord, const coord_signature_t *signature)
     if (words_bytes > 0) {
         memcpy(sig->words, signature->dims, words_bytes);
     }
-    sig->traits = op_traits((int)signature->op);
+    sig->op = op_traits((int)signature->op);
     sig->tensor_bytes = times(count_elements(&sig->view), hvd_dtype_bytes(signature->dtype));
-    sig->rides = sig->traits->instant || coord_rides(coord, &sig->view, &sig->payload_bytes);
-    sig->fuses = sig->traits->fuses &&
+    sig->rides = op_has(sig->op, OP_INSTANT) || coord_rides(coord, &sig->view, &sig->payload_bytes);
+    sig->fuses = op_has(sig->op, OP_FUSES) &&
                  !(signature->op == HVD_ALLREDUCE && signature->reduce == HVD_ADASUM) &&
                  !(coord->params.separate_groups && signature->n_tensors > 1);
     sig->fusion_hash = fusion_hash_of(&sig->view);
@@ -175,7 +172,7 @@ void sig_drop(coord_t *coord, sig_t *sig)
     }
 }
 
-// Factors are compared bit by bit: not-a-number equals itself, so that ranks that all pass it agree.
+// Factors are compared bit by bit: not-a-number equals itself, so ranks that all pass it agree.
 static bool same_bits(double a, double b)
 {
     return memcmp(&a, &b, sizeof(a)) == 0;
@@ -216,7 +213,7 @@ coord_signature_t signature_from_wire(const control_signature_t *wire)
                                .n_dims_words = wire->n_words};
 }
 
-// --- Sizes ----------------------------------------------------------------------------------------
+// --- Sizes --------------------------------------------------------------------------------------
 
 sizes_t *sizes_new(coord_t *coord, int n)
 {

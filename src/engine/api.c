@@ -379,7 +379,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     request->hash = hash;
     request_register(ctx, request);
     if (express_arrive(ctx, request, set)) {
-        request->on_board = true;
+        atomic_store_explicit(&request->on_board, true, memory_order_relaxed);
     } else {
         request_enqueue(ctx, request);
     }
@@ -409,21 +409,36 @@ hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle
 
 // --- Waiting -------------------------------------------------------------------------------------
 
+static void go_on_to_engine(hvd_ctx_t *ctx, request_t *request, bool full)
+{
+    pthread_mutex_lock(&ctx->lock);
+    express_note(ctx, request, full);
+    bool over = ctx->ended.status != HVD_OK;
+    if (over) {
+        atomic_store(&ctx->board_busy, false);
+    } else {
+        request_enqueue(ctx, request);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    if (over) {
+        request_complete(ctx, request, ctx->ended.status, ctx->ended.text);
+    } else {
+        engine_nudge(ctx);
+    }
+}
+
 // A request on the board is looked after by whoever asks for it first: it ends there, or goes on
 // to the engine. Two threads that wait for one handle take turns here.
 static void leave_board(hvd_ctx_t *ctx, request_t *request)
 {
     pthread_mutex_lock(&ctx->board_lock);
-    if (request->on_board) {
-        if (express_wait(ctx, request)) {
+    if (atomic_load(&request->on_board)) {
+        bool full = express_wait(ctx, request);
+        if (full && request->meeting == 0) {
             bool stored = riding_store(request, request->payload, request->express_members);
             request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
         } else {
-            pthread_mutex_lock(&ctx->lock);
-            express_note(ctx, request, false);
-            request_enqueue(ctx, request);
-            pthread_mutex_unlock(&ctx->lock);
-            engine_notify(ctx);
+            go_on_to_engine(ctx, request, full);
         }
     }
     pthread_mutex_unlock(&ctx->board_lock);
@@ -439,7 +454,7 @@ hvd_status_t hvd_wait(hvd_ctx_t *ctx, hvd_handle_t handle, int64_t timeout_ms)
     if (request == NULL) {
         return HVD_UNKNOWN_HANDLE;
     }
-    if (request->on_board) {
+    if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) {
         leave_board(ctx, request);
     }
     if (atomic_load_explicit(&request->state, memory_order_acquire) != REQUEST_DONE &&
@@ -459,8 +474,9 @@ hvd_status_t hvd_poll(hvd_ctx_t *ctx, hvd_handle_t handle)
     if (request == NULL) {
         return HVD_UNKNOWN_HANDLE;
     }
-    if (request->on_board) {
+    if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) {
         leave_board(ctx, request);
+        engine_notify(ctx); // nobody waits: the engine thread must see to it
     }
     bool done = atomic_load_explicit(&request->state, memory_order_acquire) == REQUEST_DONE;
     return done ? request->status : HVD_IN_PROGRESS;

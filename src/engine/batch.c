@@ -21,13 +21,13 @@
 #include <stdlib.h>
 
 #define TWO_LEVEL_LEAST_BYTES (32 * KIB)
-#define PHASES_PER_BATCH 4 // two-level runs two streams in one batch
 #define SHARD_ALIGN ((size_t)64)
 
 typedef enum phase { PHASE_REDUCE_IN_HOST, PHASE_BETWEEN_HOSTS, PHASE_GATHER_IN_HOST } phase_t;
 
 struct batch_runner {
     stream_t *stream; // NULL without shared memory
+    atomic_uint_fast64_t *stream_clock;
     exec_t *exec;
     plan_t plan;
 
@@ -53,7 +53,7 @@ struct batch_runner {
     size_t *shard_at;
 
     buf_t packed, unpacked, tmp, acc, zeros;
-    buf_t pieces; // bytes of each tensor, as size_t
+    buf_t pieces;        // bytes of each tensor, as size_t
     uint64_t started_ns; // only while the timeline runs
 };
 
@@ -73,6 +73,7 @@ hvd_status_t batch_runner_new(hvd_ctx_t *ctx, batch_runner_t **runner_p, err_t *
     }
     *runner_p = r;
     size_t n = (size_t)ctx->job.size;
+    r->stream_clock = &ctx->stream_clock;
     r->exec = exec_new();
     r->blocks = calloc(n, sizeof *r->blocks);
     r->send_bytes = calloc(n, sizeof *r->send_bytes);
@@ -276,9 +277,51 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
         return;
     }
     b->number = decision->batch;
+    b->is_meeting = false;
+    b->collective = b->number * (STREAMS_OF_BATCH + 1);
     b->set = set;
     *ctx->running_last = b;
     ctx->running_last = &b->next;
+}
+
+static coord_signature_t signature_of(const request_t *request)
+{
+    return (coord_signature_t){
+        .op = request->asked.op,
+        .dtype = request->asked.dtype,
+        .reduce = request->asked.reduce,
+        .prescale = request->asked.prescale,
+        .postscale = request->asked.postscale,
+        .n_tensors = request->asked.n_tensors,
+        .dims = request->dims,
+        .n_dims_words = request->n_dims_words,
+    };
+}
+
+void batch_add_meeting(hvd_ctx_t *ctx, request_t *request)
+{
+    batch_t *b = batch_take(ctx, 1);
+    if (b == NULL) {
+        err_t err;
+        fail(&err, HVD_NO_MEMORY, "rank %d has no memory to run a batch", ctx->job.rank);
+        engine_fail(ctx, &err);
+        return;
+    }
+    b->signature = signature_of(request);
+    b->entries[0] = (decision_entry_t){
+        .tag = tag_of(request), .name = request->asked.name, .signature = &b->signature};
+    b->requests[0] = request;
+    b->n_entries = 1;
+    b->number = 0;
+    b->is_meeting = true;
+    b->collective = request->meeting;
+    b->set = set_find(ctx, request->asked.process_set);
+    b->next = ctx->running; // nothing of this rank is running: those behind wait for this one
+    ctx->running = b;
+    if (b->next == NULL) {
+        ctx->running_last = &b->next;
+    }
+    atomic_store(&ctx->board_busy, false);
 }
 
 void batches_drop(hvd_ctx_t *ctx)
@@ -607,8 +650,9 @@ static hvd_status_t start_stream(batch_runner_t *r, const vec_t *in, const vec_t
         .out = out,
         .prescale = pre,
         .postscale = post,
-        .collective = r->batch->number * PHASES_PER_BATCH + (uint64_t)r->phase,
+        .collective = r->batch->collective + (uint64_t)r->phase,
     };
+    atomic_store(r->stream_clock, run.collective);
     return stream_start(r->stream, &run, err);
 }
 
@@ -1027,7 +1071,9 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
             request_complete(ctx, b->requests[i], HVD_OK, NULL);
         }
     }
-    coord_batch_done(ctx->coord, (uint32_t)b->number, clock_ns());
+    if (!b->is_meeting) {
+        coord_batch_done(ctx->coord, (uint32_t)b->number, clock_ns());
+    }
     batch_put_back(ctx, b);
 }
 
@@ -1040,6 +1086,9 @@ bool batches_progress(hvd_ctx_t *ctx)
         err_t err;
         hvd_status_t status = HVD_OK;
         if (r->batch != b) {
+            if (!b->is_meeting && atomic_load_explicit(&ctx->board_busy, memory_order_acquire)) {
+                return moved; // see board_busy
+            }
             status = start_batch(ctx, r, b, &err);
             moved = true;
         }

@@ -82,6 +82,10 @@ static void submit_one(hvd_ctx_t *ctx, request_t *r, uint64_t now_ns)
 {
     err_t err;
     hvd_status_t status;
+    if (r->meeting != 0) {
+        batch_add_meeting(ctx, r);
+        return;
+    }
     if (r->ask == ASK_ADD_SET) {
         status = coord_add_set(ctx->coord, r->set_ranks, r->n_sizes, tag_of(r), now_ns, &err);
     } else if (r->ask == ASK_REMOVE_SET) {
@@ -361,8 +365,7 @@ static void take_leave(hvd_ctx_t *ctx)
 // The last part of a job that was shut down.
 static void finish_job(hvd_ctx_t *ctx)
 {
-    if (ctx->ended.status == HVD_OK &&
-        (ctx->running == NULL || clock_ns() >= ctx->ending_by_ns)) {
+    if (ctx->ended.status == HVD_OK && (ctx->running == NULL || clock_ns() >= ctx->ending_by_ns)) {
         end_job(ctx, ctx->ending.status, ctx->ending.text);
     }
     if (ctx->ended.status == HVD_SHUTDOWN && !ctx->has_left) {
@@ -414,6 +417,14 @@ static void wake_thread(hvd_ctx_t *ctx)
     if (atomic_load(&ctx->thread_dozes)) {
         atomic_fetch_add(&ctx->duty_word, 1);
         futex_wake(&ctx->duty_word, 1);
+    }
+}
+
+void engine_nudge(hvd_ctx_t *ctx)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load(&ctx->held) != 0) {
+        net_wake(ctx->net);
     }
 }
 
@@ -507,6 +518,13 @@ static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
     }
 }
 
+static void leave_to_thread(hvd_ctx_t *ctx)
+{
+    if (atomic_load(&ctx->in_flight) > 0 || atomic_load(&ctx->wants_duty)) {
+        wake_thread(ctx);
+    }
+}
+
 static void let_go(hvd_ctx_t *ctx)
 {
     unsigned lent = atomic_load_explicit(&ctx->n_lent, memory_order_relaxed);
@@ -516,8 +534,8 @@ static void let_go(hvd_ctx_t *ctx)
     if (UNLIKELY(atomic_load(&ctx->n_waiting) > 0)) {
         atomic_fetch_add(&ctx->progress_word, 1);
         futex_wake(&ctx->progress_word, INT32_MAX);
-    } else if (atomic_load(&ctx->in_flight) > 0 || atomic_load(&ctx->wants_duty)) {
-        wake_thread(ctx);
+    } else {
+        leave_to_thread(ctx);
     }
 }
 
@@ -571,7 +589,13 @@ bool engine_wait(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
     atomic_fetch_add(&ctx->n_waiting, 1);
     bool done = wait_in_line(ctx, state, deadline_ns, &held);
     atomic_fetch_sub(&ctx->n_waiting, 1);
-    return held ? drive_as_waiter(ctx, state, deadline_ns) : done;
+    if (held) {
+        return drive_as_waiter(ctx, state, deadline_ns);
+    }
+    if (atomic_load(&ctx->held) == 0) {
+        leave_to_thread(ctx); // whoever let go counted on this thread to take over
+    }
+    return done;
 }
 
 // --- The engine thread ---------------------------------------------------------------------------

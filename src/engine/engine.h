@@ -24,7 +24,9 @@
 
 #include <pthread.h>
 
-#define EXPRESS_MEMBERS 8 // larger sets gain nothing from the board
+#define PHASES_PER_BATCH 4               // streams in one batch of the log
+#define STREAMS_OF_BATCH ((uint64_t)255) // and those agreed by the board before the next one
+#define EXPRESS_MEMBERS 8                // larger sets gain nothing from the board
 
 // --- One submission -----------------------------------------------------------------------------
 
@@ -62,8 +64,10 @@ struct request {
     uint64_t express_closed; // the word of a round that was closed; 0: none
     uint32_t express_round;
     int express_members;
-    bool on_board;                          // counted in a round, and not yet given to the engine
+    atomic_bool on_board;                   // counted in a round, and not yet given to the engine
     uint8_t express_local[EXPRESS_MEMBERS]; // where each member sits on this host
+
+    uint64_t meeting; // number of the stream its members agreed on by the board; 0: none
 
     // What is asked of coord, beyond the operations of the public API.
     enum { ASK_OPERATION, ASK_ADD_SET, ASK_REMOVE_SET } ask;
@@ -103,10 +107,13 @@ typedef enum route {
 } route_t;
 
 typedef struct batch {
-    uint64_t number;
+    uint64_t number;     // of the record in the log
+    bool is_meeting;     // agreed by the board instead
+    uint64_t collective; // of its first stream; see stream_clock
     int n_entries, cap_entries;
     decision_entry_t *entries;
-    request_t **requests; // by entry; NULL: this rank has joined
+    request_t **requests;        // by entry; NULL: this rank has joined
+    coord_signature_t signature; // of a batch the log does not know
     const process_set_t *set;
     struct batch *next;
 } batch_t;
@@ -118,7 +125,7 @@ typedef struct batch_runner batch_runner_t; // batch.c
 typedef struct control_link {
     net_link_t *link;
     int peer;
-    buf_t partial; // bytes of a frame that has not come whole
+    buf_t partial;        // bytes of a frame that has not come whole
     size_t farewell_sent; // bytes of this rank's farewell that are on their way
     bool farewell_seen;   // the peer's has come
 } control_link_t;
@@ -158,6 +165,11 @@ struct hvd_ctx {
 
     express_t *express;      // NULL without shared memory; used under lock
     atomic_bool express_off; // the timeline wants to see every operation
+    // A larger operation is on the board: no other batch may start before it has been decided.
+    atomic_bool board_busy;
+    // The last stream this rank took part in: batch << 8 | phase, or the next few numbers for those
+    // agreed by the board. Batches to come have higher numbers on every rank.
+    atomic_uint_fast64_t stream_clock;
 
     // Who drives (engine.c).
     pthread_t thread;
@@ -223,6 +235,7 @@ void requests_free(hvd_ctx_t *ctx);
 
 hvd_status_t engine_start(hvd_ctx_t *ctx, err_t *err); // the thread
 void engine_stop(hvd_ctx_t *ctx);
+void engine_nudge(hvd_ctx_t *ctx);  // there is something in the queue, and the caller will wait
 void engine_notify(hvd_ctx_t *ctx); // there is something in the queue, and nobody will wait for it
 // Drives the engine, or sleeps while another thread does, until *state == REQUEST_DONE.
 bool engine_wait(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns);
@@ -236,7 +249,8 @@ hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err);
 void express_free(express_t *express);
 // Under lock. True: the request is on the board and the caller of hvd_wait will look after it.
 bool express_arrive(hvd_ctx_t *ctx, request_t *request, const process_set_t *set);
-// True: everyone came, and the payload holds the result. False: it must go the long way.
+// True: everyone came; the payload holds the result, or `meeting` the number of the stream to run.
+// False: it must go the long way.
 bool express_wait(hvd_ctx_t *ctx, request_t *request);
 void express_note(hvd_ctx_t *ctx, request_t *request, bool full); // under lock: learns from it
 void express_reopen(request_t *request);                          // the long way is through
@@ -246,6 +260,7 @@ void express_reopen(request_t *request);                          // the long wa
 hvd_status_t batch_runner_new(hvd_ctx_t *ctx, batch_runner_t **runner_p, err_t *err);
 void batch_runner_free(batch_runner_t *runner);
 void batch_add(hvd_ctx_t *ctx, const decision_t *decision);
+void batch_add_meeting(hvd_ctx_t *ctx, request_t *request); // agreed by the board; runs next
 // Writes accumulators to the outputs of a small allreduce. False: no memory for them.
 bool riding_store(request_t *request, const void *result, int n_members);
 // Moves the oldest batch on. True if anything moved.

@@ -19,6 +19,10 @@
 //
 // Contributions lie in two halves used by odd and even rounds: a rank that is already in the next
 // round cannot overwrite what a slower one still reads, and nobody can be two rounds ahead.
+// Larger allreduces meet on the board too: there the ranks only agree, without a message, that all
+// have come, and which number their stream through shared memory shall have; then the engine runs
+// it at once. That is safe because a rank comes to such a meeting only with nothing else in flight,
+// and starts nothing else before the meeting is decided: no order with other batches can differ.
 // Threads: arrive under the context's lock; wait by the thread that waits.
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -143,12 +147,38 @@ static void note(seen_t *seen, bool full)
 
 // --- Arriving -----------------------------------------------------------------------------------
 
+// What this rank brings to the board: its contribution, or for larger operations where it stands.
+static bool fits(const hvd_ctx_t *ctx, const request_t *r)
+{
+    if (r->payload != NULL && r->payload_bytes <= ctx->express->bytes_each) {
+        return true;
+    }
+    return r->asked.op == HVD_ALLREDUCE && r->asked.reduce != HVD_ADASUM &&
+           atomic_load_explicit(&ctx->in_flight, memory_order_relaxed) == 0 &&
+           !atomic_load_explicit(&ctx->board_busy, memory_order_relaxed) &&
+           ctx->config.algorithm[0] == '\0';
+}
+
 static bool is_eligible(const hvd_ctx_t *ctx, const request_t *r, const process_set_t *set)
 {
-    return ctx->express != NULL && (r->asked.flags & HVD_WAITS) != 0 && r->payload != NULL &&
-           r->payload_bytes <= ctx->express->bytes_each && set->on_this_host && set->n > 1 &&
-           set->n <= EXPRESS_MEMBERS &&
-           !atomic_load_explicit(&ctx->express_off, memory_order_relaxed);
+    return ctx->express != NULL && (r->asked.flags & HVD_WAITS) != 0 && set->on_this_host &&
+           set->n > 1 && set->n <= EXPRESS_MEMBERS &&
+           !atomic_load_explicit(&ctx->express_off, memory_order_relaxed) && fits(ctx, r);
+}
+
+static bool is_meeting(const express_t *x, const request_t *r)
+{
+    return r->payload == NULL || r->payload_bytes > x->bytes_each;
+}
+
+static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
+{
+    if (is_meeting(ctx->express, r)) {
+        uint64_t clock = atomic_load(&ctx->stream_clock);
+        memcpy(to, &clock, sizeof clock);
+    } else {
+        memcpy(to, r->payload, r->payload_bytes);
+    }
 }
 
 bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
@@ -176,12 +206,13 @@ bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
         }
         bool fresh = COUNT_OF(word) == 0 || COUNT_OF(word) == (uint64_t)set->n;
         next = fresh ? (ROUND_OF(word) + 1) << 32 | 1 : word + 1;
-        memcpy(contribution(x, place, local, ROUND_OF(next)), r->payload, r->payload_bytes);
+        contribute(ctx, r, contribution(x, place, local, ROUND_OF(next)));
     } while (!atomic_compare_exchange_weak_explicit(&place->word, &word, next, memory_order_acq_rel,
                                                     memory_order_acquire));
     r->express = place;
     r->express_round = (uint32_t)ROUND_OF(next);
     r->express_members = set->n;
+    atomic_store(&ctx->board_busy, is_meeting(x, r) || atomic_load(&ctx->board_busy));
     for (int m = 0; m < set->n; m++) {
         r->express_local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
     }
@@ -238,15 +269,36 @@ static void add_up(const express_t *x, request_t *r)
                 r->payload_bytes / hvd_dtype_bytes(acc), 1.0, 1.0);
 }
 
+// The number after the highest any member stands at; 0 when there is none left before the next
+// batch of the log.
+static uint64_t agreed_number(const express_t *x, const request_t *r)
+{
+    uint64_t highest = 0;
+    for (int m = 0; m < r->express_members; m++) {
+        uint64_t clock;
+        memcpy(&clock, contribution(x, r->express, r->express_local[m], r->express_round),
+               sizeof clock);
+        highest = MAX(highest, clock);
+    }
+    uint64_t next = MAX(highest + 1, (highest & ~STREAMS_OF_BATCH) + PHASES_PER_BATCH);
+    return (next & ~STREAMS_OF_BATCH) == (highest & ~STREAMS_OF_BATCH) ? next : 0;
+}
+
 bool express_wait(hvd_ctx_t *ctx, request_t *r)
 {
     bool full = wait_until_full(ctx, r);
     if (UNLIKELY(!full)) {
         r->express_closed = atomic_load(&r->express->word);
-        return false;
+    } else if (is_meeting(ctx->express, r)) {
+        r->meeting = agreed_number(ctx->express, r);
+        full = r->meeting != 0;
+    } else {
+        add_up(ctx->express, r);
     }
-    add_up(ctx->express, r);
-    return true;
+    if (!full && is_meeting(ctx->express, r)) {
+        atomic_store(&ctx->board_busy, false);
+    }
+    return full;
 }
 
 void express_note(hvd_ctx_t *ctx, request_t *r, bool full)

@@ -63,7 +63,8 @@ request_t *request_new(hvd_ctx_t *ctx)
     request->ask = ASK_OPERATION;
     request->hash = 0;
     request->express = NULL;
-    request->on_board = false;
+    request->meeting = 0;
+    atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
     atomic_store_explicit(&request->released, false, memory_order_relaxed);
     atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_relaxed);
     atomic_store_explicit(&request->handle, handle + ONE_GENERATION, memory_order_release);
@@ -190,7 +191,7 @@ void request_register(hvd_ctx_t *ctx, request_t *request)
 void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 {
     atomic_fetch_add_explicit(&ctx->in_flight, 1, memory_order_relaxed);
-    request->on_board = false;
+    atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
     request->next = atomic_load_explicit(&ctx->queue, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&ctx->queue, &request->next, request,
                                                   memory_order_release, memory_order_relaxed)) {
@@ -224,9 +225,9 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
         request->hash = 0;
     }
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
-    if (request->on_board) { // the engine never had it
-        express_note(ctx, request, true);
-        request->on_board = false;
+    if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) { // never had by the engine
+        express_note(ctx, request, status == HVD_OK);
+        atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
     } else {
         atomic_fetch_sub_explicit(&ctx->in_flight, 1, memory_order_relaxed);
         express_reopen(request);
@@ -253,7 +254,8 @@ void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
     uint32_t n = atomic_load(&ctx->n_requests);
     for (uint32_t i = 0; i < n; i++) {
         request_t *request = request_at(ctx, i);
-        if (atomic_load(&request->state) == REQUEST_IN_FLIGHT) {
+        bool mine = !atomic_load(&request->on_board); // else its waiter ends it, see leave_board
+        if (mine && atomic_load(&request->state) == REQUEST_IN_FLIGHT) {
             request_complete(ctx, request, status, text);
         }
     }

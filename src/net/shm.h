@@ -12,7 +12,7 @@
 
 #include "net/net.h"
 
-#define SLICE_BITS 26
+#define SLICE_BITS 22
 
 typedef struct window_counters {
     _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t shared; // slices that lie in the owner's window

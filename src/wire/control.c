@@ -73,7 +73,7 @@ static const shape_of_kind_t kinds[CONTROL_N_KINDS] = {
     [LINE_ABORT] = {0, {FIELD_STATUS, FIELD_TEXT}},
 };
 
-// --- Reading --------------------------------------------------------------------------------------
+// --- Reading ------------------------------------------------------------------------------------
 
 void control_open(control_reader_t *reader, const void *body, size_t bytes)
 {
@@ -100,7 +100,8 @@ static control_text_t get_text(reader_t *in, size_t max_bytes)
 {
     size_t bytes = get_count(in, max_bytes);
     const uint8_t *at = get_bytes(in, bytes);
-    return (control_text_t){.at = at != NULL ? (const char *)at : "", .bytes = at != NULL ? bytes : 0};
+    return (control_text_t){.at = at != NULL ? (const char *)at : "",
+                            .bytes = at != NULL ? bytes : 0};
 }
 
 // Reads a count and as many numbers, each written as itself minus `least`, to the words. Returns
@@ -152,7 +153,8 @@ static size_t get_signature(control_reader_t *reader, control_signature_t *signa
     reader_t *in = &reader->in;
     uint8_t head = get_u8(in);
 
-    *signature = (control_signature_t){.op = head & ~SIGNATURE_SCALED, .prescale = 1, .postscale = 1};
+    *signature =
+        (control_signature_t){.op = head & ~SIGNATURE_SCALED, .prescale = 1, .postscale = 1};
     signature->dtype = get_u8(in);
     signature->reduce = get_u8(in);
     signature->root = (int)get_count(in, CONTROL_MAX_RANKS);
@@ -166,8 +168,11 @@ static size_t get_signature(control_reader_t *reader, control_signature_t *signa
         signature->dtype >= HVD_N_DTYPES || signature->reduce >= HVD_N_REDUCES) {
         in->bad = true;
     }
-    if (!control_bad(reader) && signature->op < HVD_N_OPS &&
-        !control_words_are_shapes(words_at(reader, begin), signature->n_words, signature->n_tensors)) {
+    bool has_shapes = signature->op < HVD_N_OPS;
+    if (!control_bad(reader) &&
+        (has_shapes ? !control_words_are_shapes(words_at(reader, begin), signature->n_words,
+                                                signature->n_tensors)
+                    : signature->n_tensors != 0)) {
         in->bad = true;
     }
     return begin;
@@ -361,7 +366,7 @@ bool control_next_asked(control_reader_t *reader, control_asked_t *asked_p)
     return !control_bad(reader);
 }
 
-// --- Writing --------------------------------------------------------------------------------------
+// --- Writing ------------------------------------------------------------------------------------
 
 static void put_text(buf_t *out, control_text_t text)
 {
@@ -415,7 +420,7 @@ static void put_field(buf_t *out, field_t field, const control_line_t *line)
         put_varint(out, (uint64_t)line->rank);
         break;
     case FIELD_STATUS:
-        put_varint(out, (uint64_t)-(int64_t)line->status);
+        put_varint(out, (uint64_t) - (int64_t)line->status);
         break;
     case FIELD_AGE:
         put_varint(out, line->age_ns);

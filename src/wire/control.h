@@ -4,8 +4,8 @@
 //
 // A frame body is a sequence of lines. Lines that go up the tree say what is ready in a subtree;
 // lines that go down are records of the job's log. A line starts with one byte: the kind in the
-// low five bits, three flags above it. Numbers are varints, so the common line, "ready: id 7", takes
-// two bytes.
+// low five bits, three flags above it. Numbers are varints, so the common line, "ready: id 7",
+// takes two bytes.
 //
 // The reader trusts nobody: every count is checked against its limit and against the bytes that are
 // left before memory is taken, so reading a frame of n bytes takes at most 8n bytes. What a line
@@ -17,39 +17,39 @@
 #include "wire/codec.h"
 
 #define CONTROL_MAX_NAME_BYTES (64 * KIB - 1)
-#define CONTROL_MAX_WORDS ((size_t)1 << 18)   // of the shapes of one request
-#define CONTROL_MAX_SIZES ((size_t)1 << 22)   // per-rank sizes of one request, all members
-#define CONTROL_MAX_PAYLOAD_BYTES (MIB)       // accumulators that ride along
+#define CONTROL_MAX_WORDS ((size_t)1 << 18) // of the shapes of one request
+#define CONTROL_MAX_SIZES ((size_t)1 << 22) // per-rank sizes of one request, all members
+#define CONTROL_MAX_PAYLOAD_BYTES (MIB)     // accumulators that ride along
 #define CONTROL_MAX_TEXT_BYTES (16 * KIB)
 #define CONTROL_MAX_RANKS ((size_t)1 << 20)
-#define CONTROL_MAX_ASKED 32                  // entries in one question about a stall
-#define CONTROL_MAX_RUN ((size_t)1 << 20)     // entries of one batch
+#define CONTROL_MAX_ASKED 32              // entries in one question about a stall
+#define CONTROL_MAX_RUN ((size_t)1 << 20) // entries of one batch
 
 // Signatures on the wire may ask for two things more than the public operations.
 enum { CONTROL_SET_ADD = HVD_N_OPS, CONTROL_SET_REMOVE, CONTROL_N_OPS };
 
 typedef enum control_kind {
     // Up: from a node, about its whole subtree.
-    LINE_READY = 1,   // id
-    LINE_NEW,         // set, name, signature
-    LINE_CONFLICT,    // set, name, two signatures that differ
-    LINE_JOIN,        // rank
-    LINE_EVICTED,     // id: nothing more will come under it from here
-    LINE_STALLED,     // set, name, age: incomplete here for long
-    LINE_ANSWER,      // inquiry, bitmaps of the ranks that have each entry asked about
-    LINE_STOP,        // rank that asks for shutdown
+    LINE_READY = 1, // id
+    LINE_NEW,       // set, name, signature
+    LINE_CONFLICT,  // set, name, two signatures that differ
+    LINE_JOIN,      // rank
+    LINE_EVICTED,   // id: nothing more will come under it from here
+    LINE_STALLED,   // set, name, age: incomplete here for long
+    LINE_ANSWER,    // inquiry, bitmaps of the ranks that have each entry asked about
+    LINE_STOP,      // rank that asks for shutdown
     // Down: records of the log.
-    RECORD_RUN,       // batch, set, entries
-    RECORD_ERROR,     // batch, set, name, status, text
-    RECORD_EVICT,     // id
-    RECORD_JOINED,    // batch, rank that joined last
-    RECORD_SET_ADD,   // batch, set, name of the entry that asked, ranks
-    RECORD_SET_REMOVE,// batch, set, name of the entry that asked
-    RECORD_INQUIRE,   // inquiry, entries asked about
-    RECORD_REPORT,    // batch, text
-    RECORD_SHUTDOWN,  // batch, rank that asked
+    RECORD_RUN,        // batch, set, entries
+    RECORD_ERROR,      // batch, set, name, status, text
+    RECORD_EVICT,      // id
+    RECORD_JOINED,     // batch, rank that joined last
+    RECORD_SET_ADD,    // batch, set, name of the entry that asked, ranks
+    RECORD_SET_REMOVE, // batch, set, name of the entry that asked
+    RECORD_INQUIRE,    // inquiry, entries asked about
+    RECORD_REPORT,     // batch, text
+    RECORD_SHUTDOWN,   // batch, rank that asked
     // Both ways.
-    LINE_ABORT,       // status, text
+    LINE_ABORT, // status, text
     CONTROL_N_KINDS
 } control_kind_t;
 
@@ -72,22 +72,22 @@ typedef struct control_text {
 // live until its next call.
 typedef struct control_line {
     control_kind_t kind;
-    bool zeros;        // READY, NEW, CONFLICT: members that joined without submitting are counted
-    bool rides;        // RUN: every entry brings its result
-    uint32_t id;       // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER
-    uint32_t batch;    // records
+    bool zeros;     // READY, NEW, CONFLICT: members that joined without submitting are counted
+    bool rides;     // RUN: every entry brings its result
+    uint32_t id;    // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER
+    uint32_t batch; // records
     uint32_t set;
-    int rank;          // JOIN, STOP, JOINED, SHUTDOWN
+    int rank; // JOIN, STOP, JOINED, SHUTDOWN
     hvd_status_t status;
-    int n_items;       // RUN, INQUIRE: how many items follow; ANSWER: how many bitmaps
+    int n_items;            // RUN, INQUIRE: how many items follow; ANSWER: how many bitmaps
     const uint8_t *payload; // READY, NEW: accumulators. ANSWER: the bitmaps
     size_t payload_bytes;
     const int64_t *sizes; // NULL: none, or as last time. SET_ADD: ranks
     int n_sizes;
-    int n_variants;    // NEW: 1, CONFLICT: 2, READY: 0
+    int n_variants; // NEW: 1, CONFLICT: 2, READY: 0
     // The second half.
     int example_ranks[2]; // a rank that submitted each variant; READY: [0], -1 if every member did
-    uint64_t age_ns;   // STALLED
+    uint64_t age_ns;      // STALLED
     control_text_t name, text;
     control_signature_t variants[2];
 } control_line_t;
@@ -113,7 +113,7 @@ typedef struct control_asked {
 // Do the words hold exactly n_tensors shapes? A first dimension may be -1: left out.
 bool control_words_are_shapes(const int64_t *words, int n_words, int n_tensors);
 
-// --- Reading --------------------------------------------------------------------------------------
+// --- Reading ------------------------------------------------------------------------------------
 
 typedef struct control_reader {
     reader_t in;
@@ -134,7 +134,7 @@ static inline bool control_bad(const control_reader_t *reader)
     return reader->in.bad || reader->words.failed;
 }
 
-// --- Writing --------------------------------------------------------------------------------------
+// --- Writing ------------------------------------------------------------------------------------
 // Lines are written from the same structure they are read into, kind by kind; a failed allocation
 // shows in out->failed.
 

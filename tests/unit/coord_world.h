@@ -23,11 +23,15 @@
 #define REDUCE_AS(type)                                                                            \
     for (size_t i = 0; i < n; i++) {                                                               \
         type x = ((const type *)a)[i], y = ((const type *)b)[i];                                   \
-        ((type *)dst)[i] = op == HVD_SUM ? x + y : op == HVD_MIN ? MIN(x, y) : op == HVD_MAX ? MAX(x, y) : x * y; \
+        ((type *)dst)[i] = op == HVD_SUM   ? x + y                                                 \
+                           : op == HVD_MIN ? MIN(x, y)                                             \
+                           : op == HVD_MAX ? MAX(x, y)                                             \
+                                           : x * y;                                                \
     }
 
 // The obvious reduction, for the types the tests use.
-static inline void plain_reduce(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b, size_t n)
+static inline void plain_reduce(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a,
+                                const void *b, size_t n)
 {
     assert_true(op == HVD_SUM || op == HVD_MIN || op == HVD_MAX || op == HVD_PRODUCT);
     switch (dtype) {
@@ -71,7 +75,7 @@ typedef struct seen {
     coord_signature_t signature; // of the first entry; dims not kept
     int64_t *sizes;              // of the first entry
     int n_sizes;
-    void **results; // NULL: did not ride
+    void **results;      // NULL: did not ride
     size_t result_bytes; // of the first entry
 } seen_t;
 
@@ -84,7 +88,7 @@ typedef struct world {
     bool holds_batches; // batches stay running until world_finish_batches()
     uint64_t now_ns;
     uint64_t next_tag;
-    int n_frames;       // delivered
+    int n_frames; // delivered
     size_t n_bytes;
 } world_t;
 
@@ -188,7 +192,8 @@ static inline void world_note(world_t *world, int rank, const decision_t *decisi
         const decision_entry_t *entry = &decision->entries[i];
         seen->tags[i] = entry->tag;
         seen->names[i] = strdup(entry->name);
-        seen->results[i] = entry->result != NULL ? copy_of(entry->result, entry->result_bytes) : NULL;
+        seen->results[i] =
+            entry->result != NULL ? copy_of(entry->result, entry->result_bytes) : NULL;
     }
     if (seen->n_entries > 0) {
         const decision_entry_t *first = &decision->entries[0];
@@ -217,11 +222,13 @@ static inline bool world_move(world_t *world, int rank, int i)
     for (size_t at = 0; at < n && !world->is_dead[to];) {
         size_t body_bytes;
         bool is_ours;
-        assert_int_equal(coord_frame_header(world->ranks[to], copy + at, &body_bytes, &is_ours, &err), HVD_OK);
+        assert_int_equal(
+            coord_frame_header(world->ranks[to], copy + at, &body_bytes, &is_ours, &err), HVD_OK);
         assert_true(is_ours && at + FRAME_HEADER_BYTES + body_bytes <= n);
         // A body of its own, so that reading past its end is noticed.
         uint8_t *body = copy_of(copy + at + FRAME_HEADER_BYTES, body_bytes);
-        if (coord_receive(world->ranks[to], rank, body, body_bytes, world->now_ns, &err) != HVD_OK) {
+        if (coord_receive(world->ranks[to], rank, body, body_bytes, world->now_ns, &err) !=
+            HVD_OK) {
             fail_msg("rank %d, frame from %d: %s", to, rank, err.text);
         }
         free(body);
@@ -258,7 +265,8 @@ static inline int world_settle(world_t *world)
     while (moved) {
         moved = false;
         for (int rank = 0; rank < world->size; rank++) {
-            for (int i = 0; !world->is_dead[rank] && i < coord_n_neighbours(world->ranks[rank]); i++) {
+            for (int i = 0; !world->is_dead[rank] && i < coord_n_neighbours(world->ranks[rank]);
+                 i++) {
                 moved |= world_move(world, rank, i);
             }
         }
@@ -282,19 +290,19 @@ static inline void world_tick(world_t *world, uint64_t later_ns)
     world_settle(world);
 }
 
-// --- Submitting -----------------------------------------------------------------------------------
+// --- Submitting ---------------------------------------------------------------------------------
 
 // A request with defaults that suit most tests: one float32 tensor, allreduce, sum.
 typedef struct ask {
     const char *name;
     int set;
     hvd_op_t op;
-    hvd_dtype_t dtype; // 0 stands for float32
+    hvd_dtype_t dtype;   // 0 stands for float32
     hvd_reduce_t reduce; // 0 stands for sum
     int root;
     double prescale, postscale; // 0 stands for 1
-    int n_tensors; // 0 stands for 1
-    const int64_t *dims; // of one tensor, as many as n_dims
+    int n_tensors;              // 0 stands for 1
+    const int64_t *dims;        // of one tensor, as many as n_dims
     int n_dims;
     bool is_scalar;
     const int64_t *sizes;
@@ -338,7 +346,8 @@ static inline size_t fill(hvd_dtype_t dtype, void *at, size_t bytes, double valu
     return bytes;
 }
 
-static inline hvd_status_t try_submit(world_t *world, int rank, const ask_t *ask, uint64_t tag, err_t *err)
+static inline hvd_status_t try_submit(world_t *world, int rank, const ask_t *ask, uint64_t tag,
+                                      err_t *err)
 {
     static int64_t words[WORLD_MAX_ENTRIES * 4];
     static double payload[512];

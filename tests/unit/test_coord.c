@@ -8,8 +8,10 @@
 
 #include "wire/control.h"
 
-#define DIMS(...) .dims = (const int64_t[]){__VA_ARGS__}, .n_dims = N_ELEMENTS(((const int64_t[]){__VA_ARGS__}))
-#define SIZES(...) .sizes = (const int64_t[]){__VA_ARGS__}, .n_sizes = N_ELEMENTS(((const int64_t[]){__VA_ARGS__}))
+#define DIMS(...)                                                                                  \
+    .dims = (const int64_t[]){__VA_ARGS__}, .n_dims = N_ELEMENTS(((const int64_t[]){__VA_ARGS__}))
+#define SIZES(...)                                                                                 \
+    .sizes = (const int64_t[]){__VA_ARGS__}, .n_sizes = N_ELEMENTS(((const int64_t[]){__VA_ARGS__}))
 
 static void expect_order(const world_t *world, int rank, const char *const *names, int n)
 {
@@ -34,7 +36,7 @@ static int count_runs(const world_t *world, int rank)
     return n;
 }
 
-// --- Readiness ------------------------------------------------------------------------------------
+// --- Readiness ----------------------------------------------------------------------------------
 
 static void an_entry_runs_once_all_members_have_it(void **state)
 {
@@ -102,7 +104,8 @@ static void submission_errors_concern_one_call(void **state)
     int set;
     err_t err;
     for (int rank = 0; rank < 3; rank++) {
-        assert_int_equal(coord_define_set(world->ranks[rank], (const int[]){2, 0}, 2, &set, &err), HVD_OK);
+        assert_int_equal(coord_define_set(world->ranks[rank], (const int[]){2, 0}, 2, &set, &err),
+                         HVD_OK);
         assert_int_equal(set, 1);
     }
     ask_t ask = {.name = "x"};
@@ -142,7 +145,7 @@ static void a_name_is_in_flight_until_its_batch_is_done(void **state)
     world_free(world);
 }
 
-// --- Mismatches -----------------------------------------------------------------------------------
+// --- Mismatches ---------------------------------------------------------------------------------
 
 typedef struct mismatch_case {
     ask_t others, odd;
@@ -150,33 +153,63 @@ typedef struct mismatch_case {
 } mismatch_case_t;
 
 static const mismatch_case_t mismatches[] = {
-    {{.name = "t"}, {.name = "t", .dtype = HVD_INT32}, "Mismatched data types: ",
+    {{.name = "t"},
+     {.name = "t", .dtype = HVD_INT32},
+     "Mismatched data types: ",
      "rank 0 submitted float32 and rank 2 int32 for tensor 't'"},
-    {{.name = "t"}, {.name = "t", .op = HVD_BROADCAST}, "Mismatched operations: ",
+    {{.name = "t"},
+     {.name = "t", .op = HVD_BROADCAST},
+     "Mismatched operations: ",
      "rank 0 submitted ALLREDUCE and rank 2 BROADCAST for tensor 't'"},
-    {{.name = "t"}, {.name = "t", DIMS(7, 8)}, "Mismatched ALLREDUCE tensor shapes: ",
+    {{.name = "t"},
+     {.name = "t", DIMS(7, 8)},
+     "Mismatched ALLREDUCE tensor shapes: ",
      "rank 0 submitted [1000] and rank 2 [7, 8] for tensor 't'"},
-    {{.name = "t", DIMS(500)}, {.name = "t", DIMS(501)}, "Mismatched ALLREDUCE tensor shapes: ",
+    {{.name = "t", DIMS(500)},
+     {.name = "t", DIMS(501)},
+     "Mismatched ALLREDUCE tensor shapes: ",
      "rank 0 submitted [500] and rank 2 [501]"},
-    {{.name = "t", .n_tensors = 2}, {.name = "t", .n_tensors = 3}, "Mismatched ALLREDUCE tensor shapes: ",
+    {{.name = "t", .n_tensors = 2},
+     {.name = "t", .n_tensors = 3},
+     "Mismatched ALLREDUCE tensor shapes: ",
      "rank 0 submitted 2 tensors and rank 2 3 tensors"},
-    {{.name = "t", .prescale = 2}, {.name = "t", .prescale = 3},
-     "Mismatched prescale and/or postscale factors: ", "prescale 2, postscale 1 and rank 2 prescale 3"},
-    {{.name = "t"}, {.name = "t", .postscale = 3}, "Mismatched prescale and/or postscale factors: ", "postscale 3"},
-    {{.name = "t"}, {.name = "t", .reduce = HVD_MAX}, "Mismatched reduction operation: ",
+    {{.name = "t", .prescale = 2},
+     {.name = "t", .prescale = 3},
+     "Mismatched prescale and/or postscale factors: ",
+     "prescale 2, postscale 1 and rank 2 prescale 3"},
+    {{.name = "t"},
+     {.name = "t", .postscale = 3},
+     "Mismatched prescale and/or postscale factors: ",
+     "postscale 3"},
+    {{.name = "t"},
+     {.name = "t", .reduce = HVD_MAX},
+     "Mismatched reduction operation: ",
      "rank 0 submitted sum and rank 2 max"},
-    {{.name = "t", .op = HVD_BROADCAST, .root = 1}, {.name = "t", .op = HVD_BROADCAST, .root = 2},
-     "Mismatched BROADCAST root ranks: ", "rank 0 submitted root 1 and rank 2 root 2"},
+    {{.name = "t", .op = HVD_BROADCAST, .root = 1},
+     {.name = "t", .op = HVD_BROADCAST, .root = 2},
+     "Mismatched BROADCAST root ranks: ",
+     "rank 0 submitted root 1 and rank 2 root 2"},
     {{.name = "t", .op = HVD_ALLGATHER, DIMS(-1, 3), SIZES(4)},
-     {.name = "t", .op = HVD_ALLGATHER, DIMS(-1, 4), SIZES(4)}, "Mismatched ALLGATHER tensor shapes: ",
+     {.name = "t", .op = HVD_ALLGATHER, DIMS(-1, 4), SIZES(4)},
+     "Mismatched ALLGATHER tensor shapes: ",
      "rank 0 submitted [*, 3] and rank 2 [*, 4]"},
     {{.name = "t", .op = HVD_ALLTOALL, DIMS(-1, 3), SIZES(1, 1, 1, 1, 1)},
-     {.name = "t", .op = HVD_ALLTOALL, DIMS(-1), SIZES(1, 1, 1, 1, 1)}, "Mismatched ALLTOALL tensor shapes: ",
+     {.name = "t", .op = HVD_ALLTOALL, DIMS(-1), SIZES(1, 1, 1, 1, 1)},
+     "Mismatched ALLTOALL tensor shapes: ",
      "rank 0 submitted [*, 3] and rank 2 [*]"},
     // The order of checks: data types before operations before shapes.
-    {{.name = "t"}, {.name = "t", .dtype = HVD_INT32, .op = HVD_BROADCAST, DIMS(5)}, "Mismatched data types: ", ""},
-    {{.name = "t"}, {.name = "t", .op = HVD_BROADCAST, DIMS(5), .prescale = 2}, "Mismatched operations: ", ""},
-    {{.name = "t"}, {.name = "t", DIMS(5), .prescale = 2, .reduce = HVD_MAX}, "Mismatched ALLREDUCE", ""},
+    {{.name = "t"},
+     {.name = "t", .dtype = HVD_INT32, .op = HVD_BROADCAST, DIMS(5)},
+     "Mismatched data types: ",
+     ""},
+    {{.name = "t"},
+     {.name = "t", .op = HVD_BROADCAST, DIMS(5), .prescale = 2},
+     "Mismatched operations: ",
+     ""},
+    {{.name = "t"},
+     {.name = "t", DIMS(5), .prescale = 2, .reduce = HVD_MAX},
+     "Mismatched ALLREDUCE",
+     ""},
 };
 
 // On every member the same sentence, the name is free again, and the job goes on.
@@ -217,7 +250,8 @@ static void mismatches_fail_on_every_member(void **state)
 static void the_lowest_ranks_are_named(void **state)
 {
     static const int orders[][6] = {{0, 1, 2, 3, 4, 5}, {5, 4, 3, 2, 1, 0}, {3, 0, 5, 2, 4, 1}};
-    static const hvd_dtype_t dtypes[6] = {HVD_INT64, HVD_INT64, HVD_INT8, HVD_INT32, HVD_INT8, HVD_FLOAT64};
+    static const hvd_dtype_t dtypes[6] = {HVD_INT64, HVD_INT64, HVD_INT8,
+                                          HVD_INT32, HVD_INT8,  HVD_FLOAT64};
 
     (void)state;
     for (size_t order = 0; order < N_ELEMENTS(orders); order++) {
@@ -230,7 +264,8 @@ static void the_lowest_ranks_are_named(void **state)
                 submit(world, rank, (ask_t){.name = "t", .dtype = dtypes[rank]});
                 world_settle(world);
             }
-            assert_has(world->seen[4][0].text, "rank 0 submitted int64 and rank 2 int8 for tensor 't'");
+            assert_has(world->seen[4][0].text,
+                       "rank 0 submitted int64 and rank 2 int8 for tensor 't'");
             world_free(world);
         }
     }
@@ -260,7 +295,7 @@ static void scalars_cannot_be_gathered(void **state)
     }
 }
 
-// --- Sizes ----------------------------------------------------------------------------------------
+// --- Sizes --------------------------------------------------------------------------------------
 
 static void sizes_of_all_members_reach_all(void **state)
 {
@@ -273,7 +308,8 @@ static void sizes_of_all_members_reach_all(void **state)
         // Rounds 0 and 1 alike, then one rank changes, then all.
         for (int rank = 6; rank >= 0; rank--) {
             int64_t rows = round == 3 ? 100 + rank : round == 2 && rank == 4 ? 77 : 10 * rank;
-            submit(world, rank, (ask_t){.name = "g", .op = HVD_ALLGATHER, DIMS(-1, 3), SIZES(rows)});
+            submit(world, rank,
+                   (ask_t){.name = "g", .op = HVD_ALLGATHER, DIMS(-1, 3), SIZES(rows)});
         }
         world_settle(world);
         bytes[round] = world->n_bytes;
@@ -281,7 +317,9 @@ static void sizes_of_all_members_reach_all(void **state)
             const seen_t *seen = &world->seen[rank][0];
             assert_int_equal(seen->n_sizes, 7);
             for (int member = 0; member < 7; member++) {
-                int64_t rows = round == 3 ? 100 + member : round == 2 && member == 4 ? 77 : 10 * member;
+                int64_t rows = round == 3                  ? 100 + member
+                               : round == 2 && member == 4 ? 77
+                                                           : 10 * member;
                 assert_int_equal(seen->sizes[member], rows);
             }
         }
@@ -295,7 +333,9 @@ static void splits_of_all_members_reach_all(void **state)
     (void)state;
     world_t *world = world_new(3, world_params());
     for (int rank = 0; rank < 3; rank++) {
-        submit(world, rank, (ask_t){.name = "a", .op = HVD_ALLTOALL, DIMS(-1), SIZES(rank, 10 + rank, 20 + rank)});
+        submit(
+            world, rank,
+            (ask_t){.name = "a", .op = HVD_ALLTOALL, DIMS(-1), SIZES(rank, 10 + rank, 20 + rank)});
     }
     world_settle(world);
     for (int rank = 0; rank < 3; rank++) {
@@ -306,7 +346,7 @@ static void splits_of_all_members_reach_all(void **state)
     world_free(world);
 }
 
-// --- Values that ride along -----------------------------------------------------------------------
+// --- Values that ride along ---------------------------------------------------------------------
 
 // The first element of the i-th entry's result.
 static double value_of(const seen_t *seen, int i)
@@ -343,7 +383,8 @@ static void small_allreduces_are_done_by_the_agreement(void **state)
         hvd_reduce_t reduce;
         double expected; // of 2, 3, 4, 5, 6
     } rows[] = {{HVD_SUM, 20}, {HVD_MIN, 2}, {HVD_MAX, 6}, {HVD_PRODUCT, 720}};
-    static const hvd_dtype_t dtypes[] = {HVD_INT32, HVD_INT64, HVD_FLOAT16, HVD_BFLOAT16, HVD_FLOAT32, HVD_FLOAT64};
+    static const hvd_dtype_t dtypes[] = {HVD_INT32,    HVD_INT64,   HVD_FLOAT16,
+                                         HVD_BFLOAT16, HVD_FLOAT32, HVD_FLOAT64};
 
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
@@ -353,8 +394,12 @@ static void small_allreduces_are_done_by_the_agreement(void **state)
             for (int round = 0; round < 4; round++) {
                 world_forget(world);
                 for (int rank = 0; rank < 5; rank++) {
-                    submit(world, rank, (ask_t){.name = "x", DIMS(3), .reduce = rows[i].reduce,
-                                                .dtype = dtypes[t], .value = rank + 2});
+                    submit(world, rank,
+                           (ask_t){.name = "x",
+                                   DIMS(3),
+                                   .reduce = rows[i].reduce,
+                                   .dtype = dtypes[t],
+                                   .value = rank + 2});
                 }
                 world_settle(world);
                 for (int rank = 0; rank < 5; rank++) {
@@ -372,8 +417,14 @@ static void what_rides_is_a_matter_of_the_signature(void **state)
 {
     coord_params_t params = world_params();
     int64_t words[] = {1, 16};
-    coord_signature_t signature = {.op = HVD_ALLREDUCE, .dtype = HVD_FLOAT16, .reduce = HVD_SUM,
-                                   .prescale = 1, .postscale = 1, .n_tensors = 1, .dims = words, .n_dims_words = 2};
+    coord_signature_t signature = {.op = HVD_ALLREDUCE,
+                                   .dtype = HVD_FLOAT16,
+                                   .reduce = HVD_SUM,
+                                   .prescale = 1,
+                                   .postscale = 1,
+                                   .n_tensors = 1,
+                                   .dims = words,
+                                   .n_dims_words = 2};
     size_t bytes = 0;
 
     (void)state;
@@ -435,7 +486,7 @@ static void a_barrier_is_over_once_agreed(void **state)
     world_free(world);
 }
 
-// --- Batches --------------------------------------------------------------------------------------
+// --- Batches ------------------------------------------------------------------------------------
 
 static void what_comes_together_is_fused(void **state)
 {
@@ -501,9 +552,10 @@ static void fusion_keeps_to_its_limits(void **state)
         size_t fusion_bytes;
         bool separate_groups;
         int n_tensors, n_batches; // of six entries of n_tensors * 4000 bytes
-    } rows[] = {{0, false, 1, 6},     {4000, false, 1, 6},  {7999, false, 1, 6},  {8000, false, 1, 3},
-                {12000, false, 1, 2}, {100000, false, 1, 1}, {100000, false, 2, 1}, {100000, true, 1, 1},
-                {100000, true, 2, 6}, {100, false, 1, 6}};
+    } rows[] = {{0, false, 1, 6},      {4000, false, 1, 6},  {7999, false, 1, 6},
+                {8000, false, 1, 3},   {12000, false, 1, 2}, {100000, false, 1, 1},
+                {100000, false, 2, 1}, {100000, true, 1, 1}, {100000, true, 2, 6},
+                {100, false, 1, 6}};
 
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
@@ -617,7 +669,7 @@ static void orders_may_differ(void **state)
     world_free(world);
 }
 
-// --- The cache ------------------------------------------------------------------------------------
+// --- The cache ----------------------------------------------------------------------------------
 
 static void ids_are_evicted_and_given_again(void **state)
 {
@@ -659,7 +711,8 @@ static void a_ready_crossing_its_eviction_counts_once(void **state)
         world_t *world = world_new_tree(3, parent, params);
         int alone;
         for (int rank = 0; rank < 3; rank++) {
-            assert_int_equal(coord_define_set(world->ranks[rank], (const int[]){0}, 1, &alone, NULL), HVD_OK);
+            assert_int_equal(
+                coord_define_set(world->ranks[rank], (const int[]){0}, 1, &alone, NULL), HVD_OK);
         }
         submit(world, ALL_RANKS, old);
         world_settle(world);
@@ -691,7 +744,7 @@ static void a_ready_crossing_its_eviction_counts_once(void **state)
     }
 }
 
-// --- Join -----------------------------------------------------------------------------------------
+// --- Join ---------------------------------------------------------------------------------------
 
 static void joined_ranks_take_part_with_zeros(void **state)
 {
@@ -767,7 +820,8 @@ static void a_submission_before_joining_counts(void **state)
     (void)state;
     world_t *world = world_new(3, world_params());
     uint64_t min = submit(world, 2, (ask_t){.name = "min", DIMS(1), .value = 7, .reduce = HVD_MIN});
-    uint64_t gather = submit(world, 2, (ask_t){.name = "g", .op = HVD_ALLGATHER, DIMS(-1), SIZES(2)});
+    uint64_t gather =
+        submit(world, 2, (ask_t){.name = "g", .op = HVD_ALLGATHER, DIMS(-1), SIZES(2)});
     submit(world, 2, (ask_t){.name = "join", .op = HVD_JOIN});
     world_settle(world);
     for (int rank = 0; rank < 2; rank++) {
@@ -786,11 +840,13 @@ static void other_operations_fail_while_ranks_have_joined(void **state)
         ask_t ask;
         const char *start;
     } rows[] = {
-        {{.name = "t", .op = HVD_ALLGATHER, DIMS(-1), SIZES(1)}, "Allgather is not supported with Join at this time."},
+        {{.name = "t", .op = HVD_ALLGATHER, DIMS(-1), SIZES(1)},
+         "Allgather is not supported with Join at this time."},
         {{.name = "t", .op = HVD_BROADCAST}, "Broadcast is not supported with Join at this time."},
         {{.name = "t", .op = HVD_ALLTOALL, DIMS(-1), SIZES(1, 1, 1, 1, 1)},
          "Alltoall is not supported with Join at this time."},
-        {{.name = "t", .op = HVD_REDUCESCATTER}, "Reducescatter is not supported with Join at this time."},
+        {{.name = "t", .op = HVD_REDUCESCATTER},
+         "Reducescatter is not supported with Join at this time."},
     };
 
     (void)state;
@@ -828,12 +884,14 @@ static void joined_ranks_take_part_in_new_sets(void **state)
     (void)state;
     for (int joiner = 0; joiner < 4; joiner++) {
         world_t *world = world_new(4, world_params());
-        coord_add_set(world->ranks[joiner], (const int[]){1, joiner == 0 ? 0 : 2, 3}, 3, 80, world->now_ns, NULL);
+        coord_add_set(world->ranks[joiner], (const int[]){1, joiner == 0 ? 0 : 2, 3}, 3, 80,
+                      world->now_ns, NULL);
         submit(world, joiner, (ask_t){.name = "join", .op = HVD_JOIN});
         world_settle(world);
         for (int rank = 0; rank < 4; rank++) {
             if (rank != joiner) {
-                coord_add_set(world->ranks[rank], (const int[]){1, joiner == 0 ? 0 : 2, 3}, 3, 80, world->now_ns, NULL);
+                coord_add_set(world->ranks[rank], (const int[]){1, joiner == 0 ? 0 : 2, 3}, 3, 80,
+                              world->now_ns, NULL);
             }
         }
         world_settle(world);
@@ -858,13 +916,14 @@ static void joined_ranks_cannot_submit(void **state)
     err_t err;
     submit(world, 1, (ask_t){.name = "join", .op = HVD_JOIN});
     assert_int_equal(try_submit(world, 1, &(ask_t){.name = "x"}, 9, &err), HVD_JOINED);
-    assert_int_equal(try_submit(world, 1, &(ask_t){.name = "j", .op = HVD_JOIN}, 9, &err), HVD_DUPLICATE_NAME);
+    assert_int_equal(try_submit(world, 1, &(ask_t){.name = "j", .op = HVD_JOIN}, 9, &err),
+                     HVD_DUPLICATE_NAME);
     assert_int_equal(try_submit(world, 0, &(ask_t){.name = "j", .op = HVD_JOIN, .set = 1}, 9, &err),
                      HVD_INVALID_ARGUMENT);
     world_free(world);
 }
 
-// --- Process sets ---------------------------------------------------------------------------------
+// --- Process sets -------------------------------------------------------------------------------
 
 static uint64_t change_set(world_t *world, const int *ranks, int n_ranks, int removed)
 {
@@ -873,8 +932,9 @@ static uint64_t change_set(world_t *world, const int *ranks, int n_ranks, int re
 
     for (int rank = 0; rank < world->size; rank++) {
         hvd_status_t status =
-            ranks != NULL ? coord_add_set(world->ranks[rank], ranks, n_ranks, tag, world->now_ns, &err)
-                          : coord_remove_set(world->ranks[rank], removed, tag, world->now_ns, &err);
+            ranks != NULL
+                ? coord_add_set(world->ranks[rank], ranks, n_ranks, tag, world->now_ns, &err)
+                : coord_remove_set(world->ranks[rank], removed, tag, world->now_ns, &err);
         if (status != HVD_OK) {
             fail_msg("%s", err.text);
         }
@@ -946,20 +1006,24 @@ static void sets_are_checked_where_they_are_asked_for(void **state)
     change_set(world, (const int[]){0, 2}, 2, 0);
     assert_int_equal(coord_add_set(coord, (const int[]){2, 0}, 2, 9, 0, &err), HVD_EXISTING_SET);
     assert_int_equal(coord_add_set(coord, (const int[]){2, 1, 0}, 3, 9, 0, &err), HVD_EXISTING_SET);
-    assert_int_equal(coord_add_set(coord, (const int[]){1, 1}, 2, 9, 0, &err), HVD_INVALID_ARGUMENT);
-    assert_int_equal(coord_add_set(coord, (const int[]){1, 3}, 2, 9, 0, &err), HVD_INVALID_ARGUMENT);
+    assert_int_equal(coord_add_set(coord, (const int[]){1, 1}, 2, 9, 0, &err),
+                     HVD_INVALID_ARGUMENT);
+    assert_int_equal(coord_add_set(coord, (const int[]){1, 3}, 2, 9, 0, &err),
+                     HVD_INVALID_ARGUMENT);
     assert_int_equal(coord_add_set(coord, NULL, 0, 9, 0, &err), HVD_INVALID_ARGUMENT);
     assert_int_equal(coord_remove_set(coord, 0, 9, 0, &err), HVD_INVALID_ARGUMENT);
     assert_int_equal(coord_remove_set(coord, 5, 9, 0, &err), HVD_UNKNOWN_SET);
     world_free(world);
     params.dynamic_sets = false;
     world = world_new(2, params);
-    assert_int_equal(coord_add_set(world->ranks[0], (const int[]){1}, 1, 9, 0, &err), HVD_STATIC_SETS);
+    assert_int_equal(coord_add_set(world->ranks[0], (const int[]){1}, 1, 9, 0, &err),
+                     HVD_STATIC_SETS);
     assert_int_equal(coord_remove_set(world->ranks[0], 1, 9, 0, &err), HVD_STATIC_SETS);
     int id;
     assert_int_equal(coord_define_set(world->ranks[0], (const int[]){1}, 1, &id, &err), HVD_OK);
     assert_int_equal(id, 1);
-    assert_int_equal(coord_define_set(world->ranks[0], (const int[]){1}, 1, &id, &err), HVD_EXISTING_SET);
+    assert_int_equal(coord_define_set(world->ranks[0], (const int[]){1}, 1, &id, &err),
+                     HVD_EXISTING_SET);
     world_free(world);
 }
 
@@ -968,7 +1032,8 @@ static void different_sets_are_a_mismatch(void **state)
     (void)state;
     world_t *world = world_new(3, world_params());
     for (int rank = 0; rank < 3; rank++) {
-        coord_add_set(world->ranks[rank], (const int[]){0, rank == 1 ? 2 : 1}, 2, 50, world->now_ns, NULL);
+        coord_add_set(world->ranks[rank], (const int[]){0, rank == 1 ? 2 : 1}, 2, 50, world->now_ns,
+                      NULL);
     }
     world_settle(world);
     for (int rank = 0; rank < 3; rank++) {
@@ -997,7 +1062,8 @@ static void removing_a_set_fails_what_waits_in_it(void **state)
     submit(world, 1, (ask_t){.name = "y", .set = set});
     world_settle(world);
     change_set(world, NULL, 0, set);
-    assert_failed(world, 3, waiting, HVD_UNKNOWN_SET, "Process set 1 was removed while tensor 'x' waited");
+    assert_failed(world, 3, waiting, HVD_UNKNOWN_SET,
+                  "Process set 1 was removed while tensor 'x' waited");
     assert_int_equal(coord_pending(world->ranks[3]), 0);
     int again = added_id(world, change_set(world, (const int[]){0, 3}, 2, 0));
     assert_int_equal(again, set);
@@ -1037,8 +1103,10 @@ static void late_lines_for_a_removed_set_are_dropped(void **state)
         world_move(world, rank, 0);
     }
     world_settle(world);
-    assert_failed(world, 3, tags[0], HVD_UNKNOWN_SET, "Process set 1 was removed while tensor 'known' waited");
-    assert_failed(world, 3, tags[1], HVD_UNKNOWN_SET, "Process set 1 was removed while tensor 'new' waited");
+    assert_failed(world, 3, tags[0], HVD_UNKNOWN_SET,
+                  "Process set 1 was removed while tensor 'known' waited");
+    assert_failed(world, 3, tags[1], HVD_UNKNOWN_SET,
+                  "Process set 1 was removed while tensor 'new' waited");
     assert_int_equal(coord_counters(world->ranks[0]).n_stale_lines, 2);
     world_free(world);
 }
@@ -1079,7 +1147,7 @@ static void removing_a_set_lets_complete_work_run(void **state)
     world_free(world);
 }
 
-// --- Ends -----------------------------------------------------------------------------------------
+// --- Ends ---------------------------------------------------------------------------------------
 
 static void expect_end(const world_t *world, int rank, hvd_status_t status, const char *start)
 {
@@ -1108,7 +1176,8 @@ static void shutdown_ends_everything_everywhere(void **state)
         world_settle(world);
         for (int rank = 0; rank < 5; rank++) {
             expect_end(world, rank, HVD_SHUTDOWN, "Horovod has been shut down.");
-            assert_int_equal(try_submit(world, rank, &(ask_t){.name = "late"}, 9, &err), HVD_SHUTDOWN);
+            assert_int_equal(try_submit(world, rank, &(ask_t){.name = "late"}, 9, &err),
+                             HVD_SHUTDOWN);
             assert_int_equal(coord_pending(world->ranks[rank]), 0);
             assert_true(coord_next_tick(world->ranks[rank]) == NEVER_NS);
         }
@@ -1151,7 +1220,8 @@ static void an_abort_reaches_everybody_with_its_cause(void **state)
         world_settle(world);
         for (int rank = 0; rank < 7; rank++) {
             expect_end(world, rank, HVD_PEER_LOST, "rank 9 on host h is gone");
-            assert_int_equal(try_submit(world, rank, &(ask_t){.name = "late"}, 9, &err), HVD_PEER_LOST);
+            assert_int_equal(try_submit(world, rank, &(ask_t){.name = "late"}, 9, &err),
+                             HVD_PEER_LOST);
             assert_has(err.text, "rank 9 on host h is gone");
         }
         assert_failed(world, 6, tag, HVD_PEER_LOST, "rank 9 on host h is gone");
@@ -1159,7 +1229,7 @@ static void an_abort_reaches_everybody_with_its_cause(void **state)
     }
 }
 
-// --- Stalls ---------------------------------------------------------------------------------------
+// --- Stalls -------------------------------------------------------------------------------------
 
 static const seen_t *report_on(const world_t *world, int rank, int which)
 {
@@ -1172,7 +1242,8 @@ static const seen_t *report_on(const world_t *world, int rank, int which)
 }
 
 #define STALL_TEXT                                                                                 \
-    "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are " \
+    "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of "      \
+    "ranks and are "                                                                               \
     "waiting for remainder of ranks for more than 60 seconds."
 
 static void stalls_are_reported_with_the_missing_ranks(void **state)
@@ -1204,8 +1275,10 @@ static void stalls_are_reported_with_the_missing_ranks(void **state)
             const seen_t *report = report_on(world, rank, 0);
             assert_non_null(report);
             assert_starts(report->text, STALL_TEXT);
-            assert_has(report->text, "Missing ranks:\n0: [late/b]\n1: [late/b]\n2: [late/a, late/b]\n3: [late/b]\n"
-                                     "4: [late/b]\n5: [late/a, late/b]");
+            assert_has(
+                report->text,
+                "Missing ranks:\n0: [late/b]\n1: [late/b]\n2: [late/a, late/b]\n3: [late/b]\n"
+                "4: [late/b]\n5: [late/a, late/b]");
             assert_null(strstr(report->text, "\n6:"));
             assert_null(report_on(world, rank, 1));
         }
@@ -1319,7 +1392,7 @@ static void a_rank_that_does_not_answer_is_missing(void **state)
     world_free(world);
 }
 
-// --- Broken neighbours ----------------------------------------------------------------------------
+// --- Broken neighbours --------------------------------------------------------------------------
 
 static void frames_of_another_epoch_are_counted(void **state)
 {
@@ -1334,16 +1407,19 @@ static void frames_of_another_epoch_are_counted(void **state)
     assert_int_equal(bytes, 5);
     assert_int_equal(coord_counters(world->ranks[0]).n_dropped_frames, 1);
     header[3] = 0xff;
-    assert_int_equal(coord_frame_header(world->ranks[0], header, &bytes, &is_ours, &err), HVD_PROTOCOL);
+    assert_int_equal(coord_frame_header(world->ranks[0], header, &bytes, &is_ours, &err),
+                     HVD_PROTOCOL);
     world_free(world);
 }
 
-static hvd_status_t receive_line(world_t *world, int to, int from, const control_line_t *line, err_t *err)
+static hvd_status_t receive_line(world_t *world, int to, int from, const control_line_t *line,
+                                 err_t *err)
 {
     buf_t body = {0};
 
     control_put(&body, line);
-    hvd_status_t status = coord_receive(world->ranks[to], from, body.data, body.len, world->now_ns, err);
+    hvd_status_t status =
+        coord_receive(world->ranks[to], from, body.data, body.len, world->now_ns, err);
     buf_free(&body);
     return status;
 }
@@ -1351,15 +1427,30 @@ static hvd_status_t receive_line(world_t *world, int to, int from, const control
 static void nonsense_is_refused(void **state)
 {
     static const int64_t one[] = {1};
-    static const control_signature_t good = {.prescale = 1, .postscale = 1, .dtype = HVD_FLOAT32, .reduce = HVD_SUM};
+    static const control_signature_t good = {
+        .prescale = 1, .postscale = 1, .dtype = HVD_FLOAT32, .reduce = HVD_SUM};
     const control_line_t from_child[] = {
         {.kind = LINE_READY, .id = 99},
         {.kind = LINE_READY, .id = 0},
         {.kind = LINE_NEW, .set = 5, .name = {"x", 1}, .n_variants = 1, .variants = {good}},
-        {.kind = LINE_NEW, .name = {"x", 1}, .n_variants = 1, .variants = {{.op = CONTROL_SET_REMOVE}}},
-        {.kind = LINE_NEW, .name = {"x", 1}, .n_variants = 1, .variants = {{.op = HVD_ALLGATHER}}}, // no sizes
-        {.kind = LINE_NEW, .name = {"x", 1}, .n_variants = 1, .variants = {good}, .example_ranks = {4}},
-        {.kind = LINE_NEW, .name = {"x", 1}, .n_variants = 1, .variants = {good}, .payload = (const uint8_t *)"abcd",
+        {.kind = LINE_NEW,
+         .name = {"x", 1},
+         .n_variants = 1,
+         .variants = {{.op = CONTROL_SET_REMOVE}}},
+        {.kind = LINE_NEW,
+         .name = {"x", 1},
+         .n_variants = 1,
+         .variants = {{.op = HVD_ALLGATHER}}}, // no sizes
+        {.kind = LINE_NEW,
+         .name = {"x", 1},
+         .n_variants = 1,
+         .variants = {good},
+         .example_ranks = {4}},
+        {.kind = LINE_NEW,
+         .name = {"x", 1},
+         .n_variants = 1,
+         .variants = {good},
+         .payload = (const uint8_t *)"abcd",
          .payload_bytes = 4},
         {.kind = LINE_JOIN, .rank = 0},
         {.kind = LINE_JOIN, .rank = 4},
@@ -1395,15 +1486,18 @@ static void nonsense_is_refused(void **state)
     world_t *world = world_new(4, world_params());
     assert_int_equal(receive_line(world, 1, 2, &from_child[0], &err), HVD_PROTOCOL); // no neighbour
     // The same share twice.
-    control_line_t twice = {.kind = LINE_NEW, .name = {"y", 1}, .n_variants = 1, .variants = {good}};
+    control_line_t twice = {
+        .kind = LINE_NEW, .name = {"y", 1}, .n_variants = 1, .variants = {good}};
     assert_int_equal(receive_line(world, 0, 2, &twice, &err), HVD_OK);
     assert_int_equal(receive_line(world, 0, 2, &twice, &err), HVD_PROTOCOL);
     // A batch nobody here asked for.
     buf_t body = {0};
     control_put_batch(&body, 1, 0, false, 1);
-    control_put_run(&body, &(control_run_t){.id = 3, .named = true, .name = {"z", 1}, .signature = good});
+    control_put_run(&body,
+                    &(control_run_t){.id = 3, .named = true, .name = {"z", 1}, .signature = good});
     assert_int_equal(coord_receive(world->ranks[1], 0, body.data, body.len, 0, &err), HVD_PROTOCOL);
-    assert_int_equal(coord_receive(world->ranks[1], 0, body.data, body.len - 1, 0, &err), HVD_PROTOCOL);
+    assert_int_equal(coord_receive(world->ranks[1], 0, body.data, body.len - 1, 0, &err),
+                     HVD_PROTOCOL);
     buf_free(&body);
     world_free(world);
 }
@@ -1424,7 +1518,7 @@ static void trees_are_checked(void **state)
     }
 }
 
-// --- Lines ----------------------------------------------------------------------------------------
+// --- Lines --------------------------------------------------------------------------------------
 
 static void assert_same_text(control_text_t a, control_text_t b)
 {
@@ -1434,44 +1528,106 @@ static void assert_same_text(control_text_t a, control_text_t b)
 
 static void assert_same_signature(const control_signature_t *a, const control_signature_t *b)
 {
-    assert_true(a->op == b->op && a->dtype == b->dtype && a->reduce == b->reduce && a->root == b->root &&
-                a->prescale == b->prescale && a->postscale == b->postscale && a->n_tensors == b->n_tensors &&
-                a->n_words == b->n_words);
+    assert_true(a->op == b->op && a->dtype == b->dtype && a->reduce == b->reduce &&
+                a->root == b->root && a->prescale == b->prescale && a->postscale == b->postscale &&
+                a->n_tensors == b->n_tensors && a->n_words == b->n_words);
     assert_memory_equal(a->words, b->words, (size_t)b->n_words * sizeof(int64_t));
+}
+
+static const int64_t wire_words[] = {2, -1, 3, 0, 1, INT64_MAX - 1};
+static const int64_t wire_sizes[] = {0, 1, 127, 128, INT64_MAX};
+
+#define PLAIN_SIGNATURE                                                                            \
+    {                                                                                              \
+        .op = HVD_ALLGATHER, .dtype = HVD_BFLOAT16, .prescale = 1, .postscale = 1, .n_tensors = 3, \
+        .words = wire_words, .n_words = 6                                                          \
+    }
+#define SCALED_SIGNATURE                                                                           \
+    {                                                                                              \
+        .op = HVD_BROADCAST, .reduce = HVD_PRODUCT, .root = 1000, .prescale = 0.1,                 \
+        .postscale = -3, .n_tensors = 3, .words = wire_words, .n_words = 6                         \
+    }
+
+// Every kind of line.
+static const control_line_t lines[] = {
+    {.kind = LINE_READY, .id = UINT32_MAX, .example_ranks = {-1}},
+    {.kind = LINE_READY,
+     .id = 5,
+     .zeros = true,
+     .example_ranks = {17},
+     .sizes = wire_sizes,
+     .n_sizes = 5,
+     .payload = (const uint8_t *)"payload",
+     .payload_bytes = 7},
+    {.kind = LINE_NEW,
+     .set = 3,
+     .name = {"na\0me", 5},
+     .n_variants = 1,
+     .variants = {PLAIN_SIGNATURE},
+     .example_ranks = {9},
+     .sizes = wire_sizes,
+     .n_sizes = 5},
+    {.kind = LINE_CONFLICT,
+     .set = 3,
+     .name = {"", 0},
+     .n_variants = 2,
+     .variants = {PLAIN_SIGNATURE, SCALED_SIGNATURE},
+     .example_ranks = {2, 70000},
+     .zeros = true},
+    {.kind = LINE_JOIN, .rank = 300},
+    {.kind = LINE_EVICTED, .id = 7},
+    {.kind = LINE_STALLED, .set = 1, .name = {"x", 1}, .age_ns = UINT64_MAX},
+    {.kind = LINE_ANSWER,
+     .id = 4,
+     .n_items = 2,
+     .payload = (const uint8_t *)"\1\2",
+     .payload_bytes = 2},
+    {.kind = LINE_STOP, .rank = 1},
+    {.kind = RECORD_RUN, .batch = UINT32_MAX, .set = 2, .rides = true, .n_items = 0},
+    {.kind = RECORD_ERROR,
+     .batch = 1,
+     .set = 2,
+     .name = {"x", 1},
+     .status = HVD_MISMATCH,
+     .text = {"why", 3}},
+    {.kind = RECORD_EVICT, .id = 1},
+    {.kind = RECORD_JOINED, .batch = 3, .rank = 1},
+    {.kind = RECORD_SET_ADD,
+     .batch = 3,
+     .set = 1,
+     .name = {"x", 1},
+     .sizes = wire_sizes,
+     .n_sizes = 3},
+    {.kind = RECORD_SET_REMOVE, .batch = 3, .set = 1, .name = {"x", 1}},
+    {.kind = RECORD_INQUIRE, .id = 2, .n_items = 0},
+    {.kind = RECORD_REPORT, .batch = 2, .text = {"text", 4}},
+    {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5},
+    {.kind = LINE_ABORT, .status = HVD_SYSTEM, .text = {"text", 4}},
+};
+
+static void assert_same_line(const control_line_t *got, const control_line_t *line)
+{
+    assert_true(got->kind == line->kind && got->zeros == line->zeros && got->rides == line->rides &&
+                got->id == line->id && got->batch == line->batch && got->set == line->set &&
+                got->rank == line->rank && got->status == line->status &&
+                got->n_items == line->n_items && got->n_variants == line->n_variants &&
+                got->n_sizes == line->n_sizes && got->payload_bytes == line->payload_bytes);
+    assert_memory_equal(got->payload, line->payload, line->payload_bytes);
+    assert_memory_equal(got->sizes, line->sizes, (size_t)line->n_sizes * sizeof(int64_t));
+    if (line->name.at != NULL) {
+        assert_same_text(got->name, line->name);
+    }
+    if (line->text.at != NULL) {
+        assert_same_text(got->text, line->text);
+    }
+    for (int v = 0; v < line->n_variants; v++) {
+        assert_int_equal(got->example_ranks[v], line->example_ranks[v]);
+        assert_same_signature(&got->variants[v], &line->variants[v]);
+    }
 }
 
 static void lines_survive_the_wire(void **state)
 {
-    static const int64_t words[] = {2, -1, 3, 0, 1, INT64_MAX - 1}, sizes[] = {0, 1, 127, 128, INT64_MAX};
-    static const control_signature_t plain = {.op = HVD_ALLGATHER, .dtype = HVD_BFLOAT16, .prescale = 1,
-                                              .postscale = 1, .n_tensors = 3, .words = words, .n_words = 6};
-    static const control_signature_t scaled = {.op = HVD_BROADCAST, .reduce = HVD_PRODUCT, .root = 1000,
-                                               .prescale = 0.1, .postscale = -3, .n_tensors = 3, .words = words,
-                                               .n_words = 6};
-    const control_line_t lines[] = {
-        {.kind = LINE_READY, .id = UINT32_MAX, .example_ranks = {-1}},
-        {.kind = LINE_READY, .id = 5, .zeros = true, .example_ranks = {17}, .sizes = sizes, .n_sizes = 5,
-         .payload = (const uint8_t *)"payload", .payload_bytes = 7},
-        {.kind = LINE_NEW, .set = 3, .name = {"na\0me", 5}, .n_variants = 1, .variants = {plain},
-         .example_ranks = {9}, .sizes = sizes, .n_sizes = 5},
-        {.kind = LINE_CONFLICT, .set = 3, .name = {"", 0}, .n_variants = 2, .variants = {plain, scaled},
-         .example_ranks = {2, 70000}, .zeros = true},
-        {.kind = LINE_JOIN, .rank = 300},
-        {.kind = LINE_EVICTED, .id = 7},
-        {.kind = LINE_STALLED, .set = 1, .name = {"x", 1}, .age_ns = UINT64_MAX},
-        {.kind = LINE_ANSWER, .id = 4, .n_items = 2, .payload = (const uint8_t *)"\1\2", .payload_bytes = 2},
-        {.kind = LINE_STOP, .rank = 1},
-        {.kind = RECORD_RUN, .batch = UINT32_MAX, .set = 2, .rides = true, .n_items = 0},
-        {.kind = RECORD_ERROR, .batch = 1, .set = 2, .name = {"x", 1}, .status = HVD_MISMATCH, .text = {"why", 3}},
-        {.kind = RECORD_EVICT, .id = 1},
-        {.kind = RECORD_JOINED, .batch = 3, .rank = 1},
-        {.kind = RECORD_SET_ADD, .batch = 3, .set = 1, .name = {"x", 1}, .sizes = sizes, .n_sizes = 3},
-        {.kind = RECORD_SET_REMOVE, .batch = 3, .set = 1, .name = {"x", 1}},
-        {.kind = RECORD_INQUIRE, .id = 2, .n_items = 0},
-        {.kind = RECORD_REPORT, .batch = 2, .text = {"text", 4}},
-        {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5},
-        {.kind = LINE_ABORT, .status = HVD_SYSTEM, .text = {"text", 4}},
-    };
     control_reader_t reader = {0};
     control_line_t got;
     buf_t body = {0};
@@ -1482,25 +1638,8 @@ static void lines_survive_the_wire(void **state)
     }
     control_open(&reader, body.data, body.len);
     for (size_t i = 0; i < N_ELEMENTS(lines); i++) {
-        const control_line_t *line = &lines[i];
         assert_true(control_next(&reader, &got));
-        assert_true(got.kind == line->kind && got.zeros == line->zeros && got.rides == line->rides &&
-                    got.id == line->id && got.batch == line->batch && got.set == line->set &&
-                    got.rank == line->rank && got.status == line->status && got.n_items == line->n_items &&
-                    got.n_variants == line->n_variants && got.n_sizes == line->n_sizes &&
-                    got.payload_bytes == line->payload_bytes);
-        assert_memory_equal(got.payload, line->payload, line->payload_bytes);
-        assert_memory_equal(got.sizes, line->sizes, (size_t)line->n_sizes * sizeof(int64_t));
-        if (line->name.at != NULL) {
-            assert_same_text(got.name, line->name);
-        }
-        if (line->text.at != NULL) {
-            assert_same_text(got.text, line->text);
-        }
-        for (int v = 0; v < line->n_variants; v++) {
-            assert_int_equal(got.example_ranks[v], line->example_ranks[v]);
-            assert_same_signature(&got.variants[v], &line->variants[v]);
-        }
+        assert_same_line(&got, &lines[i]);
     }
     assert_false(control_next(&reader, &got));
     assert_false(control_bad(&reader));
@@ -1536,7 +1675,9 @@ static void random_bytes_are_read_safely(void **state)
             random ^= random >> 7;
             random ^= random << 17;
             // Small numbers and known kinds get further.
-            bytes[i] = (uint8_t)(i == 0 ? random % CONTROL_N_KINDS : random % 3 == 0 ? random >> 8 : random % 6);
+            bytes[i] = (uint8_t)(i == 0            ? random % CONTROL_N_KINDS
+                                 : random % 3 == 0 ? random >> 8
+                                                   : random % 6);
         }
         uint8_t *body = copy_of(bytes, 1 + random % sizeof(bytes));
         size_t n = 1 + random % sizeof(bytes);
