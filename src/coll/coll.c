@@ -47,6 +47,7 @@ static const struct {
     int max_members;
     const char *algorithm;
 } choices[] = {
+    {HVD_ALLREDUCE, 128 * KIB, 2, "recursive_doubling"}, // two members: one exchange, not two
     {HVD_ALLREDUCE, 16 * KIB, INT_MAX, "recursive_doubling"},
     {HVD_ALLREDUCE, 512 * KIB, INT_MAX, "halving_doubling"},
     {HVD_ALLREDUCE, SIZE_MAX, 16, "ring"},

@@ -167,10 +167,9 @@ struct domain {
     listener_t listeners[TCP_MAX_ADDRS];
     int n_listeners;
     bool accept_again; // descriptors ran out, or too many came at once
-    // See tcp_progress.
-    int n_tries;        // left to movers whose flag is down
-    bool look;          // somebody needs to know what only epoll knows
-    unsigned n_rounds;  // calls of tcp_progress
+    int n_tries; // left in this round to movers whose flag is down; see tcp_progress
+    bool look;   // somebody waits for what only epoll knows
+    unsigned n_rounds;
     uint8_t *offers;   // everyone's bytes, one after the other
     size_t *offer_at;  // [rank], and the end; equal neighbours: the rank has none
     seat_t *seats;     // [rank * N_LANES + lane]

@@ -129,6 +129,9 @@ bool conn_event(conn_t *conn, uint32_t events)
     bool writable = conn->writable || (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
     bool hangup = conn->hangup || (events & ends) != 0;
 
+    if ((events & (EPOLLIN | ends)) != 0 && conn->secure != NULL) {
+        secure_has_more(conn->secure); // else what it gives from its own store would hide the edge
+    }
     // Movers that tried without waiting for an edge have often used up what it tells.
     if (readable == conn->readable && writable == conn->writable && hangup == conn->hangup
         && conn->state == CONN_READY) {

@@ -94,16 +94,19 @@ static bool may_ask(tcp_link_t *link)
     if (link->conn->readable) {
         return true;
     }
-    if (link->ended || domain->n_tries == 0) {
-        domain->look |= !link->ended;
+    if (link->ended) {
+        return false;
+    }
+    if (domain->n_tries == 0) {
+        domain->look = true;
         return false;
     }
     domain->n_tries--;
     return true;
 }
 
-// What a mover returns that may not ask.
-static ssize_t nothing(const tcp_link_t *link)
+// The answer of a mover that may not ask.
+static ssize_t not_now(const tcp_link_t *link)
 {
     return link->ended ? (ssize_t)link->base.err.status : 0;
 }
@@ -181,7 +184,7 @@ static ssize_t tcp_peek(net_link_t *base, const void **data_p)
         return (ssize_t)(link->stage_len - link->stage_at);
     }
     if (!may_ask(link)) {
-        return nothing(link);
+        return not_now(link);
     }
     return link->conn->secure != NULL ? peek_secure(link, data_p) : peek_plain(link, data_p);
 }
@@ -216,7 +219,7 @@ static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
         return (ssize_t)n;
     }
     if (!may_ask(link)) {
-        return nothing(link);
+        return not_now(link);
     }
     bytes = MIN(bytes, CALL_BYTES);
     return link->conn->secure != NULL ? recv_secure(link, data, bytes)
@@ -261,13 +264,14 @@ static ssize_t tcp_send(net_link_t *base, const void *data, size_t bytes)
     if (UNLIKELY(link->conn == NULL || base->err.status != HVD_OK)) {
         return base->err.status;
     }
-    if (!link->conn->writable || bytes == 0) {
-        link->domain->look |= bytes > 0;
-        return 0;
-    }
     bytes = MIN(bytes, CALL_BYTES);
-    return link->conn->secure != NULL ? send_secure(link, data, bytes)
-                                      : send_plain(link, data, bytes);
+    ssize_t n = 0;
+    if (link->conn->writable && bytes > 0) {
+        n = link->conn->secure != NULL ? send_secure(link, data, bytes)
+                                       : send_plain(link, data, bytes);
+    }
+    link->domain->look |= !link->conn->writable; // what waits should not wait for long
+    return n;
 }
 
 // --- Events --------------------------------------------------------------------------------------

@@ -738,6 +738,11 @@ bool secure_drained(const secure_t *s)
     return s->drained && secure_pending(s) == 0;
 }
 
+void secure_has_more(secure_t *s)
+{
+    s->drained = false;
+}
+
 void secure_free(secure_t *s)
 {
     if (s == NULL) {

@@ -55,6 +55,8 @@ size_t secure_pending(const secure_t *secure);
 // Nothing can be had before the socket has more: it gave less than it was last asked for. Only
 // then may one wait for an edge; false says no more than that asking again may be worth it.
 bool secure_drained(const secure_t *secure);
+// An edge: the socket has more than it was last asked for.
+void secure_has_more(secure_t *secure);
 // Goes on with another key in the sending direction, from the next byte. secure_send does it by
 // itself before a key is worn.
 hvd_status_t secure_rekey(secure_t *secure, err_t *err);

@@ -273,6 +273,58 @@ static void auto_encrypts_between_hosts(void **state)
     world_free(w);
 }
 
+static ssize_t recv_soon(net_link_t *link, void *data, size_t bytes)
+{
+    uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
+    ssize_t n = 0;
+    ((tcp_link_t *)link)->domain->n_tries = 1; // a new round, and nothing that asks epoll
+    while ((n = link_recv(link, data, bytes)) == 0 && clock_ns() < deadline_ns) {
+        ((tcp_link_t *)link)->domain->n_tries = 1;
+    }
+    return n;
+}
+
+// A mover asks its socket although epoll has not been asked, but only so often in a round.
+static void few_links_are_asked_directly(void **state)
+{
+    static const char *const policies[][2] = {{"HOROVOD_ENCRYPT=never", NULL},
+                                              {"HOROVOD_ENCRYPT=always", NULL}};
+    char got[8];
+    (void)state;
+
+    for (int i = 0; i < 2; i++) {
+        world_t *w = world_of(2, policies[i]);
+        net_link_t *a = world_link(w, 0, 1, LANE_DATA), *b = world_link(w, 1, 0, LANE_DATA);
+        world_meet(w, a, b);
+        must(a->err.status, &a->err);
+        exchange(w, a, b, 1000, false);
+        for (int k = 0; k < 20; k++) {
+            world_progress(w);
+            assert_int_equal(link_recv(b, got, sizeof got), 0); // until all edges are used up
+        }
+        assert_int_equal(link_send(a, "direct", 6), 6);
+        assert_int_equal(recv_soon(b, got, sizeof got), 6);
+        assert_memory_equal(got, "direct", 6);
+
+        w->domains[1]->n_tries = 2;
+        w->domains[1]->look = false;
+        assert_int_equal(link_recv(b, got, sizeof got), 0);
+        assert_int_equal(link_recv(b, got, sizeof got), 0);
+        assert_int_equal(w->domains[1]->n_tries, 0);
+        assert_false(w->domains[1]->look);
+        assert_int_equal(link_recv(b, got, sizeof got), 0);
+        assert_true(w->domains[1]->look); // epoll must be asked now
+        assert_int_equal(link_send(a, "again", 5), 5);
+        nap_us(1000);
+        assert_int_equal(link_recv(b, got, sizeof got), 0);
+        world_progress(w);
+        assert_int_equal(recv_soon(b, got, sizeof got), 5);
+        link_close(a);
+        link_close(b);
+        world_free(w);
+    }
+}
+
 // --- Addresses -----------------------------------------------------------------------------------
 
 static void keep_family(tcp_offer_t *offer, void *arg)
@@ -821,6 +873,76 @@ static void last_words_are_read_before_the_end(void **state)
     }
 }
 
+static world_t *encrypted_pair(net_link_t **a_p, net_link_t **b_p)
+{
+    static const char *const always[] = {"HOROVOD_ENCRYPT=always", NULL};
+    world_t *w = world_of(2, always);
+    *a_p = world_link(w, 0, 1, LANE_DATA);
+    *b_p = world_link(w, 1, 0, LANE_DATA);
+    world_meet(w, *a_p, *b_p);
+    must((*a_p)->err.status, &(*a_p)->err);
+    return w;
+}
+
+// Rank 1 does not read the link, and yet learns how it ended.
+static hvd_status_t health_soon(world_t *w, err_t *err)
+{
+    uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
+    while (health_of(w, 1, err) == HVD_OK && clock_ns() < deadline_ns) {
+        world_progress(w);
+        nap_us(100);
+    }
+    return health_of(w, 1, err);
+}
+
+static void end_inside_a_record_is_noticed(void **state)
+{
+    static const uint8_t head[8] = {100}; // a record of 100 bytes begins, and that is all
+    net_link_t *a, *b;
+    err_t err = {0};
+    (void)state;
+
+    for (size_t kept = 0; kept <= sizeof head; kept += 4) {
+        world_t *w = encrypted_pair(&a, &b);
+        assert_int_equal(send(((tcp_link_t *)a)->conn->watch.fd, head, kept, MSG_NOSIGNAL), kept);
+        link_close(a);
+        assert_int_equal(health_soon(w, &err), HVD_PEER_LOST);
+        assert_non_null(strstr(err.text, "rank 0"));
+        link_close(b);
+        world_free(w);
+    }
+}
+
+static void changed_bytes_kill_the_link(void **state)
+{
+    static const uint8_t forged[64] = {40}; // a whole record whose tag is not right
+    net_link_t *a, *b;
+    const void *shown;
+    char got[64];
+    err_t err = {0};
+    (void)state;
+
+    world_t *w = encrypted_pair(&a, &b);
+    exchange(w, a, b, 1000, true);
+    int fd = ((tcp_link_t *)a)->conn->watch.fd;
+    assert_int_equal(send(fd, forged, sizeof forged, MSG_NOSIGNAL), sizeof forged);
+    uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
+    ssize_t n = 0;
+    while (n == 0 && clock_ns() < deadline_ns) {
+        world_progress(w);
+        n = link_peek(b, &shown);
+    }
+    assert_int_equal(n, HVD_PROTOCOL);
+    assert_int_equal(link_recv(b, got, sizeof got), HVD_PROTOCOL);
+    assert_int_equal(link_send(b, "x", 1), HVD_PROTOCOL);
+    assert_int_equal(health_of(w, 1, &err), HVD_PROTOCOL);
+    assert_non_null(strstr(err.text, "rank 0"));
+    assert_non_null(strstr(err.text, "does not decrypt"));
+    link_close(a);
+    link_close(b);
+    world_free(w);
+}
+
 static void write_all(int fd, const void *data, size_t bytes)
 {
     assert_int_equal(write(fd, data, bytes), bytes);
@@ -959,6 +1081,7 @@ int main(void)
         cmocka_unit_test(streams_control_is_always_encrypted),
         cmocka_unit_test(streams_tiny_buffers),
         cmocka_unit_test(auto_encrypts_between_hosts),
+        cmocka_unit_test(few_links_are_asked_directly),
         cmocka_unit_test(ipv4_and_ipv6),
         cmocka_unit_test(unreachable_addresses_are_passed),
         cmocka_unit_test(unreachable_is_an_error_with_all_addresses),
@@ -977,6 +1100,8 @@ int main(void)
         cmocka_unit_test(dialler_may_come_first),
         cmocka_unit_test(waiting_for_data_has_no_deadline),
         cmocka_unit_test(last_words_are_read_before_the_end),
+        cmocka_unit_test(end_inside_a_record_is_noticed),
+        cmocka_unit_test(changed_bytes_kill_the_link),
         cmocka_unit_test(killed_peer_is_noticed),
         cmocka_unit_test(forty_peers),
     };

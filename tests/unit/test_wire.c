@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// test_wire.c - codec, hello and the secure channel: round trips, and all that must be refused.
+// test_wire.c - codec, hello, records and the secure channel: round trips, and all that must be
+// refused.
 //
 // Both ends of a channel live in this thread on a socketpair and are driven in turn, so nothing
 // depends on timing. Random inputs come from a fixed seed.
 #define _GNU_SOURCE
 #include "wire/codec.h"
+#include "wire/record.h"
 #include "wire/secure.h"
 
 #include <setjmp.h>
@@ -17,8 +19,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <openssl/core_names.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <stdlib.h>
@@ -231,6 +236,222 @@ static void test_hello_fuzz(void **state)
     }
 }
 
+// --- Records -------------------------------------------------------------------------------------
+
+static void fill(uint8_t *data, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        data[i] = (uint8_t)(seed + i * 31 + (i >> 9));
+    }
+}
+
+typedef struct keys {
+    record_key_t sealing, opening;
+} keys_t;
+
+static keys_t keys_of(const uint8_t secret_bytes[RECORD_SECRET_BYTES])
+{
+    keys_t keys = {0};
+    assert_int_equal(record_key_init(&keys.sealing, true, secret_bytes, NULL), HVD_OK);
+    assert_int_equal(record_key_init(&keys.opening, false, secret_bytes, NULL), HVD_OK);
+    return keys;
+}
+
+static void keys_free(keys_t *keys)
+{
+    record_key_clear(&keys->sealing);
+    record_key_clear(&keys->opening);
+    assert_int_equal(ERR_peek_error(), 0);
+}
+
+static void seal(keys_t *keys, const char *text, uint8_t record[64])
+{
+    assert_int_equal(record_seal(&keys->sealing, text, strlen(text), record, NULL), HVD_OK);
+}
+
+static hvd_status_t open_text(keys_t *keys, const uint8_t *record, char text[64])
+{
+    size_t bytes = record_plain_bytes(record);
+    memset(text, 0, 64);
+    return record_open(&keys->opening, record, bytes, text);
+}
+
+static void test_record_round_trip(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 15, 16, 17, 1000, 16384, RECORD_MAX_BYTES - 1,
+                                   RECORD_MAX_BYTES};
+    static uint8_t plain[RECORD_MAX_BYTES], got[RECORD_MAX_BYTES];
+    static uint8_t record[RECORD_MAX_BYTES + RECORD_EXTRA_BYTES];
+    keys_t keys = keys_of(secret);
+
+    for (size_t i = 0; i < 2 * N_ELEMENTS(sizes); i++) {
+        size_t bytes = sizes[i / 2];
+        fill(plain, bytes, i);
+        assert_int_equal(record_seal(&keys.sealing, plain, bytes, record, NULL), HVD_OK);
+        assert_int_equal(record_plain_bytes(record), bytes);
+        uint8_t *to = i % 2 == 0 ? got : record + RECORD_HEADER_BYTES;
+        assert_int_equal(record_open(&keys.opening, record, bytes, to), HVD_OK);
+        assert_memory_equal(to, plain, bytes);
+    }
+    keys_free(&keys);
+}
+
+static void test_record_headers(void **state)
+{
+    (void)state;
+    const size_t refused = RECORD_MAX_BYTES + 1;
+    assert_int_equal(record_plain_bytes((const uint8_t *)"\0\0\0\0\0\0\0\0"), 0);
+    assert_int_equal(record_plain_bytes((const uint8_t *)"\2\1\0\0\0\0\0\0"), 258);
+    assert_int_equal(record_plain_bytes((const uint8_t *)"\0\0\1\0\0\0\0\0"), 65536);
+    assert_int_equal(record_plain_bytes((const uint8_t *)"\1\0\1\0\0\0\0\0"), refused);
+    assert_int_equal(record_plain_bytes((const uint8_t *)"\377\377\377\377\0\0\0\0"), refused);
+    for (size_t i = 4; i < RECORD_HEADER_BYTES; i++) {
+        uint8_t header[RECORD_HEADER_BYTES] = {5};
+        header[i] = 1;
+        assert_int_equal(record_plain_bytes(header), refused);
+    }
+}
+
+static void test_record_flipped_bits(void **state)
+{
+    (void)state;
+    static const char text[] = "twenty bytes of text";
+    const size_t bytes = strlen(text);
+    uint8_t record[64];
+    char got[64];
+
+    for (size_t bit = 0; bit < 8 * (bytes + RECORD_EXTRA_BYTES); bit++) {
+        static const char none[64];
+        keys_t keys = keys_of(secret);
+        seal(&keys, text, record);
+        record[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        // As if the length were known from elsewhere: the cipher notices a changed header too.
+        memset(got, 'x', sizeof got);
+        assert_int_equal(record_open(&keys.opening, record, bytes, got), HVD_PROTOCOL);
+        assert_memory_equal(got, none, bytes); // nothing that was not proved is left there
+        keys_free(&keys);
+    }
+}
+
+// Each record opens once, in its place, for its receiver.
+static void test_record_order(void **state)
+{
+    (void)state;
+    uint8_t first[64], second[64];
+    char got[64];
+    keys_t keys = keys_of(secret);
+
+    seal(&keys, "first", first);
+    seal(&keys, "second", second);
+    assert_int_equal(open_text(&keys, first, got), HVD_OK);
+    assert_string_equal(got, "first");
+    assert_int_equal(open_text(&keys, first, got), HVD_PROTOCOL); // repeated
+    keys_free(&keys);
+
+    keys = keys_of(secret);
+    seal(&keys, "first", first);
+    seal(&keys, "second", second);
+    assert_int_equal(open_text(&keys, second, got), HVD_PROTOCOL); // the first was dropped
+    keys_free(&keys);
+
+    keys = keys_of(secret);
+    seal(&keys, "first", first);
+    keys_t other = keys_of(other_secret);
+    assert_int_equal(open_text(&other, first, got), HVD_PROTOCOL);
+    keys_free(&other);
+    keys_free(&keys);
+}
+
+static void test_record_key_change(void **state)
+{
+    (void)state;
+    uint8_t empty[64], record[64], fresh[64];
+    char got[64];
+    keys_t keys = keys_of(secret);
+
+    seal(&keys, "x", fresh);
+    assert_int_equal(open_text(&keys, fresh, got), HVD_OK);
+    for (int i = 0; i < 3; i++) {
+        keys_t before = keys;
+        seal(&keys, "", empty);
+        assert_int_equal(open_text(&keys, empty, got), HVD_OK);
+        assert_memory_not_equal(keys.sealing.secret, before.sealing.secret, RECORD_SECRET_BYTES);
+        assert_memory_equal(keys.sealing.secret, keys.opening.secret, RECORD_SECRET_BYTES);
+        assert_memory_not_equal(keys.sealing.iv, before.sealing.iv, RECORD_IV_BYTES);
+        seal(&keys, "x", record);
+        assert_memory_not_equal(record, fresh, 9); // the same text as number 0 of another key
+        assert_int_equal(open_text(&keys, record, got), HVD_OK);
+        assert_string_equal(got, "x");
+    }
+    // A receiver that missed the change cannot read on.
+    seal(&keys, "", empty);
+    seal(&keys, "x", record);
+    assert_int_equal(open_text(&keys, record, got), HVD_PROTOCOL);
+    keys_free(&keys);
+}
+
+// 2^38 bytes in full records is what a key is good for.
+static void test_record_wear(void **state)
+{
+    (void)state;
+    uint8_t record[64];
+    keys_t keys = keys_of(secret);
+
+    keys.sealing.number = (UINT64_C(1) << 38) / RECORD_MAX_BYTES - 1;
+    assert_false(record_key_is_worn(&keys.sealing));
+    seal(&keys, "x", record);
+    assert_true(record_key_is_worn(&keys.sealing));
+    seal(&keys, "", record);
+    assert_false(record_key_is_worn(&keys.sealing));
+    keys_free(&keys);
+}
+
+static void hkdf_expand(const uint8_t *key, const char *info, uint8_t *out, size_t bytes)
+{
+    int mode = EVP_KDF_HKDF_MODE_EXPAND_ONLY;
+    EVP_KDF *kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
+    EVP_KDF_CTX *context = EVP_KDF_CTX_new(kdf);
+    OSSL_PARAM params[] = {
+        OSSL_PARAM_construct_int(OSSL_KDF_PARAM_MODE, &mode),
+        OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, (char *)"SHA256", 0),
+        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, (void *)(uintptr_t)key, 32),
+        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, (void *)(uintptr_t)info,
+                                          strlen(info)),
+        OSSL_PARAM_construct_end(),
+    };
+    assert_int_equal(EVP_KDF_derive(context, out, bytes, params), 1);
+    EVP_KDF_CTX_free(context);
+    EVP_KDF_free(kdf);
+}
+
+// What record.h says, computed by other means: HKDF, nonce, additional data, layout.
+static void test_record_format(void **state)
+{
+    (void)state;
+    static const char text[] = "format";
+    uint8_t key[16], iv[12], record[64], expected[64] = {6};
+    keys_t keys = keys_of(secret);
+    EVP_CIPHER_CTX *cipher = EVP_CIPHER_CTX_new();
+    int n;
+
+    hkdf_expand(secret, "hvd record key", key, sizeof key);
+    hkdf_expand(secret, "hvd record iv", iv, sizeof iv);
+    keys.sealing.number = UINT64_C(0x0102030405060708);
+    for (int i = 0; i < 8; i++) {
+        iv[4 + i] ^= (uint8_t)(i + 1);
+    }
+    assert_true(EVP_EncryptInit_ex(cipher, EVP_aes_128_gcm(), NULL, key, iv));
+    assert_true(EVP_EncryptUpdate(cipher, NULL, &n, expected, 8));
+    assert_true(EVP_EncryptUpdate(cipher, expected + 8, &n, (const uint8_t *)text, 6));
+    assert_true(EVP_EncryptFinal_ex(cipher, expected + 14, &n));
+    assert_true(EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_AEAD_GET_TAG, 16, expected + 14));
+    seal(&keys, text, record);
+    assert_memory_equal(record, expected, 6 + RECORD_EXTRA_BYTES);
+    EVP_CIPHER_CTX_free(cipher);
+    keys_free(&keys);
+}
+
 // --- Two ends of a channel -----------------------------------------------------------------------
 
 typedef struct pair {
@@ -297,13 +518,6 @@ static void pair_ready(pair_t *pair)
     assert_int_equal(pair->status[SERVER], HVD_OK);
 }
 
-static void fill(uint8_t *data, size_t bytes, uint64_t seed)
-{
-    for (size_t i = 0; i < bytes; i++) {
-        data[i] = (uint8_t)(seed + i * 31 + (i >> 9));
-    }
-}
-
 // Sends `bytes` from one end to the other and compares.
 static void expect_transfer(pair_t *pair, int from, size_t bytes, size_t piece)
 {
@@ -326,10 +540,32 @@ static void expect_transfer(pair_t *pair, int from, size_t bytes, size_t piece)
     free(got);
 }
 
+// What the client sends with these calls, as it lies on the wire.
+static size_t capture(pair_t *pair, const void *data, size_t bytes, uint8_t *wire, size_t limit)
+{
+    size_t n_sent = 0, n_wire = 0;
+    while (n_sent < bytes || secure_wants_write(pair->ends[CLIENT])) {
+        ssize_t n = secure_send(pair->ends[CLIENT], (const uint8_t *)data + n_sent, bytes - n_sent,
+                                NULL);
+        assert_true(n >= 0);
+        n_sent += (size_t)n;
+        while ((n = recv(pair->fds[SERVER], wire + n_wire, limit - n_wire, 0)) > 0) {
+            n_wire += (size_t)n;
+        }
+    }
+    return n_wire;
+}
+
+static void inject(pair_t *pair, int to, const void *wire, size_t bytes)
+{
+    assert_int_equal(send(pair->fds[!to], wire, bytes, MSG_NOSIGNAL), bytes);
+}
+
 static void test_secure_transfers(void **state)
 {
     (void)state;
-    static const size_t sizes[] = {1, 2, 100, 16383, 16384, 16385, 131072, 200001, STREAM_BYTES};
+    static const size_t sizes[] = {1,     2,     100,    16384,  65511,       65535,
+                                   65536, 65537, 131072, 200001, STREAM_BYTES};
     pair_t pair;
     pair_ready(&pair);
     assert_false(secure_is_plain(pair.ends[CLIENT]));
@@ -433,6 +669,69 @@ static void test_secure_pending(void **state)
     }
     assert_int_equal(secure_recv(pair.ends[SERVER], &byte, 1, NULL), 0);
     assert_int_equal(secure_pending(pair.ends[SERVER]), 0);
+    pair_free(&pair);
+}
+
+// Records come in pieces that fit none of their parts.
+static void test_secure_drip(void **state)
+{
+    (void)state;
+    enum { BYTES = 70000 };
+    static uint8_t data[BYTES], wire[BYTES + 1024], got[BYTES];
+    static const size_t pieces[] = {1, 7, 9, 100, 65559, 65561};
+
+    fill(data, sizeof data, 3);
+    for (size_t i = 0; i < N_ELEMENTS(pieces); i++) {
+        pair_t pair;
+        pair_ready(&pair);
+        size_t n_got = 0, at = 0, n = 0;
+        n = capture(&pair, data, 10, wire, sizeof wire);
+        n += capture(&pair, data + 10, i < 3 ? 200 : BYTES - 10, wire + n, sizeof wire - n);
+        while (at < n) {
+            inject(&pair, SERVER, wire + at, MIN(pieces[i], n - at));
+            at += MIN(pieces[i], n - at);
+            ssize_t m = secure_recv(pair.ends[SERVER], got + n_got, sizeof got - n_got, NULL);
+            assert_true(m >= 0);
+            assert_true(secure_drained(pair.ends[SERVER]));
+            n_got += (size_t)m;
+        }
+        assert_int_equal(n_got, i < 3 ? 210 : BYTES);
+        assert_memory_equal(got, data, n_got);
+        pair_free(&pair);
+    }
+}
+
+// peek and recv share one stream; what is shown stays until it is consumed.
+static void test_secure_peek(void **state)
+{
+    (void)state;
+    const char *shown;
+    char got[8];
+    pair_t pair;
+
+    pair_ready(&pair);
+    secure_t *server = pair.ends[SERVER];
+    assert_int_equal(secure_peek(server, (const void **)&shown, NULL), 0);
+    assert_int_equal(secure_send(pair.ends[CLIENT], "abcdef", 6, NULL), 6);
+    assert_int_equal(secure_rekey(pair.ends[CLIENT], NULL), HVD_OK);
+    assert_int_equal(secure_send(pair.ends[CLIENT], "ghi", 3, NULL), 3);
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(secure_peek(server, (const void **)&shown, NULL), 6);
+        assert_memory_equal(shown, "abcdef", 6);
+    }
+    secure_consume(server, 2);
+    assert_int_equal(secure_pending(server), 4);
+    assert_int_equal(secure_recv(server, got, 3, NULL), 3);
+    assert_memory_equal(got, "cde", 3);
+    assert_int_equal(secure_peek(server, (const void **)&shown, NULL), 1);
+    assert_int_equal(*shown, 'f');
+    secure_consume(server, 1);
+    assert_false(secure_drained(server)); // the next record is inside
+    assert_int_equal(secure_peek(server, (const void **)&shown, NULL), 3);
+    assert_memory_equal(shown, "ghi", 3);
+    secure_consume(server, 3);
+    assert_true(secure_drained(server));
+    assert_int_equal(secure_peek(server, (const void **)&shown, NULL), 0);
     pair_free(&pair);
 }
 
@@ -592,34 +891,143 @@ static void test_secure_refuse(void **state)
     }
 }
 
+// The end gives no byte and a negative status, now and for ever.
+static hvd_status_t expect_dead(pair_t *pair, int end)
+{
+    uint8_t got[64];
+    const void *shown;
+    ssize_t status = 0;
+    for (int i = 0; i < 3 && status >= 0; i++) {
+        status = secure_recv(pair->ends[end], got, sizeof got, &pair->errs[end]);
+        assert_true(status <= 0);
+    }
+    assert_true(status < 0);
+    assert_int_equal(secure_recv(pair->ends[end], got, sizeof got, NULL), status);
+    assert_int_equal(secure_peek(pair->ends[end], &shown, NULL), status);
+    return (hvd_status_t)status;
+}
+
 // One flipped bit anywhere in a record: the receiver notices and stays closed.
 static void test_secure_tampered(void **state)
 {
     (void)state;
-    uint8_t record[128], got[64];
+    uint8_t wire[128];
 
     for (size_t byte = 0;; byte++) {
         pair_t pair;
         pair_ready(&pair);
-        assert_int_equal(secure_send(pair.ends[CLIENT], "transfer 100", 12, NULL), 12);
-        ssize_t n = recv(pair.fds[SERVER], record, sizeof record, 0);
-        assert_true(n > 12);
-        if (byte >= (size_t)n) {
+        size_t n = capture(&pair, "transfer 100", 12, wire, sizeof wire);
+        assert_int_equal(n, 12 + RECORD_EXTRA_BYTES);
+        if (byte >= n) {
             pair_free(&pair);
             break;
         }
-        record[byte] ^= 0x10;
-        assert_int_equal(send(pair.fds[CLIENT], record, (size_t)n, 0), n);
+        wire[byte] ^= 0x10;
+        inject(&pair, SERVER, wire, n);
         shutdown(pair.fds[CLIENT], SHUT_WR);
-        ssize_t status = 0;
-        for (int i = 0; i < 3 && status >= 0; i++) {
-            status = secure_recv(pair.ends[SERVER], got, sizeof got, &pair.errs[SERVER]);
-            assert_true(status <= 0);
-        }
         // A changed length may also read as a record cut short.
-        assert_true(status == HVD_PROTOCOL ||
-                    (status == HVD_PEER_LOST && (byte == 3 || byte == 4)));
-        assert_true(secure_recv(pair.ends[SERVER], got, sizeof got, NULL) < 0);
+        hvd_status_t status = expect_dead(&pair, SERVER);
+        assert_true(status == HVD_PROTOCOL || (status == HVD_PEER_LOST && byte < 2));
+        assert_string_not_equal(pair.errs[SERVER].text, "");
+        pair_free(&pair);
+    }
+}
+
+// A length that cannot be is refused at once, before its bytes come or memory is taken for them.
+static void test_secure_impossible_length(void **state)
+{
+    (void)state;
+    static const uint8_t huge[8] = {0xff, 0xff, 0xff, 0x7f};
+    pair_t pair;
+    pair_ready(&pair);
+    inject(&pair, SERVER, huge, sizeof huge);
+    assert_int_equal(expect_dead(&pair, SERVER), HVD_PROTOCOL);
+    assert_non_null(strstr(pair.errs[SERVER].text, "no record"));
+    pair_free(&pair);
+}
+
+// In a long stream, everything before the changed record arrives and nothing after it.
+static void test_secure_tampered_stream(void **state)
+{
+    (void)state;
+    enum { BYTES = 300000 };
+    static uint8_t data[BYTES], wire[BYTES + 4096], got[BYTES];
+    const size_t whole = RECORD_MAX_BYTES + RECORD_EXTRA_BYTES;
+    uint64_t seed = 4;
+
+    fill(data, sizeof data, 9);
+    for (int i = 0; i < 20; i++) {
+        pair_t pair;
+        pair_ready(&pair);
+        size_t n = capture(&pair, data, sizeof data, wire, sizeof wire);
+        size_t flipped = next_random(&seed) % n, at = 0, n_got = 0;
+        wire[flipped] ^= (uint8_t)(1 << i % 8);
+        ssize_t m = 0;
+        while (m >= 0 && n_got < sizeof got) {
+            ssize_t fed = at < n ? send(pair.fds[CLIENT], wire + at, n - at, MSG_NOSIGNAL) : 0;
+            at += fed > 0 ? (size_t)fed : 0;
+            if (at == n) {
+                shutdown(pair.fds[CLIENT], SHUT_WR);
+            }
+            size_t want = MIN(1 + next_random(&seed) % 100000, sizeof got - n_got);
+            m = secure_recv(pair.ends[SERVER], got + n_got, want, &pair.errs[SERVER]);
+            n_got += m > 0 ? (size_t)m : 0;
+        }
+        assert_true(m == HVD_PROTOCOL || m == HVD_PEER_LOST);
+        assert_int_equal(n_got, flipped / whole * RECORD_MAX_BYTES);
+        assert_memory_equal(got, data, n_got);
+        pair_free(&pair);
+    }
+}
+
+// Records of this very connection, but not where they belong.
+static void test_secure_misplaced_records(void **state)
+{
+    (void)state;
+    uint8_t first[64], second[64], got[64];
+    pair_t pair;
+
+    pair_ready(&pair); // repeated
+    size_t n = capture(&pair, "one", 3, first, sizeof first);
+    inject(&pair, SERVER, first, n);
+    assert_int_equal(secure_recv(pair.ends[SERVER], got, sizeof got, NULL), 3);
+    inject(&pair, SERVER, first, n);
+    assert_int_equal(expect_dead(&pair, SERVER), HVD_PROTOCOL);
+    pair_free(&pair);
+
+    pair_ready(&pair); // in another order
+    n = capture(&pair, "one", 3, first, sizeof first);
+    assert_int_equal(capture(&pair, "two", 3, second, sizeof second), n);
+    inject(&pair, SERVER, second, n);
+    inject(&pair, SERVER, first, n);
+    assert_int_equal(expect_dead(&pair, SERVER), HVD_PROTOCOL);
+    pair_free(&pair);
+
+    pair_ready(&pair); // sent back to its sender
+    n = capture(&pair, "one", 3, first, sizeof first);
+    inject(&pair, CLIENT, first, n);
+    assert_int_equal(expect_dead(&pair, CLIENT), HVD_PROTOCOL);
+    pair_free(&pair);
+
+    pair_ready(&pair); // of another connection with the same secret and hello
+    inject(&pair, SERVER, first, n);
+    assert_int_equal(expect_dead(&pair, SERVER), HVD_PROTOCOL);
+    pair_free(&pair);
+}
+
+// The stream ends inside a record, at any byte of it.
+static void test_secure_truncated(void **state)
+{
+    (void)state;
+    uint8_t wire[64];
+
+    for (size_t kept = 0; kept < 5 + RECORD_EXTRA_BYTES; kept++) {
+        pair_t pair;
+        pair_ready(&pair);
+        capture(&pair, "short", 5, wire, sizeof wire);
+        inject(&pair, SERVER, wire, kept);
+        shutdown(pair.fds[CLIENT], SHUT_WR);
+        assert_int_equal(expect_dead(&pair, SERVER), HVD_PEER_LOST);
         pair_free(&pair);
     }
 }
@@ -753,11 +1161,20 @@ int main(void)
         cmocka_unit_test(test_hello_round_trip),
         cmocka_unit_test(test_hello_flipped_bits),
         cmocka_unit_test(test_hello_fuzz),
+        cmocka_unit_test(test_record_round_trip),
+        cmocka_unit_test(test_record_headers),
+        cmocka_unit_test(test_record_flipped_bits),
+        cmocka_unit_test(test_record_order),
+        cmocka_unit_test(test_record_key_change),
+        cmocka_unit_test(test_record_wear),
+        cmocka_unit_test(test_record_format),
         cmocka_unit_test(test_secure_transfers),
         cmocka_unit_test(test_secure_hides),
         cmocka_unit_test(test_secure_both_directions),
         cmocka_unit_test(test_secure_full_socket),
         cmocka_unit_test(test_secure_pending),
+        cmocka_unit_test(test_secure_drip),
+        cmocka_unit_test(test_secure_peek),
         cmocka_unit_test(test_secure_rekey),
         cmocka_unit_test(test_secure_plain),
         cmocka_unit_test(test_secure_wrong_secret),
@@ -765,6 +1182,10 @@ int main(void)
         cmocka_unit_test(test_secure_peer_closes),
         cmocka_unit_test(test_secure_refuse),
         cmocka_unit_test(test_secure_tampered),
+        cmocka_unit_test(test_secure_impossible_length),
+        cmocka_unit_test(test_secure_tampered_stream),
+        cmocka_unit_test(test_secure_misplaced_records),
+        cmocka_unit_test(test_secure_truncated),
         cmocka_unit_test(test_secure_foreign_clients),
         cmocka_unit_test(test_secure_fuzz_client_hello),
         cmocka_unit_test(test_secure_no_psk_client),
