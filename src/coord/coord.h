@@ -91,7 +91,7 @@ typedef struct decision_entry {
 
 typedef struct decision {
     decision_kind_t kind;
-    uint32_t batch;     // number of the record in the log; equal on all ranks
+    uint64_t batch;     // number of the record in the log; equal on all ranks
     int set;
     int n_entries;
     const decision_entry_t *entries; // DECIDE_RUN
@@ -132,7 +132,7 @@ hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body
 // This rank finished running a batch: the clock of the sequencer. Names of the batch may be
 // submitted again afterwards, so call it before telling the submitters. Not for batches whose
 // entries bring their results.
-void coord_batch_done(coord_t *coord, uint32_t batch, uint64_t now_ns);
+void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns);
 void coord_tick(coord_t *coord, uint64_t now_ns);
 // When coord_tick next has something to do; NEVER_NS: nothing is timed.
 uint64_t coord_next_tick(const coord_t *coord);

@@ -14,7 +14,7 @@
 
 // --- Filling ------------------------------------------------------------------------------------
 
-verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint32_t batch, int set)
+verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint64_t batch, int set)
 {
     verdict_t *verdict = coord->spare;
 
@@ -124,7 +124,7 @@ void decide_close(coord_t *coord, verdict_t *verdict)
     coord->last = verdict;
 }
 
-void decide_fail(coord_t *coord, uint64_t tag, uint32_t batch, hvd_status_t status,
+void decide_fail(coord_t *coord, uint64_t tag, uint64_t batch, hvd_status_t status,
                  const char *text, size_t text_bytes)
 {
     verdict_t *verdict = decide_open(coord, DECIDE_FAIL, batch, 0);
@@ -157,7 +157,7 @@ void decide_discard(coord_t *coord, verdict_t *verdict)
     coord->spare = verdict;
 }
 
-void coord_batch_done(coord_t *coord, uint32_t batch, uint64_t now_ns)
+void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 {
     set_time(coord, now_ns);
     for (verdict_t **link = &coord->running; *link != NULL; link = &(*link)->next) {

@@ -16,7 +16,7 @@
 
 // --- What records do ----------------------------------------------------------------------------
 
-void follow_error(coord_t *coord, entry_t *entry, uint32_t batch, hvd_status_t status,
+void follow_error(coord_t *coord, entry_t *entry, uint64_t batch, hvd_status_t status,
                   const char *text, size_t text_bytes)
 {
     if (entry->tag != 0) {
@@ -26,7 +26,7 @@ void follow_error(coord_t *coord, entry_t *entry, uint32_t batch, hvd_status_t s
 }
 
 hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int n_ranks,
-                              uint32_t batch, uint64_t tag, err_t *err)
+                              uint64_t batch, uint64_t tag, err_t *err)
 {
     int *copy = store_take(&coord->store, (size_t)n_ranks * sizeof(int));
     hvd_status_t status;
@@ -55,7 +55,7 @@ hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int 
 }
 
 // Forgets every entry of the set; submissions that waited in it fail.
-static void clear_set(coord_t *coord, set_t *set, uint32_t batch)
+static void clear_set(coord_t *coord, set_t *set, uint64_t batch)
 {
     char text[256];
 
@@ -78,7 +78,7 @@ static void clear_set(coord_t *coord, set_t *set, uint32_t batch)
     }
 }
 
-void follow_set_removed(coord_t *coord, set_t *set, uint32_t batch, uint64_t tag)
+void follow_set_removed(coord_t *coord, set_t *set, uint64_t batch, uint64_t tag)
 {
     int id = set->id;
 
@@ -91,7 +91,7 @@ void follow_set_removed(coord_t *coord, set_t *set, uint32_t batch, uint64_t tag
     }
 }
 
-void follow_joined(coord_t *coord, uint32_t batch, int last)
+void follow_joined(coord_t *coord, uint64_t batch, int last)
 {
     verdict_t *verdict = decide_open(coord, DECIDE_JOINED, batch, 0);
 

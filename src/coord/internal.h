@@ -282,7 +282,8 @@ struct coord {
     int n_running; // RUN not done, handed out or not
 
     // Rank 0 only.
-    uint32_t next_batch, next_id;
+    uint64_t next_batch;
+    uint32_t next_id;
     int n_cached;
     chain_t rides, ready, recent;
     int n_queued; // entries in rides and ready
@@ -401,24 +402,24 @@ void sequence_discard(coord_t *coord, entry_t *entry); // takes it from the queu
 
 // What a record does, on every rank alike.
 hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int n_ranks,
-                              uint32_t batch, uint64_t tag, err_t *err);
-void follow_error(coord_t *coord, entry_t *entry, uint32_t batch, hvd_status_t status,
+                              uint64_t batch, uint64_t tag, err_t *err);
+void follow_error(coord_t *coord, entry_t *entry, uint64_t batch, hvd_status_t status,
                   const char *text, size_t text_bytes);
-void follow_set_removed(coord_t *coord, set_t *set, uint32_t batch, uint64_t tag);
-void follow_joined(coord_t *coord, uint32_t batch, int last);
+void follow_set_removed(coord_t *coord, set_t *set, uint64_t batch, uint64_t tag);
+void follow_joined(coord_t *coord, uint64_t batch, int last);
 void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes);
 void follow_shutdown(coord_t *coord, int rank);
 
 // --- decide.c -----------------------------------------------------------------------------------
 
-verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint32_t batch, int set);
+verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint64_t batch, int set);
 // Adds an entry with the state its round has just reached, and takes over the submission.
 void decide_add(coord_t *coord, verdict_t *verdict, entry_t *entry, const void *result,
                 size_t bytes);
 void decide_text(verdict_t *verdict, const char *text, size_t bytes);
 void decide_close(coord_t *coord, verdict_t *verdict);
 void decide_discard(coord_t *coord, verdict_t *verdict); // instead of decide_close
-void decide_fail(coord_t *coord, uint64_t tag, uint32_t batch, hvd_status_t status,
+void decide_fail(coord_t *coord, uint64_t tag, uint64_t batch, hvd_status_t status,
                  const char *text, size_t text_bytes);
 void decide_free(coord_t *coord);
 size_t decide_memory(const coord_t *coord);

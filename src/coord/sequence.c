@@ -275,7 +275,7 @@ static void run_picked(coord_t *coord, bool rides)
     const set_t *set = coord->picked[0]->set;
 
     identify_picked(coord);
-    uint32_t batch = coord->next_batch++;
+    uint64_t batch = coord->next_batch++;
     control_put_batch(&coord->record, batch, (uint32_t)set->id, rides, coord->n_picked);
     verdict_t *verdict = NULL;
     if (set->self >= 0) {

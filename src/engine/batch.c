@@ -1072,7 +1072,7 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
         }
     }
     if (!b->is_meeting) {
-        coord_batch_done(ctx->coord, (uint32_t)b->number, clock_ns());
+        coord_batch_done(ctx->coord, b->number, clock_ns());
     }
     batch_put_back(ctx, b);
 }

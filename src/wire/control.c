@@ -202,7 +202,7 @@ static void get_field(control_reader_t *reader, field_t field, uint8_t flags, co
         line->id = (uint32_t)get_count(in, UINT32_MAX);
         break;
     case FIELD_BATCH:
-        line->batch = (uint32_t)get_count(in, UINT32_MAX);
+        line->batch = get_varint(in);
         break;
     case FIELD_SET:
         line->set = (uint32_t)get_count(in, UINT32_MAX);
@@ -315,7 +315,7 @@ bool control_next(control_reader_t *reader, control_line_t *line_p)
     }
     if (line_p->kind == RECORD_RUN && (flags & ~FLAG_ZEROS) == 0) {
         line_p->rides = flags != 0;
-        line_p->batch = (uint32_t)get_small(in, UINT32_MAX);
+        line_p->batch = get_small(in, UINT64_MAX);
         line_p->set = (uint32_t)get_small(in, UINT32_MAX);
         line_p->n_items = (int)get_small(in, MIN(CONTROL_MAX_RUN, reader_left(in)));
         return !in->bad;
@@ -510,7 +510,7 @@ void control_put_ready(buf_t *out, uint32_t id, const void *payload, size_t payl
     out->len = (size_t)(at - out->data);
 }
 
-void control_put_batch(buf_t *out, uint32_t batch, uint32_t set, bool rides, int n_items)
+void control_put_batch(buf_t *out, uint64_t batch, uint32_t set, bool rides, int n_items)
 {
     if (!buf_reserve(out, MAX_HEAD_BYTES)) {
         return;

@@ -75,7 +75,7 @@ typedef struct control_line {
     bool zeros;     // READY, NEW, CONFLICT: members that joined without submitting are counted
     bool rides;     // RUN: every entry brings its result
     uint32_t id;    // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER
-    uint32_t batch; // records
+    uint64_t batch; // records
     uint32_t set;
     int rank; // JOIN, STOP, JOINED, SHUTDOWN
     hvd_status_t status;
@@ -141,7 +141,7 @@ static inline bool control_bad(const control_reader_t *reader)
 void control_put(buf_t *out, const control_line_t *line);
 // The commonest two: LINE_READY without sizes, nobody joined (payload may be NULL), and RECORD_RUN.
 void control_put_ready(buf_t *out, uint32_t id, const void *payload, size_t payload_bytes);
-void control_put_batch(buf_t *out, uint32_t batch, uint32_t set, bool rides, int n_items);
+void control_put_batch(buf_t *out, uint64_t batch, uint32_t set, bool rides, int n_items);
 void control_put_run(buf_t *out, const control_run_t *run);
 void control_put_asked(buf_t *out, const control_asked_t *asked);
 

@@ -63,7 +63,7 @@ static inline void tree_of_arity(int *parent, int size, int arity)
 // What a rank was told.
 typedef struct seen {
     decision_kind_t kind;
-    uint32_t batch;
+    uint64_t batch;
     int set;
     uint64_t tag;
     hvd_status_t status;

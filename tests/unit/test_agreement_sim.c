@@ -94,7 +94,7 @@ typedef struct item {
     uint8_t *decided; // per rank
     bool is_checked;  // by the first rank that was told
     hvd_status_t status;
-    uint32_t batch;
+    uint64_t batch;
     char *text;
     uint8_t *result;
     size_t result_bytes;
@@ -136,7 +136,7 @@ typedef struct action {
 } action_t;
 
 typedef struct running {
-    uint32_t batch;
+    uint64_t batch;
     int n_tags;
     uint64_t *tags;
 } running_t;
@@ -150,7 +150,7 @@ typedef struct rank_state {
     int waits_for;   // item, or -1: all
     int n_undecided; // of this step
     int joined_step; // last step whose join it called
-    uint32_t last_batch;
+    uint64_t last_batch;
     bool has_batch;
     running_t *queue; // batches to run, in order
     int n_queue, cap_queue;
@@ -1051,7 +1051,7 @@ static void check_sizes(const sim_t *sim, const item_t *item, const decision_ent
     }
 }
 
-static void check_entry(sim_t *sim, int rank, uint32_t batch, const decision_entry_t *entry)
+static void check_entry(sim_t *sim, int rank, uint64_t batch, const decision_entry_t *entry)
 {
     if (entry->tag == 0) {
         CHECK(sim, sim->ranks[rank].joined_step == sim->ranks[rank].step, "rank %d has not joined",
@@ -1081,11 +1081,11 @@ static void check_entry(sim_t *sim, int rank, uint32_t batch, const decision_ent
         item->is_checked = true;
         item->batch = batch;
     }
-    CHECK(sim, item->batch == batch, "name%d is in batches %u and %u", item->name, item->batch,
+    CHECK(sim, item->batch == batch, "name%d is in batches %lu and %lu", item->name, item->batch,
           batch);
 }
 
-static batch_info_t *batch_info(sim_t *sim, uint32_t batch)
+static batch_info_t *batch_info(sim_t *sim, uint64_t batch)
 {
     if (batch >= sim->n_batches) {
         size_t n = MAX(256, (size_t)batch * 2);
@@ -1139,14 +1139,14 @@ static batch_info_t *check_order(sim_t *sim, int rank, const decision_t *decisio
     batch_info_t *info = batch_info(sim, decision->batch);
     uint64_t hash = hash_of_run(decision);
 
-    CHECK(sim, !self->has_batch || decision->batch > self->last_batch, "rank %d: batch %u after %u",
+    CHECK(sim, !self->has_batch || decision->batch > self->last_batch, "rank %d: batch %lu after %lu",
           rank, decision->batch, self->last_batch);
     self->has_batch = true;
     self->last_batch = decision->batch;
     if (info->set < 0) {
         *info = (batch_info_t){.set = set, .hash = hash, .n_entries = decision->n_entries};
     }
-    CHECK(sim, info->set == set && info->hash == hash, "batch %u differs on rank %d",
+    CHECK(sim, info->set == set && info->hash == hash, "batch %lu differs on rank %d",
           decision->batch, rank);
     int at = known->cursors[rank]++;
     if (at == known->n_log) {
@@ -1154,7 +1154,7 @@ static batch_info_t *check_order(sim_t *sim, int rank, const decision_t *decisio
         assert_non_null(known->log);
         known->log[known->n_log++] = decision->batch;
     }
-    CHECK(sim, known->log[at] == decision->batch, "rank %d sees batch %u as number %d of set %d",
+    CHECK(sim, known->log[at] == decision->batch, "rank %d sees batch %lu as number %d of set %d",
           rank, decision->batch, at, set);
     return info;
 }
@@ -1252,13 +1252,13 @@ static void check_fusion(const sim_t *sim, const decision_t *decision)
               other->op == first->op && other->dtype == first->dtype &&
                   other->reduce == first->reduce && other->root == first->root &&
                   other->prescale == first->prescale && other->postscale == first->postscale,
-              "batch %u fuses different things", decision->batch);
+              "batch %lu fuses different things", decision->batch);
         CHECK(sim, !sim->params.separate_groups || other->n_tensors <= 1, "a group is fused");
         bytes += bytes_of_entry(&decision->entries[i]);
     }
     bool fuses =
         first->op != HVD_ALLTOALL && !(first->op == HVD_ALLREDUCE && first->reduce == HVD_ADASUM);
-    CHECK(sim, fuses && bytes <= sim->params.fusion_bytes, "batch %u has %zu bytes",
+    CHECK(sim, fuses && bytes <= sim->params.fusion_bytes, "batch %lu has %zu bytes",
           decision->batch, bytes);
 }
 
