@@ -21,6 +21,7 @@
 #include <stdlib.h>
 
 #define DOZE_NS (1 * NS_PER_MS)
+#define LONG_DOZE_NS (100 * NS_PER_MS)
 #define HOUSEKEEPING_NS (10 * NS_PER_MS)
 #define WAITER_SPIN_NS (200 * NS_PER_US)
 #define THREAD_SPIN_NS (20 * NS_PER_US)
@@ -518,13 +519,8 @@ static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
     }
 }
 
-static void leave_to_thread(hvd_ctx_t *ctx)
-{
-    if (atomic_load(&ctx->in_flight) > 0 || atomic_load(&ctx->wants_duty)) {
-        wake_thread(ctx);
-    }
-}
-
+// Somebody must drive on if there is work. Threads in line may leave without driving (what they
+// waited for may be done), so the engine thread is told as well.
 static void let_go(hvd_ctx_t *ctx)
 {
     unsigned lent = atomic_load_explicit(&ctx->n_lent, memory_order_relaxed);
@@ -534,8 +530,9 @@ static void let_go(hvd_ctx_t *ctx)
     if (UNLIKELY(atomic_load(&ctx->n_waiting) > 0)) {
         atomic_fetch_add(&ctx->progress_word, 1);
         futex_wake(&ctx->progress_word, INT32_MAX);
-    } else {
-        leave_to_thread(ctx);
+    }
+    if (UNLIKELY(atomic_load(&ctx->in_flight) > 0 || atomic_load(&ctx->wants_duty))) {
+        wake_thread(ctx);
     }
 }
 
@@ -587,15 +584,10 @@ bool engine_wait(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
     }
     bool held = false;
     atomic_fetch_add(&ctx->n_waiting, 1);
+    engine_nudge(ctx); // whoever drives may sleep, and not have seen what we submitted
     bool done = wait_in_line(ctx, state, deadline_ns, &held);
     atomic_fetch_sub(&ctx->n_waiting, 1);
-    if (held) {
-        return drive_as_waiter(ctx, state, deadline_ns);
-    }
-    if (atomic_load(&ctx->held) == 0) {
-        leave_to_thread(ctx); // whoever let go counted on this thread to take over
-    }
-    return done;
+    return held ? drive_as_waiter(ctx, state, deadline_ns) : done;
 }
 
 // --- The engine thread ---------------------------------------------------------------------------
@@ -656,7 +648,7 @@ static void doze(hvd_ctx_t *ctx)
         ticket = atomic_load(&ctx->duty_word);
         atomic_store(&ctx->wants_duty, true);
         if (atomic_load(&ctx->held) != 0 && !atomic_load(&ctx->thread_stop)) {
-            futex_wait(&ctx->duty_word, ticket, NEVER_NS);
+            futex_wait(&ctx->duty_word, ticket, clock_ns() + LONG_DOZE_NS);
         }
         atomic_store(&ctx->wants_duty, false);
     }

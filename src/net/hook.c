@@ -265,6 +265,9 @@ static void hook_close(net_link_t *base)
 {
     hook_link_t *link = (hook_link_t *)base;
 
+    // What was sent is late, not lost.
+    while (link->inner != NULL && link->n_pieces > 0 && release_piece(link)) {
+    }
     link_close(link->inner);
     buf_free(&link->queue);
     free(link);

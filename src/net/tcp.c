@@ -317,7 +317,7 @@ static void tick(domain_t *domain)
 
 // Whoever spins calls tcp_progress and then the movers, over and over. To ask epoll in each round
 // and the socket only after that would put two system calls before the first byte. So a round gives
-// movers a few tries at sockets whose flag is down. As long as they are used and suffice, and nobody
+// movers a few tries at sockets whose flag is down. While these are used and suffice, and nobody
 // waits to send or to connect, epoll is asked only now and then: for strangers, for hangups and for
 // links that nobody reads.
 static bool time_to_look(domain_t *domain)

@@ -2,12 +2,12 @@
 //
 // record.c - AES-128-GCM over counted records, with a chain of keys.
 //
-// Why not TLS's own records: OpenSSL copies every byte once more on either side, cuts at 16 KiB, and
-// costs microseconds for a message of a few bytes; kTLS would help but is often not in the kernel.
+// Why not TLS's own records: OpenSSL copies every byte once more on either side, cuts at 16 KiB and
+// takes microseconds for a message of a few bytes; kTLS would help but is often not in the kernel.
 // Here the cipher reads the caller's memory and writes the staging buffer, or the other way round,
 // and that is the only pass over the bytes.
 //
-// Why it is sound: it uses the cipher exactly as TLS 1.3 does (RFC 8446, 5.2 to 5.5 and 7.2).
+// Why it is sound: it uses the cipher as TLS 1.3 does (RFC 8446, 5.2 to 5.5 and 7.2).
 // - The secret comes from the exporter of a TLS 1.3 handshake: fresh for each connection, known to
 //   its two ends only, and another one for each direction.
 // - The nonce is a static IV xor the record's number, so it is never used twice under a key, and a

@@ -325,6 +325,42 @@ static void few_links_are_asked_directly(void **state)
     }
 }
 
+// Without tries epoll's flag decides, and it stays up while something can be had without an edge.
+static void what_lies_inside_needs_no_edge(void **state)
+{
+    static const char *const always[] = {"HOROVOD_ENCRYPT=always", NULL};
+    const void *shown;
+    char got[8];
+    (void)state;
+
+    world_t *w = world_of(2, always);
+    net_link_t *a = world_link(w, 0, 1, LANE_DATA), *b = world_link(w, 1, 0, LANE_DATA);
+    world_meet(w, a, b);
+    must(a->err.status, &a->err);
+    exchange(w, a, b, 1000, false);
+    for (const char *at = "abcd"; *at != '\0'; at++) {
+        assert_int_equal(link_send(a, at, 1), 1);
+    }
+    nap_us(1000);
+    for (int k = 0; k < 20; k++) {
+        world_progress(w);
+    }
+    w->domains[1]->n_tries = 0;
+    assert_int_equal(link_recv(b, got, 1), 1);
+    assert_int_equal(got[0], 'a');
+    for (const char *want = "bc"; *want != '\0'; want++) {
+        assert_int_equal(link_peek(b, &shown), 1);
+        assert_int_equal(*(const char *)shown, *want);
+        link_consume(b, 1);
+    }
+    assert_int_equal(link_recv(b, got, sizeof got), 1);
+    assert_int_equal(got[0], 'd');
+    assert_false(((tcp_link_t *)b)->conn->readable);
+    link_close(a);
+    link_close(b);
+    world_free(w);
+}
+
 // --- Addresses -----------------------------------------------------------------------------------
 
 static void keep_family(tcp_offer_t *offer, void *arg)
@@ -1082,6 +1118,7 @@ int main(void)
         cmocka_unit_test(streams_tiny_buffers),
         cmocka_unit_test(auto_encrypts_between_hosts),
         cmocka_unit_test(few_links_are_asked_directly),
+        cmocka_unit_test(what_lies_inside_needs_no_edge),
         cmocka_unit_test(ipv4_and_ipv6),
         cmocka_unit_test(unreachable_addresses_are_passed),
         cmocka_unit_test(unreachable_is_an_error_with_all_addresses),
