@@ -610,7 +610,9 @@ static request_t *new_question(hvd_ctx_t *ctx, int ask, const int *ranks, int n,
     request->ask = ask;
     request->n_sizes = n;
     request->set_ranks = cut(&request->storage, bytes);
-    memcpy(request->set_ranks, ranks, bytes);
+    if (n > 0) {
+        memcpy(request->set_ranks, ranks, bytes);
+    }
     request->hash = 1;
     return request;
 }
