@@ -190,14 +190,16 @@ unsigned sleeper_announce(sleeper_t *s)
 static void sleep_alone(sleeper_t *s, uint64_t deadline_ns)
 {
     struct timespec left = {0};
+    struct pollfd fds[SLEEPER_MAX_FDS + 1]; // its own: a late sleeper may be here too
 
+    memcpy(fds, s->fds, sizeof fds);
     if (deadline_ns != NEVER_NS) {
         uint64_t now_ns = clock_ns();
         uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
         left = (struct timespec){.tv_sec = (time_t)(left_ns / NS_PER_S),
                                  .tv_nsec = (long)(left_ns % NS_PER_S)};
     }
-    ppoll(s->fds, (nfds_t)s->n_fds, deadline_ns != NEVER_NS ? &left : NULL, NULL);
+    ppoll(fds, (nfds_t)s->n_fds, deadline_ns != NEVER_NS ? &left : NULL, NULL);
 }
 
 void sleeper_sleep(sleeper_t *s, unsigned ticket, uint64_t deadline_ns)

@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #define MAX_EVENTS 64
-#define MAX_TRIES 4          // in one round
+#define FEW_LINKS 2          // to be asked without epoll
 #define ROUNDS_PER_LOOK 16
 #define MIN_FRESH 256        // handshakes under way; more in jobs that may need more at once
 #define MAX_ACCEPTS 256      // in one go
@@ -315,26 +315,26 @@ static void tick(domain_t *domain)
     }
 }
 
-// Whoever spins calls tcp_progress and then the movers, over and over. To ask epoll in each round
-// and the socket only after that would put two system calls before the first byte. So a round gives
-// movers a few tries at sockets whose flag is down. While these are used and suffice, and nobody
-// waits to send or to connect, epoll is asked only now and then: for strangers, for hangups and for
-// links that nobody reads.
-static bool time_to_look(domain_t *domain)
+// Begins a round: whoever spins calls tcp_progress and then the movers, over and over. To ask epoll
+// in each round and the socket only after that would put two system calls before the first byte. So
+// while only a few links are being asked for data, they ask their sockets directly; and while nobody
+// waits to send or to connect, epoll is then asked only now and then: for strangers, for hangups and
+// for links that nobody reads. True if it is to be asked now.
+static bool begin_round(domain_t *domain)
 {
-    bool tried = domain->n_tries < MAX_TRIES;
-    bool look = !tried || domain->look || domain->timer_runs
+    domain->direct = domain->n_asked > 0 && domain->n_asked <= FEW_LINKS;
+    bool look = !domain->direct || domain->waits || domain->timer_runs
                 || domain->n_rounds++ % ROUNDS_PER_LOOK == 0;
 
-    domain->n_tries = MAX_TRIES;
-    domain->look = false;
+    domain->n_asked = 0;
+    domain->waits = false;
     return look;
 }
 
 static int tcp_progress(domain_t *domain)
 {
     struct epoll_event events[MAX_EVENTS];
-    int n = time_to_look(domain) ? epoll_wait(domain->epoll, events, MAX_EVENTS, 0) : 0;
+    int n = begin_round(domain) ? epoll_wait(domain->epoll, events, MAX_EVENTS, 0) : 0;
     int n_news = 0;
 
     for (int i = 0; i < n; i++) {

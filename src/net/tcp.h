@@ -167,8 +167,10 @@ struct domain {
     listener_t listeners[TCP_MAX_ADDRS];
     int n_listeners;
     bool accept_again; // descriptors ran out, or too many came at once
-    int n_tries; // left in this round to movers whose flag is down; see tcp_progress
-    bool look;   // somebody waits for what only epoll knows
+    // Of this round; see tcp_progress.
+    bool direct; // movers ask their sockets although epoll has said nothing
+    int n_asked; // movers whose flag was down
+    bool waits;  // somebody cannot send
     unsigned n_rounds;
     uint8_t *offers;   // everyone's bytes, one after the other
     size_t *offer_at;  // [rank], and the end; equal neighbours: the rank has none

@@ -7,8 +7,8 @@
 // staging buffer that exists only on links that are peeked at.
 //
 // Whether a mover asks the socket at all: always when epoll's flag is up. When it is down, sending
-// waits for the flag, and receiving spends one of the domain's tries (see tcp_progress): while few
-// links are asked, asking the socket is quicker than asking epoll first.
+// waits for it, and so does receiving unless the round is a direct one (see tcp_progress): while
+// few links are asked, asking the socket is quicker than asking epoll first.
 //
 // A flag goes down when the socket says "not now" or moves less than asked: more will then raise a
 // new edge. One exception: the end of a connection is an edge that comes only once, perhaps with
@@ -89,20 +89,14 @@ static hvd_status_t end_reading(tcp_link_t *link)
 
 static bool may_ask(tcp_link_t *link)
 {
-    domain_t *domain = link->domain;
-
     if (link->conn->readable) {
         return true;
     }
     if (link->ended) {
         return false;
     }
-    if (domain->n_tries == 0) {
-        domain->look = true;
-        return false;
-    }
-    domain->n_tries--;
-    return true;
+    link->domain->n_asked++;
+    return link->domain->direct;
 }
 
 // The answer of a mover that may not ask.
@@ -270,7 +264,7 @@ static ssize_t tcp_send(net_link_t *base, const void *data, size_t bytes)
         n = link->conn->secure != NULL ? send_secure(link, data, bytes)
                                        : send_plain(link, data, bytes);
     }
-    link->domain->look |= !link->conn->writable; // what waits should not wait for long
+    link->domain->waits |= !link->conn->writable;
     return n;
 }
 

@@ -3,7 +3,7 @@
 // cases.c - see cases.h.
 //
 // The value of element i of tensor t on member m is a function of (m, t, i modulo PERIOD, salt), so
-// the expected output is a table of PERIOD elements for each tensor, and checking costs a comparison
+// the expected output is a table of PERIOD elements a tensor, and checking costs a comparison
 // an element. Expectations are computed here, in double, and only for Adasum by the library's
 // reference. Every buffer lies between guard bytes.
 #include "cases.h"
@@ -189,7 +189,7 @@ static double reduced_value(const op_case_t *c, int tensor, size_t i)
     return scale(c, result, c->post * average);
 }
 
-// Sums of small numbers are exact, and so are powers of two as factors. What remains is one rounding
+// Sums of small numbers are exact, as are powers of two as factors. What remains is one rounding
 // by other factors, and Adasum, whose dot products may be added up in any order.
 static double tolerance(const op_case_t *c)
 {
@@ -361,8 +361,7 @@ static void *give_memory(void *arg, int tensor, int n_dims, const int64_t *shape
 {
     op_run_t *run = arg;
     case_tensor_t *t = &run->tensors[tensor];
-    if (n_dims != run->c.n_dims || (n_dims > 0 && shape[0] != t->rows_out) ||
-        t->output != NULL) {
+    if (n_dims != run->c.n_dims || (n_dims > 0 && shape[0] != t->rows_out) || t->output != NULL) {
         return NULL; // and so the operation fails
     }
     t->output_memory = malloc(t->n_out * hvd_dtype_bytes(run->c.dtype) + 2 * GUARD_BYTES);

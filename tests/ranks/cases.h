@@ -4,7 +4,7 @@
 // knows what every other rank brings, and so checks its result without asking anybody.
 //
 // Values repeat with a period that is prime and so out of step with every slice, segment and block.
-// They are small whole numbers, for which sums and products are exact in every dtype; half types may
+// They are small whole numbers, whose sums and products are exact in every dtype; half types may
 // have others, whose sum comes out differently if it is rounded more than once on the way.
 #ifndef TESTS_RANKS_CASES_H
 #define TESTS_RANKS_CASES_H
@@ -54,8 +54,8 @@ typedef struct op_run {
     case_tensor_t tensors[MAX_GROUP];
     int32_t splits[MAX_RANKS];
     hvd_handle_t handle;
-    bool forgets;          // set before op_submit: the handle is released at once
-    atomic_int n_done;     // times the completion callback ran
+    bool forgets;           // set before op_submit: the handle is released at once
+    atomic_int n_done;      // times the completion callback ran
     hvd_status_t done_with; // what it was told
 } op_run_t;
 

@@ -99,8 +99,9 @@ void rank_wait_for(rank_t *r, atomic_int *word, int value)
     uint64_t deadline_ns = deadline_in_ms(CALL_MS);
     while (atomic_load(word) != value) {
         if (clock_ns() > deadline_ns) {
-            check_failed(r, __FILE__, __LINE__, "waited in vain for a number to become %d; it is %d",
-                         value, atomic_load(word));
+            check_failed(r, __FILE__, __LINE__,
+                         "waited in vain for a number to become %d; it is %d", value,
+                         atomic_load(word));
         }
         usleep(500);
     }
@@ -149,8 +150,8 @@ void rank_setenv(rank_t *r, const char *name, const char *value)
 {
     size_t name_bytes = strlen(name);
     int i = 0;
-    while (i < r->n_env && (strncmp(r->env[i], name, name_bytes) != 0 ||
-                            r->env[i][name_bytes] != '=')) {
+    while (i < r->n_env &&
+           (strncmp(r->env[i], name, name_bytes) != 0 || r->env[i][name_bytes] != '=')) {
         i++;
     }
     if (i < r->n_env) {
@@ -630,7 +631,8 @@ void ranks_in_threads(const rank_t *outer, int n_ranks, layout_t layout, rank_fn
 // --- The program --------------------------------------------------------------------------------
 
 static const char usage[] =
-    "usage: %s [--ranks 2,3] [--layout one,apart,blocks,woven] [--env NAME=value]... [--only PART]\n"
+    "usage: %s [--ranks 2,3] [--layout one,apart,blocks,woven] [--env NAME=value]...\n"
+    "       [--only PART]\n"
     "       [--full] [--seed N] [--count N]\n";
 
 static bool parse_ranks(options_t *o, char *list)

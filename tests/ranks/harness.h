@@ -102,7 +102,7 @@ void ranks_in_threads(const rank_t *outer, int n_ranks, layout_t layout, rank_fn
 void rank_setenv(rank_t *r, const char *name, const char *value);
 // hvd_init with the rank's environment; more, if not NULL, gives process sets and log.
 hvd_status_t rank_try_open(rank_t *r, const hvd_options_t *more);
-void rank_open(rank_t *r); // and it must succeed
+void rank_open(rank_t *r);  // and it must succeed
 void rank_close(rank_t *r); // when all have come so far: a rank that stops stops the job
 void rank_leave(rank_t *r); // now, whatever the others do
 // Says what comes next, for the report of a hang or a failed check.
@@ -133,7 +133,7 @@ uint64_t dice_next(dice_t *dice);
 int dice_below(dice_t *dice, int n);
 void dice_shuffle(dice_t *dice, int *items, int n);
 
-// --- Checks: print rank, place, expected and got, and end the rank --------------------------------
+// --- Checks: print rank, place, expected and got, and end the rank ------------------------------
 
 _Noreturn void check_failed(const rank_t *r, const char *file, int line, const char *format, ...)
     PRINTF_LIKE(4, 5);

@@ -143,9 +143,24 @@ static const struct {
     {"dtype", HVD_BROADCAST, other_dtype, false, "Mismatched data types:", {"float32", "int32"}},
     {"op", HVD_ALLGATHER, other_op, false, "Mismatched operations:", {"ALLGATHER", "ALLREDUCE"}},
     {"op", HVD_BROADCAST, other_op, false, "Mismatched operations:", {"BROADCAST", "ALLREDUCE"}},
-    {"shape", HVD_ALLREDUCE, other_shape, false, "Mismatched ALLREDUCE tensor shapes:", {"3]", "1]"}},
-    {"shape", HVD_BROADCAST, other_shape, false, "Mismatched BROADCAST tensor shapes:", {"3]", "1]"}},
-    {"shape", HVD_ALLGATHER, other_shape, false, "Mismatched ALLGATHER tensor shapes:", {"3]", "1]"}},
+    {"shape",
+     HVD_ALLREDUCE,
+     other_shape,
+     false,
+     "Mismatched ALLREDUCE tensor shapes:",
+     {"3]", "1]"}},
+    {"shape",
+     HVD_BROADCAST,
+     other_shape,
+     false,
+     "Mismatched BROADCAST tensor shapes:",
+     {"3]", "1]"}},
+    {"shape",
+     HVD_ALLGATHER,
+     other_shape,
+     false,
+     "Mismatched ALLGATHER tensor shapes:",
+     {"3]", "1]"}},
     {"shape", HVD_ALLTOALL, other_shape, false, "Mismatched ALLTOALL tensor shapes:", {"3]", "1]"}},
     {"shape",
      HVD_REDUCESCATTER,
@@ -847,7 +862,8 @@ static void not_a_member(rank_t *r, void *arg)
     d.request.process_set = 1;
     if (r->rank != r->size - 1) {
         char text[64];
-        snprintf(text, sizeof text, "Rank %d is not a member of the provided process set.", r->rank);
+        snprintf(text, sizeof text, "Rank %d is not a member of the provided process set.",
+                 r->rank);
         CHECK_STATUS(r, rank_call(r, &d.request), HVD_NOT_MEMBER);
         CHECK_HAS(r, r->text, text);
         CHECK_INT(r, hvd_process_set_rank(r->ctx, 1), HVD_NOT_MEMBER);

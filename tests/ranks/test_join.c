@@ -13,8 +13,8 @@ static int join(rank_t *r)
 {
     hvd_handle_t handle;
     hvd_result_t result;
-    CHECK_OK(r, hvd_submit(r->ctx, &(hvd_request_t){.op = HVD_JOIN}, &handle, r->text,
-                           sizeof r->text));
+    CHECK_OK(
+        r, hvd_submit(r->ctx, &(hvd_request_t){.op = HVD_JOIN}, &handle, r->text, sizeof r->text));
     CHECK_OK(r, hvd_wait(r->ctx, handle, 60000));
     CHECK_OK(r, hvd_result(r->ctx, handle, &result));
     int last = result.last_joined;

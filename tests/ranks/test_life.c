@@ -32,8 +32,8 @@ static void vector_new(rank_t *r, vector_t *v, const char *name, size_t n)
     for (size_t i = 0; i < n; i++) {
         v->values[i] = 1;
     }
-    v->tensor = (hvd_tensor_t){
-        .input = v->values, .output = v->values, .n_dims = 1, .shape = v->shape};
+    v->tensor =
+        (hvd_tensor_t){.input = v->values, .output = v->values, .n_dims = 1, .shape = v->shape};
     v->request = (hvd_request_t){
         .op = HVD_ALLREDUCE,
         .name = v->name,

@@ -34,7 +34,7 @@ typedef struct worker {
     dice_t dice;
 } worker_t;
 
-// --- The operations -------------------------------------------------------------------------------
+// --- The operations -----------------------------------------------------------------------------
 
 static uint64_t mix(uint64_t a, uint64_t b)
 {
@@ -52,7 +52,8 @@ static dice_t dice_of(uint64_t seed, int operation)
 {
     int name = name_of(operation);
     bool changes = mix(seed, (uint64_t)name) % 5 == 0;
-    return (dice_t){.state = mix(seed + 1, changes ? 1000000 + (uint64_t)operation : (uint64_t)name)};
+    return (dice_t){.state =
+                        mix(seed + 1, changes ? 1000000 + (uint64_t)operation : (uint64_t)name)};
 }
 
 static int set_of(uint64_t seed, int operation)
@@ -78,7 +79,7 @@ static bool is_member(const set_members_t *set, int rank)
     return false;
 }
 
-// --- One thread, one round ------------------------------------------------------------------------
+// --- One thread, one round ----------------------------------------------------------------------
 
 static void do_something_else(worker_t *w, op_run_t *runs, int n_submitted)
 {
@@ -111,8 +112,8 @@ static void submit_one(worker_t *w, op_run_t *run, int operation)
     char text[STEP_BYTES];
     snprintf(name, sizeof name, "n%d", name_of(operation));
     op_describe(&c, text, sizeof text);
-    rank_step(&w->r, "seed %llu, round %d, submits %s: %s", (unsigned long long)seed, w->round, name,
-              text);
+    rank_step(&w->r, "seed %llu, round %d, submits %s: %s", (unsigned long long)seed, w->round,
+              name, text);
     bool owns_output = c.form == FORM_LIBRARY; // which goes with the handle
     run->forgets = !owns_output && dice_below(&w->dice, 10) == 0;
     bool waits = !run->forgets && dice_below(&w->dice, 8) == 0;
@@ -147,7 +148,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-// --- All rounds -----------------------------------------------------------------------------------
+// --- All rounds ---------------------------------------------------------------------------------
 
 static void run_round(worker_t workers[2], int round, dice_t *dice)
 {

@@ -45,8 +45,8 @@ static void check_queries(rank_t *r, const set_t *set)
 // One of each operation, small enough to ride and too large for it.
 static void use_set(rank_t *r, const set_t *set, unsigned salt)
 {
-    static const hvd_op_t ops[] = {HVD_ALLREDUCE,     HVD_ALLGATHER, HVD_BROADCAST, HVD_ALLTOALL,
-                                   HVD_REDUCESCATTER, HVD_BARRIER};
+    static const hvd_op_t ops[] = {HVD_ALLREDUCE, HVD_ALLGATHER,     HVD_BROADCAST,
+                                   HVD_ALLTOALL,  HVD_REDUCESCATTER, HVD_BARRIER};
     static const size_t rows[] = {7, 3000};
     if (set->member < 0) {
         return;
@@ -86,7 +86,7 @@ static void remove_set(rank_t *r, const set_t *set)
     CHECK_OK(r, hvd_process_set_remove(r->ctx, set->id, r->text, sizeof r->text));
 }
 
-// --- Given at init --------------------------------------------------------------------------------
+// --- Given at init ------------------------------------------------------------------------------
 
 static hvd_status_t open_with(rank_t *r, const set_t *sets, int n)
 {
@@ -167,7 +167,7 @@ static void different_lists_at_init(rank_t *r, void *arg)
     rank_close(r);
 }
 
-// --- Added and removed ----------------------------------------------------------------------------
+// --- Added and removed --------------------------------------------------------------------------
 
 static void add_use_remove(rank_t *r, void *arg)
 {
@@ -251,7 +251,7 @@ static void order_of_ranks(rank_t *r, void *arg)
     rank_close(r);
 }
 
-// --- At the same time -----------------------------------------------------------------------------
+// --- At the same time ---------------------------------------------------------------------------
 
 #define N_THREADS 3
 
@@ -359,7 +359,10 @@ static void removed_under_way(rank_t *r, void *arg)
     rank_close(r);
 }
 
-#define DYNAMIC {"HOROVOD_DYNAMIC_PROCESS_SETS=1"}
+#define DYNAMIC                                                                                    \
+    {                                                                                              \
+        "HOROVOD_DYNAMIC_PROCESS_SETS=1"                                                           \
+    }
 
 static const subtest_t subtests[] = {
     {.name = "static sets", .fn = static_sets, .min_ranks = 2},

@@ -1139,8 +1139,8 @@ static batch_info_t *check_order(sim_t *sim, int rank, const decision_t *decisio
     batch_info_t *info = batch_info(sim, decision->batch);
     uint64_t hash = hash_of_run(decision);
 
-    CHECK(sim, !self->has_batch || decision->batch > self->last_batch, "rank %d: batch %lu after %lu",
-          rank, decision->batch, self->last_batch);
+    CHECK(sim, !self->has_batch || decision->batch > self->last_batch,
+          "rank %d: batch %lu after %lu", rank, decision->batch, self->last_batch);
     self->has_batch = true;
     self->last_batch = decision->batch;
     if (info->set < 0) {
