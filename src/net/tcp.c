@@ -317,9 +317,9 @@ static void tick(domain_t *domain)
 
 // Begins a round: whoever spins calls tcp_progress and then the movers, over and over. To ask epoll
 // in each round and the socket only after that would put two system calls before the first byte. So
-// while only a few links are being asked for data, they ask their sockets directly; and while nobody
-// waits to send or to connect, epoll is then asked only now and then: for strangers, for hangups and
-// for links that nobody reads. True if it is to be asked now.
+// while only a few links are asked for data, they ask their sockets directly; and while nobody
+// waits to send or to connect, epoll is then asked only now and then: for strangers, for hangups
+// and for links that nobody reads. True if it is to be asked now.
 static bool begin_round(domain_t *domain)
 {
     domain->direct = domain->n_asked > 0 && domain->n_asked <= FEW_LINKS;
