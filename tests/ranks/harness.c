@@ -632,8 +632,7 @@ void ranks_in_threads(const rank_t *outer, int n_ranks, layout_t layout, rank_fn
 
 static const char usage[] =
     "usage: %s [--ranks 2,3] [--layout one,apart,blocks,woven] [--env NAME=value]...\n"
-    "       [--only PART]\n"
-    "       [--full] [--seed N] [--count N]\n";
+    "       [--only PART] [--except PART] [--full] [--seed N] [--count N]\n";
 
 static bool parse_ranks(options_t *o, char *list)
 {
@@ -679,6 +678,9 @@ static bool parse_option(options_t *o, int option)
     case 'o':
         o->only = optarg;
         return true;
+    case 'x':
+        o->except = optarg;
+        return true;
     case 'f':
         o->full = true;
         return true;
@@ -696,8 +698,9 @@ static bool parse_option(options_t *o, int option)
 static bool parse_options(int argc, char **argv, options_t *o)
 {
     static const struct option long_options[] = {
-        {"ranks", 1, 0, 'r'}, {"layout", 1, 0, 'l'}, {"env", 1, 0, 'e'},   {"only", 1, 0, 'o'},
-        {"full", 0, 0, 'f'},  {"seed", 1, 0, 's'},   {"count", 1, 0, 'c'}, {0},
+        {"ranks", 1, 0, 'r'},  {"layout", 1, 0, 'l'}, {"env", 1, 0, 'e'},  {"only", 1, 0, 'o'},
+        {"except", 1, 0, 'x'}, {"full", 0, 0, 'f'},   {"seed", 1, 0, 's'}, {"count", 1, 0, 'c'},
+        {0},
     };
     *o = (options_t){
         .ranks = {2, 3}, .n_ranks = 2, .layouts = {LAYOUT_ONE, LAYOUT_APART}, .n_layouts = 2};
@@ -715,7 +718,8 @@ static bool parse_options(int argc, char **argv, options_t *o)
 static bool wanted(const options_t *o, const subtest_t *s, int n_ranks, layout_t layout)
 {
     return n_ranks >= s->min_ranks && (s->layouts == 0 || (s->layouts & ONLY_LAYOUT(layout))) &&
-           (o->only == NULL || strstr(s->name, o->only) != NULL);
+           (o->only == NULL || strstr(s->name, o->only) != NULL) &&
+           (o->except == NULL || strstr(s->name, o->except) == NULL);
 }
 
 static bool run_subtest(const options_t *o, const subtest_t *s, int n_ranks, layout_t layout)

@@ -54,7 +54,8 @@ typedef struct options {
     int n_layouts;
     const char *env[MAX_ENV]; // NAME=value for every job
     int n_env;
-    const char *only; // run subtests whose names contain this; NULL: all
+    const char *only;   // run subtests whose names contain this; NULL: all
+    const char *except; // leave out those whose names contain this; NULL: none
     bool full;
     uint64_t seed;
     int count; // 0: the subtest's own

@@ -829,6 +829,24 @@ static void bad_transport(rank_t *r, void *arg)
     rank_close(r);
 }
 
+// At init or at the first operation that needs it, but with a sentence, and on all ranks.
+static void bad_algorithm(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_setenv(r, "HOROVOD_ALGORITHM", "allreduce=magic");
+    hvd_status_t status = rank_try_open(r, NULL);
+    if (status == HVD_OK) {
+        draft_t d;
+        draft_new(r, &d, HVD_ALLREDUCE, "by magic", N_LARGE / 3 * 3);
+        status = rank_call(r, &d.request);
+        draft_free(&d);
+        hvd_shutdown(r->ctx);
+    }
+    CHECK_STATUS(r, status, HVD_INVALID_ARGUMENT);
+    CHECK_HAS(r, r->text, "HOROVOD_ALGORITHM");
+    CHECK_HAS(r, r->text, "magic");
+}
+
 // One of three never comes: the others say which.
 static void missing_rank(rank_t *r, void *arg)
 {
@@ -893,6 +911,7 @@ static const subtest_t subtests[] = {
     {.name = "bad environment", .fn = bad_environment, .one_world_only = true},
     {.name = "bad secrets", .fn = bad_secrets, .min_ranks = 2, .one_world_only = true},
     {.name = "bad transport", .fn = bad_transport, .min_ranks = 2},
+    {.name = "bad algorithm", .fn = bad_algorithm, .min_ranks = 2},
     {.name = "missing rank", .fn = missing_rank, .min_ranks = 2, .one_world_only = true},
 };
 
