@@ -73,9 +73,9 @@ struct secure {
     record_key_t sealing, opening;
     buf_t out; // sealed, not sent
     size_t out_at;
-    buf_t in;                 // received: up to in_at opened, the rest not
+    buf_t in; // received: up to in_at opened, the rest not
     size_t in_at;
-    size_t plain_at, plain_end; // in `in`: opened in place, not consumed
+    size_t plain_at, plain_end; // of `in`: opened in place, not consumed
     bool may_ask; // in this call: the socket has not yet given less than asked
     bool drained; // it had less than asked, when last asked
     bool broken;  // a record did not open: nothing more will
@@ -503,15 +503,15 @@ static const char in_a_job[] = "in the middle of a job";
 
 hvd_status_t secure_flush(secure_t *s, err_t *err)
 {
-    while (s->out_at < s->out.len) {
+    if (s->out_at < s->out.len) {
         ssize_t n = socket_send(s, s->out.data + s->out_at, s->out.len - s->out_at);
         if (n < 0) {
             return fail_lost(s, in_a_job, err);
         }
-        if (n == 0) {
-            return HVD_IN_PROGRESS;
-        }
         s->out_at += (size_t)n;
+        if (s->out_at < s->out.len) {
+            return HVD_IN_PROGRESS; // it took less than offered: it is full
+        }
     }
     s->out_at = 0;
     buf_clear(&s->out);
@@ -526,7 +526,11 @@ static hvd_status_t append_record(secure_t *s, const void *data, size_t bytes, e
     if (record == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for encrypted data");
     }
-    return record_seal(&s->sealing, data, bytes, record, err);
+    hvd_status_t status = record_seal(&s->sealing, data, bytes, record, err);
+    if (status != HVD_OK) {
+        s->out.len -= bytes + RECORD_EXTRA_BYTES; // half a record must never leave
+    }
+    return status;
 }
 
 hvd_status_t secure_rekey(secure_t *s, err_t *err)
@@ -581,7 +585,7 @@ static bool make_room(secure_t *s, size_t bytes)
 {
     size_t have = s->in.len - s->in_at;
 
-    if (s->in_at + bytes > s->in.cap) {
+    if (have == 0 || s->in_at + bytes > s->in.cap) {
         if (have > 0) {
             memmove(s->in.data, s->in.data + s->in_at, have);
         }
@@ -633,7 +637,8 @@ static hvd_status_t open_next(secure_t *s, uint8_t *to, size_t room, size_t *byt
     TRY(gather(s, whole, whole + RECORD_HEADER_BYTES, err), out);
     uint8_t *record = s->in.data + s->in_at;
     bool fits = bytes <= room;
-    if (record_open(&s->opening, record, bytes, fits ? to : record + RECORD_HEADER_BYTES) != 0) {
+    uint8_t *plain = fits ? to : record + RECORD_HEADER_BYTES;
+    if (record_open(&s->opening, record, bytes, plain) != HVD_OK) {
         return fail_record(s, "does not decrypt", err);
     }
     if (!fits) {
