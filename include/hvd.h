@@ -117,7 +117,9 @@ typedef enum hvd_dtype {
 // One tensor of a request: dense, row-major. n_dims 0 is a scalar; a dimension of 0 is empty.
 typedef struct hvd_tensor {
     const void *input;
-    void *output; // may equal input. NULL: hvd_request.alloc is asked, or the handle owns it
+    // May equal input, except in allgather and alltoall. NULL: hvd_request.alloc is asked, or the
+    // handle owns it.
+    void *output;
     int n_dims;
     const int64_t *shape;
 } hvd_tensor_t;

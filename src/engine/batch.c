@@ -708,6 +708,11 @@ static uint8_t *start_of(const vec_t *v)
     return v->n > 0 ? v->fragments[0].at : NULL;
 }
 
+static bool overlap(const uint8_t *a, size_t a_bytes, const uint8_t *b, size_t b_bytes)
+{
+    return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
+}
+
 // Runs sub_args over links, from `in` to `out`; packs first where the plan needs it.
 static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *in, const vec_t *out,
                                err_t *err)
@@ -731,6 +736,8 @@ static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *i
     uint8_t *input = start_of(in);
     uint8_t *output = start_of(out);
     bool in_place = a->op == HVD_ALLREDUCE || a->op == HVD_BROADCAST;
+    // Plans of other operations write results while they still read elsewhere in the input.
+    must_unpack |= !in_place && !must_pack && overlap(input, in->bytes, output, out->bytes);
     if (must_pack) {
         // An operation in place may as well be packed where its result belongs.
         input = in_place && !must_unpack ? output : scratch(&r->packed, in->bytes * factor);
@@ -1080,7 +1087,7 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
 bool batches_progress(hvd_ctx_t *ctx)
 {
     bool moved = false;
-    while (ctx->running != NULL) {
+    while (ctx->running != NULL && ctx->suspicion.status == HVD_OK) {
         batch_runner_t *r = ctx->runner;
         batch_t *b = ctx->running;
         err_t err;
@@ -1097,6 +1104,10 @@ bool batches_progress(hvd_ctx_t *ctx)
         }
         if (status == HVD_IN_PROGRESS) {
             return moved;
+        }
+        if (status == HVD_PEER_LOST) {
+            engine_suspect(ctx, &err);
+            return true;
         }
         if (status != HVD_OK) {
             batches_drop(ctx);

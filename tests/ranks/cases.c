@@ -396,8 +396,8 @@ static void prepare_tensor(rank_t *r, op_run_t *run, int t)
     tensor->shape[2] = 1;
     tensor->input = guarded(r, tensor->n_in * element, &tensor->input_memory);
     fill(c, run->member, t, tensor->n_in, tensor->input);
-    bool same_shape = c->op == HVD_ALLREDUCE || c->op == HVD_BROADCAST;
-    if (c->form == FORM_IN_PLACE && same_shape) {
+    bool fits = c->op != HVD_ALLGATHER && c->op != HVD_ALLTOALL;
+    if (c->form == FORM_IN_PLACE && fits) {
         tensor->output = tensor->input;
     } else if (c->form == FORM_IN_PLACE || c->form == FORM_OUT_OF_PLACE) {
         tensor->output = guarded(r, tensor->n_out * element, &tensor->output_memory);

@@ -14,7 +14,7 @@
 #define MAX_GROUP 4
 
 typedef enum form {
-    FORM_IN_PLACE, // output is input; where shapes differ, as FORM_OUT_OF_PLACE
+    FORM_IN_PLACE, // output is input; allgather and alltoall as FORM_OUT_OF_PLACE
     FORM_OUT_OF_PLACE,
     FORM_LIBRARY,  // the handle owns the output
     FORM_CALLBACK, // hvd_request.alloc gives it
