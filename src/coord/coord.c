@@ -582,6 +582,12 @@ void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
     follow_end(coord, cause, sentence, bytes);
 }
 
+hvd_status_t coord_has_ended(const coord_t *coord, err_t *end)
+{
+    end->status = HVD_OK;
+    return coord->has_ended ? fail(end, coord->end_status, "%s", coord->end_text) : HVD_OK;
+}
+
 // --- Bytes for neighbours -----------------------------------------------------------------------
 
 int coord_n_neighbours(const coord_t *coord)

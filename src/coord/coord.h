@@ -167,6 +167,7 @@ int coord_set_count(const coord_t *coord);
 int coord_set_id(const coord_t *coord, int index);
 // Members in ascending order; NULL for an unknown set.
 const int *coord_set_ranks(const coord_t *coord, int set, int *n_p);
+hvd_status_t coord_has_ended(const coord_t *coord, err_t *end); // HVD_OK: it has not
 int coord_pending(const coord_t *coord); // submissions of this rank not yet decided
 size_t coord_memory(const coord_t *coord); // bytes held, for the bound on memory
 

@@ -30,6 +30,7 @@
 #define CROWDED_SPINS 30
 #define CROWDED_YIELDS 40
 #define BATON_SPINS 2000
+#define SUSPICION_NS (250 * NS_PER_MS)
 
 // --- One step ------------------------------------------------------------------------------------
 
@@ -50,6 +51,17 @@ void engine_fail(hvd_ctx_t *ctx, const err_t *err)
         return;
     }
     coord_abort(ctx->coord, err->status, err->text);
+}
+
+// Every death cuts a control link, and whoever sees that tells the whole tree. Data links break as
+// well when a rank that was told leaves before others have heard: taking that for the cause would
+// name the wrong rank. So they count only if the tree stays silent.
+void engine_suspect(hvd_ctx_t *ctx, const err_t *err)
+{
+    if (ctx->suspicion.status == HVD_OK) {
+        ctx->suspicion = *err;
+        ctx->suspect_until_ns = clock_ns() + SUSPICION_NS;
+    }
 }
 
 static coord_request_t as_coord_request(const request_t *r)
@@ -283,11 +295,24 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
     }
 }
 
+// Nobody shall find a request that failed with the job in a job that still looks healthy.
+static void note_end(hvd_ctx_t *ctx)
+{
+    err_t end;
+    bool finishes_first = coord_has_ended(ctx->coord, &end) == HVD_SHUTDOWN && ctx->running != NULL;
+    if (end.status != HVD_OK && !finishes_first && ctx->ended.status == HVD_OK) {
+        pthread_mutex_lock(&ctx->lock);
+        ctx->ended = end;
+        pthread_mutex_unlock(&ctx->lock);
+    }
+}
+
 static bool decide(hvd_ctx_t *ctx)
 {
     bool moved = false;
     const decision_t *d;
     while ((d = coord_next(ctx->coord)) != NULL) {
+        note_end(ctx);
         carry_out(ctx, d);
         moved = true;
     }
@@ -298,10 +323,16 @@ static bool decide(hvd_ctx_t *ctx)
 static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     err_t err;
-    if (ctx->ended.status == HVD_OK && net_health(ctx->net, &err) != HVD_OK) {
+    if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_CONTROL, &err) != HVD_OK) {
         receive_frames(ctx, now_ns); // whoever is gone may have said why
         decide(ctx);
         engine_fail(ctx, &err);
+    }
+    if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_DATA, &err) != HVD_OK) {
+        engine_suspect(ctx, &err);
+    }
+    if (UNLIKELY(ctx->suspicion.status != HVD_OK) && now_ns >= ctx->suspect_until_ns) {
+        engine_fail(ctx, &ctx->suspicion);
     }
     if (atomic_load(&ctx->stop_requested) && !ctx->shutting_down) {
         coord_shutdown(ctx->coord, now_ns);
@@ -481,7 +512,10 @@ static bool pause_or_give_up(hvd_ctx_t *ctx, pause_t *p, bool is_waiter)
 
 static uint64_t wake_by_ns(const hvd_ctx_t *ctx, uint64_t deadline_ns)
 {
-    return MIN(deadline_ns, coord_next_tick(ctx->coord));
+    uint64_t tick_ns = coord_next_tick(ctx->coord);
+    bool suspects = ctx->suspicion.status != HVD_OK && ctx->ended.status == HVD_OK;
+    tick_ns = suspects ? MIN(tick_ns, ctx->suspect_until_ns) : tick_ns;
+    return MIN(deadline_ns, tick_ns);
 }
 
 // A waiter drives until its request is done or its time is up.

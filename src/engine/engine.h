@@ -197,6 +197,8 @@ struct hvd_ctx {
     uint64_t next_housekeeping_ns;
     unsigned n_steps;
     bool shutting_down; // told coord
+    err_t suspicion;    // a data link broke; the tree has until suspect_until_ns to say why
+    uint64_t suspect_until_ns;
     err_t ending;       // status != HVD_OK: over as soon as what runs has finished
     uint64_t ending_by_ns;
     bool has_left; // farewells exchanged: links may be cut
@@ -240,6 +242,9 @@ void engine_notify(hvd_ctx_t *ctx); // there is something in the queue, and nobo
 // Drives the engine, or sleeps while another thread does, until *state == REQUEST_DONE.
 bool engine_wait(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns);
 void engine_fail(hvd_ctx_t *ctx, const err_t *err); // a peer is lost: tells everyone
+// A data link broke: its peer may only have left because of a failure elsewhere. Nothing runs until
+// that is known.
+void engine_suspect(hvd_ctx_t *ctx, const err_t *err);
 // Leaves the tree without cutting what neighbours still have to read.
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns);
 

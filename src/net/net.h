@@ -107,8 +107,8 @@ typedef struct transport {
     int (*wait_fd)(domain_t *domain);
     // The word peers ring when this rank sleeps (see net_before_sleep), or NULL.
     atomic_uint *(*wake_word)(domain_t *domain);
-    // What broke outside any link (a lost peer known only to the domain); HVD_OK if nothing.
-    hvd_status_t (*health)(domain_t *domain, err_t *err);
+    // The first link of this lane that ended by itself; HVD_OK if none did.
+    hvd_status_t (*health)(domain_t *domain, lane_t lane, err_t *err);
     void (*close)(domain_t *domain);
 } transport_t;
 
@@ -162,7 +162,7 @@ const char *net_transport_name(net_t *net, int peer, char *why_not, size_t bytes
 domain_t *net_domain(net_t *net, const transport_t *transport);
 
 int net_progress(net_t *net);
-hvd_status_t net_health(net_t *net, err_t *err);
+hvd_status_t net_health(net_t *net, lane_t lane, err_t *err);
 
 // Sleeping: announce, look once more whether there is something to do, then sleep.
 //     unsigned ticket = net_before_sleep(net);

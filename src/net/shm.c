@@ -358,13 +358,6 @@ static atomic_uint *shm_wake_word(domain_t *d)
     return d->attached ? &d->segment->ranks[d->local_of[d->job->rank]].wake : NULL;
 }
 
-static hvd_status_t shm_health(domain_t *d, err_t *err)
-{
-    (void)d;
-    (void)err;
-    return HVD_OK;
-}
-
 // --- Links --------------------------------------------------------------------------------------
 
 static ssize_t shm_send(net_link_t *link, const void *data, size_t bytes)
@@ -479,7 +472,6 @@ const transport_t transport_shm = {
     .progress = shm_progress,
     .wait_fd = shm_wait_fd,
     .wake_word = shm_wake_word,
-    .health = shm_health,
     .close = shm_close,
 };
 

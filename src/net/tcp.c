@@ -365,12 +365,13 @@ static int tcp_wait_fd(domain_t *domain)
     return domain->epoll;
 }
 
-static hvd_status_t tcp_health(domain_t *domain, err_t *err)
+static hvd_status_t tcp_health(domain_t *domain, lane_t lane, err_t *err)
 {
-    if (domain->broken.status != HVD_OK && err != NULL) {
-        *err = domain->broken;
+    const err_t *broken = &domain->broken[lane];
+    if (broken->status != HVD_OK) {
+        *err = *broken;
     }
-    return domain->broken.status;
+    return broken->status;
 }
 
 // --- Listening -----------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ struct domain {
     tcp_link_t *opening; // links that must become ready in time
     uint64_t n_foreign;  // clients cut off
     uint64_t foreign_logged_ns, full_logged_ns;
-    err_t broken; // the first link that ended by itself
+    err_t broken[N_LANES]; // the first link that ended by itself
 };
 
 uint64_t tcp_peer_timeout_ns(const domain_t *domain);

@@ -70,8 +70,9 @@ static hvd_status_t fail_secure(tcp_link_t *link, hvd_status_t status, const err
 
 static void tell_domain(tcp_link_t *link)
 {
-    if (link->domain->broken.status == HVD_OK) {
-        link->domain->broken = link->base.err;
+    err_t *broken = &link->domain->broken[link->base.lane];
+    if (broken->status == HVD_OK) {
+        *broken = link->base.err;
     }
     log_debug(link->domain->job->log, "tcp", "%s", link->base.err.text);
 }

@@ -350,7 +350,7 @@ static hvd_status_t drive_for(net_t *net, int64_t ms, err_t *err)
     uint64_t deadline_ns = deadline_in_ms(ms);
     hvd_status_t status = HVD_OK;
 
-    while (clock_ns() < deadline_ns && (status = net_health(net, err)) == HVD_OK) {
+    while (clock_ns() < deadline_ns && (status = net_health(net, LANE_CONTROL, err)) == HVD_OK) {
         unsigned ticket = net_before_sleep(net);
         if (net_progress(net) == 0) {
             net_sleep(net, ticket, deadline_ns);
