@@ -57,8 +57,10 @@ static ssize_t send_some(exec_t *exec, peer_t *peer, size_t budget)
     }
     ssize_t n = 0;
     if (peer->staged_sent < peer->staged) {
-        n = link_send(peer->link, peer->stage + peer->staged_sent,
-                      peer->staged - peer->staged_sent);
+        const uint8_t *from = peer->stage + peer->staged_sent;
+        const size_t left = peer->staged - peer->staged_sent;
+        const bool is_head = state->done < limit; // the payload follows
+        n = is_head ? link_send_head(peer->link, from, left) : link_send(peer->link, from, left);
         peer->staged_sent += n > 0 ? (size_t)n : 0;
     } else {
         const char *from = place_of(exec, step->src, step->src_at + state->done);

@@ -49,12 +49,21 @@ struct net_link {
     const char *transport; // name, for reports
     int peer;
     lane_t lane;
+    bool more; // the next send follows at once: this one may wait for it
     err_t err;
 };
 
 static inline ssize_t link_send(net_link_t *l, const void *data, size_t bytes)
 {
     return l->ops->send(l, data, bytes);
+}
+// For the head of what the next call sends: both may leave together.
+static inline ssize_t link_send_head(net_link_t *l, const void *data, size_t bytes)
+{
+    l->more = true;
+    ssize_t n = l->ops->send(l, data, bytes);
+    l->more = false;
+    return n;
 }
 static inline ssize_t link_recv(net_link_t *l, void *data, size_t bytes)
 {

@@ -227,19 +227,21 @@ static ssize_t send_secure(tcp_link_t *link, const void *data, size_t bytes)
 {
     conn_t *conn = link->conn;
     err_t err;
-    ssize_t n = secure_send(conn->secure, data, bytes, &err);
+    ssize_t n = link->base.more ? secure_send_later(conn->secure, data, bytes, &err)
+                                : secure_send(conn->secure, data, bytes, &err);
 
     if (n < 0) {
         return fail_secure(link, (hvd_status_t)n, &err);
     }
-    conn->writable = !secure_wants_write(conn->secure);
+    conn->writable = link->base.more || !secure_wants_write(conn->secure);
     return n;
 }
 
 static ssize_t send_plain(tcp_link_t *link, const void *data, size_t bytes)
 {
     conn_t *conn = link->conn;
-    ssize_t n = send(conn->watch.fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    int more = link->base.more ? MSG_MORE : 0;
+    ssize_t n = send(conn->watch.fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL | more);
 
     if (LIKELY(n >= 0)) {
         conn->writable = (size_t)n == bytes;

@@ -41,6 +41,7 @@
 // The receiving buffer: at first for small messages, later for a record that comes after some.
 #define FIRST_IN_BYTES (4 * KIB)
 #define SLACK_BYTES (4 * KIB)
+#define HELD_MAX_BYTES 128 // that secure_send_later keeps back, sealed
 // Record header and handshake header of a ClientHello, and the longest one we believe in.
 #define CLIENT_HEAD_BYTES 9
 #define CLIENT_HELLO_LIMIT 2048
@@ -538,6 +539,17 @@ hvd_status_t secure_rekey(secure_t *s, err_t *err)
     return s->phase == ENCRYPTED ? append_record(s, NULL, 0, err) : HVD_OK;
 }
 
+static hvd_status_t seal(secure_t *s, const void *data, size_t bytes, err_t *err)
+{
+    if (UNLIKELY(record_key_is_worn(&s->sealing))) {
+        hvd_status_t status = secure_rekey(s, err);
+        if (status != HVD_OK) {
+            return status;
+        }
+    }
+    return append_record(s, data, bytes, err);
+}
+
 static ssize_t send_plain(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
     ssize_t n = socket_send(s, data, bytes);
@@ -547,23 +559,31 @@ static ssize_t send_plain(secure_t *s, const void *data, size_t bytes, err_t *er
 ssize_t secure_send(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
     size_t taken = 0;
-    hvd_status_t status;
+    hvd_status_t status = HVD_OK;
 
     if (s->phase != ENCRYPTED) {
         return s->phase == PLAIN && bytes > 0 ? send_plain(s, data, bytes, err) : 0;
     }
-    TRY(secure_flush(s, err), out);
+    if (s->out.len > HELD_MAX_BYTES) {
+        TRY(secure_flush(s, err), out);
+    }
     while (taken < bytes) {
         size_t n = MIN(bytes - taken, RECORD_MAX_BYTES);
-        if (UNLIKELY(record_key_is_worn(&s->sealing))) {
-            TRY(secure_rekey(s, err), out);
-        }
-        TRY(append_record(s, (const uint8_t *)data + taken, n, err), out);
+        TRY(seal(s, (const uint8_t *)data + taken, n, err), out);
         taken += n;
         TRY(secure_flush(s, err), out);
     }
 out:
     return status < 0 ? (ssize_t)status : (ssize_t)taken;
+}
+
+ssize_t secure_send_later(secure_t *s, const void *data, size_t bytes, err_t *err)
+{
+    if (s->phase != ENCRYPTED || s->out.len > 0 || bytes > HELD_MAX_BYTES / 2) {
+        return secure_send(s, data, bytes, err);
+    }
+    hvd_status_t status = seal(s, data, bytes, err);
+    return status < 0 ? (ssize_t)status : (ssize_t)bytes;
 }
 
 // --- Receiving -----------------------------------------------------------------------------------

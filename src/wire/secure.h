@@ -43,6 +43,8 @@ bool secure_is_plain(const secure_t *secure);
 // Bytes taken or received; 0: would block; HVD_PEER_LOST: closed by the peer, or another negative
 // status with err set. A short send may be repeated with other data: what was taken is taken.
 ssize_t secure_send(secure_t *secure, const void *data, size_t bytes, err_t *err);
+// The same for a few bytes that may wait for the next secure_send, which follows at once.
+ssize_t secure_send_later(secure_t *secure, const void *data, size_t bytes, err_t *err);
 ssize_t secure_recv(secure_t *secure, void *data, size_t bytes, err_t *err);
 // HVD_OK: everything taken has left; HVD_IN_PROGRESS: the socket is full.
 hvd_status_t secure_flush(secure_t *secure, err_t *err);
