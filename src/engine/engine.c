@@ -431,6 +431,10 @@ static bool engine_step(hvd_ctx_t *ctx)
     if (UNLIKELY(ctx->ending.status != HVD_OK || ctx->ended.status != HVD_OK)) {
         finish_job(ctx);
     }
+    if (atomic_load_explicit(&ctx->has_completed, memory_order_relaxed)) {
+        atomic_store_explicit(&ctx->has_completed, false, memory_order_relaxed);
+        requests_wake(ctx); // once for all of this step
+    }
     return moved;
 }
 
@@ -480,7 +484,13 @@ static uint64_t spin_ns(const hvd_ctx_t *ctx, bool is_waiter)
     if (ctx->config.spin_us >= 0) {
         return (uint64_t)(ctx->config.spin_us * NS_PER_US);
     }
-    return is_waiter ? WAITER_SPIN_NS : ctx->running != NULL ? THREAD_SPIN_BUSY_NS : THREAD_SPIN_NS;
+    if (is_waiter) {
+        return WAITER_SPIN_NS;
+    }
+    if (ctx->running != NULL) {
+        return THREAD_SPIN_BUSY_NS;
+    }
+    return THREAD_SPIN_NS;
 }
 
 // One breath of waiting. True when it is time to sleep.
@@ -504,8 +514,10 @@ static bool pause_or_give_up(hvd_ctx_t *ctx, pause_t *p, bool is_waiter)
         p->idle_since_ns = now_ns;
     }
     uint64_t idle_ns = now_ns - p->idle_since_ns;
-    if (idle_ns > YIELD_AFTER_NS) {
-        sched_yield(); // the one we wait for may sit on this very core
+    // The one we wait for may sit on this very core; the engine thread's user surely does, unless
+    // there is a core for both.
+    if (idle_ns > YIELD_AFTER_NS || !(is_waiter || net_has_spare_cores(ctx->net))) {
+        sched_yield();
     }
     return idle_ns > spin_ns(ctx, is_waiter);
 }
@@ -594,13 +606,14 @@ static bool wait_in_line(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns
     int n_spins = 0;
     for (;;) {
         unsigned seen = atomic_load(&ctx->progress_word);
-        if (is_done(ctx, state)) {
+        bool spins = n_spins++ < BATON_SPINS && !net_oversubscribed(ctx->net);
+        if ((!spins || atomic_load(state) == REQUEST_DONE) && is_done(ctx, state)) {
             return true;
         }
         if ((*held_p = try_hold(ctx))) {
             return false;
         }
-        if (n_spins++ < BATON_SPINS && !net_oversubscribed(ctx->net)) {
+        if (spins) {
             cpu_relax(); // the engine thread lets go as soon as it sees n_waiting
             continue;
         }

@@ -176,6 +176,7 @@ struct hvd_ctx {
     bool has_thread;
     _Alignas(CACHE_LINE) atomic_int held; // 1: some thread holds the engine
     atomic_int n_waiting;                 // threads in hvd_wait that do not hold it
+    atomic_bool has_completed;            // requests whose waiters have not been woken
     atomic_uint progress_word;            // futex of those threads
     atomic_uint duty_word;                // futex of the engine thread while others drive
     atomic_bool thread_sleeps;            // the engine thread sleeps in net_sleep, engine not held
@@ -228,6 +229,7 @@ static inline request_t *request_of_tag(uint64_t tag)
     return (request_t *)(uintptr_t)tag;
 }
 void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, const char *text);
+void requests_wake(hvd_ctx_t *ctx); // threads that wait for what has been completed
 void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text); // everything in flight
 bool set_register(hvd_ctx_t *ctx, int id);
 void set_forget(hvd_ctx_t *ctx, int id);

@@ -200,7 +200,7 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 
 // --- Completion ----------------------------------------------------------------------------------
 
-static void wake_waiters(hvd_ctx_t *ctx)
+void requests_wake(hvd_ctx_t *ctx)
 {
     if (UNLIKELY(atomic_load(&ctx->n_waiting) > 0)) {
         atomic_fetch_add(&ctx->progress_word, 1);
@@ -237,7 +237,7 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
         request_recycle(ctx, request);
     }
     pthread_mutex_unlock(&ctx->lock);
-    wake_waiters(ctx);
+    atomic_store_explicit(&ctx->has_completed, true, memory_order_relaxed);
     if (done != NULL) {
         done(arg, handle, status);
     }
@@ -259,7 +259,7 @@ void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
             request_complete(ctx, request, status, text);
         }
     }
-    wake_waiters(ctx);
+    requests_wake(ctx);
 }
 
 // --- Process sets as the API sees them -----------------------------------------------------------

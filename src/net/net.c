@@ -75,6 +75,7 @@ struct net {
     uint64_t last_look_ns;
     uint8_t host_cpus[CPU_MASK_BYTES]; // cores that ranks of this host may use
     bool oversubscribed;
+    bool has_spare_cores;
 };
 
 // --- Which transports ----------------------------------------------------------------------------
@@ -206,11 +207,17 @@ static void compare_cores(net_t *net)
         n_cpus += __builtin_popcount(net->host_cpus[i]);
     }
     net->oversubscribed = n_cpus > 0 && n_ranks > n_cpus;
+    net->has_spare_cores = n_cpus >= 2 * n_ranks;
 }
 
 bool net_oversubscribed(const net_t *net)
 {
     return net->oversubscribed;
+}
+
+bool net_has_spare_cores(const net_t *net)
+{
+    return net->has_spare_cores;
 }
 
 // --- Addresses -----------------------------------------------------------------------------------

@@ -186,5 +186,7 @@ void net_wake(net_t *net); // any thread
 
 // True if more ranks run on this host than it has cores: waits then yield instead of spinning.
 bool net_oversubscribed(const net_t *net);
+// True if each rank on this host has a second core, for its engine thread.
+bool net_has_spare_cores(const net_t *net);
 
 #endif

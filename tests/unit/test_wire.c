@@ -652,6 +652,33 @@ static void test_secure_full_socket(void **state)
     pair_free(&pair);
 }
 
+// What may wait leaves with what comes next, in order; a flush lets it go alone.
+static void test_secure_send_later(void **state)
+{
+    (void)state;
+    char got[8];
+    pair_t pair;
+    pair_ready(&pair);
+    for (int flushes = 0; flushes < 2; flushes++) {
+        assert_int_equal(secure_send_later(pair.ends[CLIENT], "head", 4, NULL), 4);
+        assert_int_equal(secure_recv(pair.ends[SERVER], got, sizeof got, NULL), 0);
+        assert_true(secure_wants_write(pair.ends[CLIENT]));
+        if (flushes) {
+            assert_int_equal(secure_flush(pair.ends[CLIENT], NULL), HVD_OK);
+        } else {
+            assert_int_equal(secure_send(pair.ends[CLIENT], "tail", 4, NULL), 4);
+        }
+        assert_false(secure_wants_write(pair.ends[CLIENT]));
+        assert_int_equal(secure_recv(pair.ends[SERVER], got, 4, NULL), 4);
+        assert_memory_equal(got, "head", 4);
+        if (!flushes) {
+            assert_int_equal(secure_recv(pair.ends[SERVER], got, 4, NULL), 4);
+            assert_memory_equal(got, "tail", 4);
+        }
+    }
+    pair_free(&pair);
+}
+
 // Bytes that poll() cannot see are announced, and gone when secure_recv says there are none.
 static void test_secure_pending(void **state)
 {
@@ -1174,6 +1201,7 @@ int main(void)
         cmocka_unit_test(test_secure_full_socket),
         cmocka_unit_test(test_secure_pending),
         cmocka_unit_test(test_secure_drip),
+        cmocka_unit_test(test_secure_send_later),
         cmocka_unit_test(test_secure_peek),
         cmocka_unit_test(test_secure_rekey),
         cmocka_unit_test(test_secure_plain),
