@@ -13,7 +13,9 @@ original Horovod (hvdnew-gloo, hvdnew-ompi) through worker.py of the peer rig (-
 the venvs v_ompi, v_mpich, v_impi, v_ccl, v_torch found in --lab. What is absent is named and left
 out; without hvd-bench its column is a dash.
 
-A ratio is the median over the rounds of (ours / reference) within one round. The best peer of a
+A ratio is the median over the rounds of (ours / reference) within one round, with the lowest and
+the highest round beside it. Where the ratio of the medians falls on the other side of a target, the
+row is unsettled. The best peer of a
 row is the one with the smallest median over the rounds. A median is that of blocking calls, for
 each of which the slowest rank counts.
 """
@@ -690,6 +692,14 @@ def show_test(t):
     return show_size(t.bytes) if t.op != "many" else "%d x %s" % (MANY_TENSORS, show_size(t.bytes))
 
 
+@dataclass(frozen=True)
+class Ratio:
+    median: float  # of the ratios of single rounds
+    of_medians: float  # the ratio of the medians over all rounds
+    lowest: float  # of a round
+    highest: float
+
+
 class Results:
     """Medians by set, contender, test and round."""
 
@@ -728,8 +738,11 @@ class Results:
 
     def ratio(self, name, subject, reference, test):
         a, b = self.rounds(name, subject, test), self.rounds(name, reference, test)
-        both = [a[i] / b[i] for i in a if i in b]
-        return statistics.median(both) if both else None
+        both = sorted(a[i] / b[i] for i in a if i in b)
+        if not both:
+            return None
+        of_medians = statistics.median(a.values()) / statistics.median(b.values())
+        return Ratio(statistics.median(both), of_medians, both[0], both[-1])
 
     def peers(self, name):
         seen = {k[1] for k in self.cells if k[0] == name}
@@ -750,13 +763,22 @@ def limit_for(name, subject, reference, test):
 
 
 def verdict(ratio, limit):
+    """A noisy machine may give two honest answers; then there is none."""
     if limit is None:
         return ["-", "-"]
-    return ["<= %g" % limit, "-" if ratio is None else "PASS" if ratio <= limit else "FAIL"]
+    if ratio is None:
+        word = "-"
+    elif (ratio.median <= limit) != (ratio.of_medians <= limit):
+        word = "unsettled"
+    else:
+        word = "PASS" if ratio.median <= limit else "FAIL"
+    return ["<= %g" % limit, word]
 
 
 def show_ratio(ratio):
-    return "-" if ratio is None else "%.2f" % ratio
+    if ratio is None:
+        return "-"
+    return "%.2f (%.2f to %.2f)" % (ratio.median, ratio.lowest, ratio.highest)
 
 
 def markdown(head, rows):
