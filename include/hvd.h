@@ -257,6 +257,29 @@ hvd_status_t hvd_rendezvous_start(const char *bind_address, int port, const uint
 int hvd_rendezvous_port(const hvd_rendezvous_t *server);
 void hvd_rendezvous_stop(hvd_rendezvous_t *server);
 
+// --- Channel ------------------------------------------------------------------------------------
+// A connected socket whose two ends have proved the job's secret to each other; every byte after
+// that is encrypted. Launchers talk through it to their agents on other hosts. It never blocks:
+// whoever sleeps on the socket waits for reading, and for writing if hvd_channel_wants_write.
+// One thread at a time for each channel. The descriptor stays the caller's.
+
+typedef struct hvd_channel hvd_channel_t;
+
+// fd: a connected, non-blocking stream socket nothing has been sent on. The side that connected is
+// the client.
+hvd_status_t hvd_channel_open(int fd, bool is_server, const uint8_t secret[32],
+                              hvd_channel_t **channel_p, char *text, size_t text_bytes);
+// HVD_OK once the peer has proved the secret; HVD_IN_PROGRESS: call again when the socket is ready.
+hvd_status_t hvd_channel_shake(hvd_channel_t *channel, char *text, size_t text_bytes);
+// Bytes taken or received; 0: would block; HVD_PEER_LOST at the end, or another negative status.
+// Only after hvd_channel_shake gave HVD_OK. A send of 0 bytes moves what was taken before.
+int64_t hvd_channel_send(hvd_channel_t *channel, const void *data, size_t bytes, char *text,
+                         size_t text_bytes);
+int64_t hvd_channel_recv(hvd_channel_t *channel, void *data, size_t bytes, char *text,
+                         size_t text_bytes);
+bool hvd_channel_wants_write(const hvd_channel_t *channel);
+void hvd_channel_close(hvd_channel_t *channel); // safe on NULL
+
 #ifdef __GNUC__
 #pragma GCC visibility pop
 #endif

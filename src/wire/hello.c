@@ -83,8 +83,9 @@ hvd_status_t hello_decode(const uint8_t bytes[HELLO_BYTES], hello_t *hello_p, er
     padding_is_zero &= memcmp(get_bytes(&r, 4), zeros, 4) == 0;
     memcpy(hello.nonce, get_bytes(&r, sizeof hello.nonce), sizeof hello.nonce);
 
-    if ((hello.role != HELLO_KV && hello.role != HELLO_LINK) || hello.encrypted > 1 ||
-        !padding_is_zero) {
+    bool role_is_known =
+        hello.role == HELLO_KV || hello.role == HELLO_LINK || hello.role == HELLO_CHANNEL;
+    if (!role_is_known || hello.encrypted > 1 || !padding_is_zero) {
         return fail(err, HVD_PROTOCOL,
                     "a peer opened a connection with a damaged hello (role %u, "
                     "encrypted %u, padding %s)",

@@ -13,7 +13,7 @@
 #define HELLO_BYTES 64
 #define WIRE_VERSION 1
 
-typedef enum hello_role { HELLO_KV = 1, HELLO_LINK = 2 } hello_role_t;
+typedef enum hello_role { HELLO_KV = 1, HELLO_LINK = 2, HELLO_CHANNEL = 4 } hello_role_t;
 
 typedef struct hello {
     uint8_t job[16]; // public name of the job, derived from the secret
