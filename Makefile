@@ -6,7 +6,8 @@
 #   make demo         a small job on this machine                 make SAN=thread   build-tsan/
 #   make test         all builds, all tests, style                make check-style  style only
 #   make bench        measurements                                make clean        remove builds
-.PHONY: all setup demo test bench clean check-style
+#   make fuzz         every parser, SECONDS=600 each
+.PHONY: all setup demo test bench fuzz clean check-style
 
 build_of_ := build
 build_of_address := build-asan
@@ -30,8 +31,14 @@ test:
 bench: setup
 	@bench/run.sh
 
+SECONDS := 600
+fuzz:
+	@tools/setup.sh --no-build
+	@tools/build.sh build-fuzz
+	@HVD_FUZZ_SECONDS=$(SECONDS) ctest --test-dir build-fuzz --output-on-failure --parallel "$$(nproc)"
+
 check-style:
 	@tools/check-style
 
 clean:
-	rm -rf build build-clang build-asan build-tsan
+	rm -rf build build-clang build-asan build-tsan build-fuzz

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Which tests exist: every tests/unit/test_*.c, every row of tests/tests.list, a check of the
-# exported symbols and one of the style checker itself.
+# Which tests exist: every tests/unit/test_*.c, every row of tests/tests.list, the corpus of every
+# row of tests/fuzz/targets.list, a check of the exported symbols and one of the style checker
+# itself.
 #
 # A row is `name | command with arguments | environment | timeout seconds | labels`; lines that are
 # empty or start with # are skipped. In the command a word that names a program of this build
@@ -100,6 +101,8 @@ if(EXISTS ${test_list})
         hvd_test_row("${row}")
     endforeach()
 endif()
+
+include(tests/fuzz/fuzz.cmake)
 
 # What has nothing to instrument runs once, in the plain builds.
 if(NOT HVD_SANITIZE)

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds every variant, runs its tests, checks the style, and ends with one line, "N passed, M
-# failed". A build that fails counts as one failure. Full logs: <build>/Testing/.
+# failed". A build that fails counts as one failure. Full logs: <build>/Testing/. The tests of
+# build-fuzz fuzz each parser for HVD_FUZZ_SECONDS (30).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-builds=${HVD_BUILDS:-build build-clang build-asan build-tsan}
+builds=${HVD_BUILDS:-build build-clang build-asan build-tsan build-fuzz}
 passed=0
 failed=0
 

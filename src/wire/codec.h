@@ -18,8 +18,8 @@ typedef struct reader {
 
 static inline reader_t reader_of(const void *data, size_t bytes)
 {
-    const uint8_t *at = data;
-    return (reader_t){.at = at, .end = at + bytes, .bad = false};
+    const uint8_t *at = data; // NULL when there are none, and nothing may be added to that
+    return (reader_t){.at = at, .end = bytes > 0 ? at + bytes : at, .bad = false};
 }
 
 static inline size_t reader_left(const reader_t *r)

@@ -120,6 +120,11 @@ static void test_codec_refuses(void **state)
     r = reader_of("abc", 3);
     assert_null(get_bytes(&r, SIZE_MAX));
     assert_true(r.bad);
+
+    r = reader_of(NULL, 0); // a body that is empty may be nowhere
+    assert_int_equal(reader_left(&r), 0);
+    assert_int_equal(get_u8(&r), 0);
+    assert_true(r.bad);
 }
 
 // Reads whatever comes, in an order the input itself decides. The reader must stay within it.
