@@ -24,6 +24,7 @@ libcmocka-dev       | pkg-config --exists cmocka
 python3             | command -v python3
 python3-venv        | python3 -c "import ensurepip, venv"
 iproute2            | PATH=$PATH:/sbin:/usr/sbin command -v ip
+nftables            | PATH=$PATH:/sbin:/usr/sbin command -v nft
 '
 
 missing_packages() {

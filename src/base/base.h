@@ -188,6 +188,32 @@ void map_free(map_t *map); // keys and slots, not values
 void wipe(void *memory, size_t bytes); // not optimised away
 hvd_status_t random_bytes(void *memory, size_t bytes, err_t *err);
 
+// --- Peers ---------------------------------------------------------------------------------------
+// Who the ranks are, for sentences: filled once at start, read by any thread afterwards.
+
+#define PEER_TEXT_BYTES 192
+
+typedef struct peer_id {
+    int pid;
+    uint64_t started; // of the process, in the kernel's ticks; tells a reused pid from the peer's
+    char host[64];
+} peer_id_t;
+
+typedef struct peers {
+    int self, size;
+    const int *host_of; // host index of every rank
+    peer_id_t *of;         // by rank
+    uint64_t n_oom_kills; // on this host, before the start
+} peers_t;
+
+peer_id_t peer_of_self(const char *host);
+uint64_t peer_oom_kills(void); // processes this host's kernel has ended for want of memory
+// "rank 2 (host b, pid 77)"; without a table "rank 2".
+const char *peer_name(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
+// What the process table says of a peer on this host, as "its process is stopped (state T)"; ""
+// for one on another host, or in another pid namespace.
+const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
+
 // --- Knobs ---------------------------------------------------------------------------------------
 // One row in knobs.def is a whole knob: the field here, parsing, range, help, docs, origin.
 // config.c is the only place that reads the environment.

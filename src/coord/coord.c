@@ -60,7 +60,8 @@ static bool make_outboxes(coord_t *coord, const int *parent)
     size_t n = (size_t)(coord->n_children + coord->n_parents);
 
     coord->outboxes = calloc(MAX(n, 1), sizeof(*coord->outboxes));
-    if (coord->outboxes == NULL) {
+    coord->neighbours = calloc(MAX(n, 1), sizeof(*coord->neighbours));
+    if (coord->outboxes == NULL || coord->neighbours == NULL) {
         return false;
     }
     if (coord->n_parents > 0) {
@@ -71,7 +72,7 @@ static bool make_outboxes(coord_t *coord, const int *parent)
             coord->outboxes[i++].rank = rank;
         }
     }
-    coord->fixed_bytes += n * sizeof(*coord->outboxes);
+    coord->fixed_bytes += n * (sizeof(*coord->outboxes) + sizeof(*coord->neighbours));
     return true;
 }
 
@@ -187,6 +188,7 @@ void coord_free(coord_t *coord)
     buf_free(&coord->record);
     store_free(&coord->store);
     free(coord->outboxes);
+    free(coord->neighbours);
     free(coord->ids);
     free(coord->picked);
     free(coord->end_text);
@@ -541,6 +543,7 @@ void coord_tick(coord_t *coord, uint64_t now_ns)
 {
     set_time(coord, now_ns);
     stall_tick(coord);
+    pulse_tick(coord);
 }
 
 uint64_t coord_next_tick(const coord_t *coord)
@@ -548,7 +551,7 @@ uint64_t coord_next_tick(const coord_t *coord)
     if (coord->has_ended) {
         return NEVER_NS;
     }
-    return MIN(sequence_next_ns(coord), stall_next_ns(coord));
+    return MIN(MIN(sequence_next_ns(coord), stall_next_ns(coord)), pulse_next_ns(coord));
 }
 
 void coord_shutdown(coord_t *coord, uint64_t now_ns)
@@ -586,6 +589,11 @@ hvd_status_t coord_has_ended(const coord_t *coord, err_t *end)
 {
     end->status = HVD_OK;
     return coord->has_ended ? fail(end, coord->end_status, "%s", coord->end_text) : HVD_OK;
+}
+
+int coord_end_rank(const coord_t *coord)
+{
+    return coord->has_ended ? coord->end_decision.rank : -1;
 }
 
 // --- Bytes for neighbours -----------------------------------------------------------------------

@@ -31,6 +31,10 @@ typedef struct coord_params {
     uint64_t cycle_ns;          // longest wait for more tensors before a batch; 0: none
     uint64_t stall_warn_ns;     // 0: no stall check
     uint64_t stall_fail_ns;     // 0: never
+    uint64_t pulse_ns;          // a sign of life for tree neighbours this often; 0: none
+    uint64_t pulse_warn_ns;     // a neighbour that is silent for this long is reported
+    uint64_t pulse_fail_ns;     // and given up after this long; 0: never
+    uint64_t pulse_first_ns;    // longer for one that has not been heard yet
     // dst = a op b, for payloads that ride along; dst is a. dtype is that of the accumulators
     // (float32 for half types), op is never Average (Sum instead) nor Adasum.
     void (*reduce)(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b,
@@ -74,6 +78,10 @@ typedef enum decision_kind {
     DECIDE_SET_ADDED,   // the set exists now on every rank: `tag` (if any) ends with set
     DECIDE_SET_REMOVED,
     DECIDE_REPORT,      // text for the log: a stall
+    // A tree neighbour: nothing heard from `rank` for silent_ns. HVD_IN_PROGRESS: to be reported;
+    // HVD_PEER_LOST: for too long, the caller is to coord_abort(); HVD_OK: heard again. With this
+    // rank's own number: it did not run for silent_ns itself.
+    DECIDE_SILENT,
     DECIDE_ENDED,       // the job is over: status HVD_SHUTDOWN, or the cause; nothing comes after
 } decision_kind_t;
 
@@ -89,6 +97,14 @@ typedef struct decision_entry {
     size_t result_bytes;
 } decision_entry_t;
 
+// What a rank was last seen doing.
+typedef struct coord_progress {
+    uint64_t n_submitted; // operations since the start
+    uint32_t n_in_flight; // of those, not done
+    uint64_t quiet_ns;    // since the last was submitted
+    char last[64];        // its name, or the beginning of it
+} coord_progress_t;
+
 typedef struct decision {
     decision_kind_t kind;
     uint64_t batch;     // number of the record in the log; equal on all ranks
@@ -99,6 +115,9 @@ typedef struct decision {
     int last_joined;
     hvd_status_t status;
     const char *text;
+    int rank;                         // DECIDE_SILENT, and the next two; else undefined
+    uint64_t silent_ns;
+    const coord_progress_t *progress; // as last heard
 } decision_t;
 
 hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *err);
@@ -137,6 +156,11 @@ void coord_tick(coord_t *coord, uint64_t now_ns);
 // When coord_tick next has something to do; NEVER_NS: nothing is timed.
 uint64_t coord_next_tick(const coord_t *coord);
 
+// How long this rank did not run, if it does so again only since a moment ago; else 0.
+uint64_t coord_absence_ns(const coord_t *coord, uint64_t now_ns);
+// What the next pulses and answers tell of this rank.
+void coord_set_progress(coord_t *coord, const coord_progress_t *progress);
+
 void coord_shutdown(coord_t *coord, uint64_t now_ns); // asks all ranks to stop
 // A peer is lost, or something else ends the job: tells the others. text NULL: that of the status.
 void coord_abort(coord_t *coord, hvd_status_t cause, const char *text);
@@ -168,6 +192,7 @@ int coord_set_id(const coord_t *coord, int index);
 // Members in ascending order; NULL for an unknown set.
 const int *coord_set_ranks(const coord_t *coord, int set, int *n_p);
 hvd_status_t coord_has_ended(const coord_t *coord, err_t *end); // HVD_OK: it has not
+int coord_end_rank(const coord_t *coord); // who asked for the shutdown; -1: it was no shutdown
 int coord_pending(const coord_t *coord); // submissions of this rank not yet decided
 size_t coord_memory(const coord_t *coord); // bytes held, for the bound on memory
 

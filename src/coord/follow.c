@@ -115,7 +115,8 @@ void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t te
     coord->end_decision = (decision_t){.kind = DECIDE_ENDED,
                                        .batch = coord->next_batch,
                                        .status = status,
-                                       .text = coord->end_text};
+                                       .text = coord->end_text,
+                                       .rank = -1};
     while (!chain_is_empty(&coord->open)) {
         entry_t *entry = CHAIN_OWNER(coord->open.next, entry_t, open);
         if (entry->tag != 0) {
@@ -140,6 +141,7 @@ void follow_shutdown(coord_t *coord, int rank)
                          "exception on that rank, or call init again to start over.",
                          rank);
     follow_end(coord, HVD_SHUTDOWN, text, (size_t)bytes);
+    coord->end_decision.rank = rank;
 }
 
 // --- Lines from children ------------------------------------------------------------------------
@@ -569,6 +571,13 @@ static hvd_status_t on_abort(coord_t *coord, int branch, const control_line_t *l
     return HVD_OK;
 }
 
+static hvd_status_t on_pulse(coord_t *coord, int branch, const control_line_t *line, err_t *err)
+{
+    (void)err;
+    pulse_heard(coord, branch < 0 ? 0 : coord->n_parents + branch - 1, line);
+    return HVD_OK;
+}
+
 // --- Frames -------------------------------------------------------------------------------------
 
 static const struct {
@@ -592,6 +601,7 @@ static const struct {
     [RECORD_REPORT] = {.from_parent = on_report},
     [RECORD_SHUTDOWN] = {.from_parent = on_shutdown},
     [LINE_ABORT] = {.from_child = on_abort, .from_parent = on_abort},
+    [LINE_PULSE] = {.from_child = on_pulse, .from_parent = on_pulse},
 };
 
 // The branch a neighbour stands for; -1: the parent; -2: no neighbour.

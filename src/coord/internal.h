@@ -230,6 +230,14 @@ typedef struct outbox {
     bool is_open;
 } outbox_t;
 
+// What is known of the rank at the other end of an outbox.
+typedef struct neighbour {
+    uint64_t heard_ns;
+    bool is_known; // has been heard at all
+    bool is_late;  // its silence has been reported
+    coord_progress_t progress;
+} neighbour_t;
+
 typedef struct asked {
     int set; // -1: none here
     char *name;
@@ -254,6 +262,7 @@ struct coord {
     int n_children, n_parents; // n_parents: 1, or 0 on rank 0
     int *branch_of;            // rank -> branch, or -1 if it is not below
     outbox_t *outboxes;        // the parent's first
+    neighbour_t *neighbours;   // in the same order
     int n_have_words;          // of entry->have
     store_t store;
     size_t fixed_bytes; // taken by coord_new, for coord_memory
@@ -296,6 +305,10 @@ struct coord {
     inquiry_t inquiry;
     uint32_t next_inquiry;
     uint64_t stall_checked_ns;
+
+    coord_progress_t progress; // of this rank
+    uint64_t pulse_due_ns;
+    uint64_t away_ns, back_ns; // the last time this rank did not run: for how long, until when
 
     control_reader_t reader;
     buf_t gathered; // int64_t: sizes on their way up
@@ -432,6 +445,12 @@ hvd_status_t stall_question(coord_t *coord, const control_line_t *line, err_t *e
 hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *err);
 hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err);
 void stall_free(coord_t *coord);
+
+// --- pulse.c ------------------------------------------------------------------------------------
+
+void pulse_tick(coord_t *coord);
+uint64_t pulse_next_ns(const coord_t *coord);
+void pulse_heard(coord_t *coord, int neighbour, const control_line_t *line);
 
 // --- coord.c ------------------------------------------------------------------------------------
 

@@ -373,11 +373,14 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
     }
     if ((status = copy_request(ctx, request, asked, name, set, err)) != HVD_OK) {
+        ctx->newest = NULL; // it may have been this object
         request_recycle(ctx, request);
         return status;
     }
     request->hash = hash;
     request_register(ctx, request);
+    ctx->n_submitted++;
+    ctx->newest = request;
     if (express_arrive(ctx, request, set)) {
         atomic_store_explicit(&request->on_board, true, memory_order_relaxed);
     } else {

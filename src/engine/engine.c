@@ -258,7 +258,9 @@ static void complete_tag(hvd_ctx_t *ctx, const decision_t *d)
     request_t *request = request_of_tag(d->tag);
     request->last_joined = d->last_joined;
     request->set = d->set;
-    request_complete(ctx, request, d->kind == DECIDE_FAIL ? d->status : HVD_OK, d->text);
+    bool with_job = d->kind == DECIDE_FAIL && d->status == ctx->cause.status;
+    request_complete(ctx, request, d->kind == DECIDE_FAIL ? d->status : HVD_OK,
+                     with_job ? ctx->cause.text : d->text);
 }
 
 static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
@@ -282,14 +284,17 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
     case DECIDE_REPORT:
         log_warn(&ctx->log, "stall", "%s", d->text);
         break;
+    case DECIDE_SILENT:
+        watch_silence(ctx, d);
+        break;
     case DECIDE_ENDED:
         if (d->status == HVD_SHUTDOWN && ctx->running != NULL) {
             // What was agreed before is finished: all members are there and will do their part.
-            fail(&ctx->ending, d->status, "%s", d->text);
+            ctx->ending = ctx->cause;
             ctx->ending_by_ns =
                 clock_ns() + (uint64_t)(ctx->config.peer_timeout * (double)NS_PER_S);
         } else {
-            end_job(ctx, d->status, d->text);
+            end_job(ctx, d->status, ctx->cause.text);
         }
         break;
     }
@@ -300,9 +305,13 @@ static void note_end(hvd_ctx_t *ctx)
 {
     err_t end;
     bool finishes_first = coord_has_ended(ctx->coord, &end) == HVD_SHUTDOWN && ctx->running != NULL;
+    if (end.status != HVD_OK && ctx->cause.status == HVD_OK) {
+        watch_explain_end(ctx, &end);
+        ctx->cause = end;
+    }
     if (end.status != HVD_OK && !finishes_first && ctx->ended.status == HVD_OK) {
         pthread_mutex_lock(&ctx->lock);
-        ctx->ended = end;
+        ctx->ended = ctx->cause;
         pthread_mutex_unlock(&ctx->lock);
     }
 }
@@ -323,6 +332,7 @@ static bool decide(hvd_ctx_t *ctx)
 static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     err_t err;
+    ctx->now_ns = MAX(ctx->now_ns, now_ns);
     if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_CONTROL, &err) != HVD_OK) {
         receive_frames(ctx, now_ns); // whoever is gone may have said why
         decide(ctx);
@@ -338,6 +348,7 @@ static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
         coord_shutdown(ctx->coord, now_ns);
         ctx->shutting_down = true;
     }
+    watch_progress(ctx, now_ns);
     if (now_ns >= coord_next_tick(ctx->coord)) {
         coord_tick(ctx->coord, now_ns);
     }

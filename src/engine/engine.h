@@ -6,6 +6,7 @@
 //   request.c   the table of submissions: handles, names in flight, completion
 //   engine.c    who drives: the engine thread, lent threads, spinning and sleeping; one step
 //   express.c   the shortest way for small allreduces inside a host
+//   watch.c     what this rank tells of itself, words for the silence of another
 //   batch.c     from a decision of coord to memory moved: packs, picks, runs, completes
 //   start.c     bringing a context up and down
 //   timeline.c  the trace users load in a browser
@@ -141,6 +142,7 @@ struct hvd_ctx {
     uint32_t epoch;
     int *host_of;
     int n_hosts;
+    peers_t peers; // who the ranks are
     bool homogeneous;
     bool shm_on_all_hosts; // every host with several ranks shares memory
     atomic_int *alive;     // a page that a forked child sees as zero
@@ -154,6 +156,8 @@ struct hvd_ctx {
     process_set_t **sets; // changed by the holder only, who may read them without the lock
     int n_sets;
     uint64_t n_nameless[HVD_N_OPS];
+    uint64_t n_submitted; // operations, and the last of them: see watch.c
+    const request_t *newest;
     err_t ended; // status != HVD_OK: nothing more will run
 
     // Any thread, without lock: objects in chunks that never move, each twice as large as the last.
@@ -196,10 +200,13 @@ struct hvd_ctx {
     batch_runner_t *runner;
     uint64_t now_ns; // as last read
     uint64_t next_housekeeping_ns;
+    uint64_t next_progress_ns; // of watch_progress, and what it saw last
+    uint64_t n_submitted_seen, quiet_since_ns;
     unsigned n_steps;
     bool shutting_down; // told coord
     err_t suspicion;    // a data link broke; the tree has until suspect_until_ns to say why
     uint64_t suspect_until_ns;
+    err_t cause;        // why the job is over, as this rank tells it; HVD_OK: it is not
     err_t ending;       // status != HVD_OK: over as soon as what runs has finished
     uint64_t ending_by_ns;
     bool has_left; // farewells exchanged: links may be cut
@@ -249,6 +256,13 @@ void engine_fail(hvd_ctx_t *ctx, const err_t *err); // a peer is lost: tells eve
 void engine_suspect(hvd_ctx_t *ctx, const err_t *err);
 // Leaves the tree without cutting what neighbours still have to read.
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns);
+
+// --- watch.c ------------------------------------------------------------------------------------
+
+void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns); // now and then, from housekeeping
+void watch_silence(hvd_ctx_t *ctx, const decision_t *decision);
+// Adds to the cause of an end what only this rank knows: that it was absent, what it waited for.
+void watch_explain_end(hvd_ctx_t *ctx, err_t *end);
 
 // --- express.c ----------------------------------------------------------------------------------
 

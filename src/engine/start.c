@@ -22,11 +22,23 @@
 
 // --- Who is where --------------------------------------------------------------------------------
 
-// What each rank tells all others before anything else: its host, and the process sets it was
-// given.
+#define CARD_PROCESS_BYTES 12 // pid and start of the process, behind the host
+
+// The part of a host's identity that people know it by.
+static const char *host_name(const char *identity)
+{
+    const char *slash = strrchr(identity, '/');
+    return slash != NULL ? slash + 1 : identity;
+}
+
+// What each rank tells all others before anything else: its host, its process, and the process sets
+// it was given.
 static void put_card(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *out)
 {
+    peer_id_t self = peer_of_self("");
     put_bytes(out, ctx->job.host, strlen(ctx->job.host) + 1);
+    put_u32(out, (uint32_t)self.pid);
+    put_u64(out, self.started);
     int n_sets = options != NULL ? options->n_process_sets : 0;
     put_u32(out, (uint32_t)n_sets);
     for (int s = 0; s < n_sets; s++) {
@@ -37,13 +49,22 @@ static void put_card(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *
     }
 }
 
+static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t *process)
+{
+    reader_t in = reader_of(process, CARD_PROCESS_BYTES);
+    peer_id_t *peer = &ctx->peers.of[rank];
+    peer->pid = (int)get_u32(&in);
+    peer->started = get_u64(&in);
+    snprintf(peer->host, sizeof peer->host, "%s", host_name(host));
+}
+
 static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *cards, const size_t *lengths,
                                  err_t *err)
 {
     int size = ctx->job.size;
     for (int r = 0; r < size; r++) {
-        size_t host_bytes = strnlen((const char *)cards[r], lengths[r]) + 1;
-        size_t mine = strlen(ctx->job.host) + 1;
+        size_t host_bytes = strnlen((const char *)cards[r], lengths[r]) + 1 + CARD_PROCESS_BYTES;
+        size_t mine = strlen(ctx->job.host) + 1 + CARD_PROCESS_BYTES;
         if (host_bytes > lengths[r]) {
             return fail(err, HVD_PROTOCOL, "rank %d introduced itself with something unreadable",
                         r);
@@ -57,6 +78,7 @@ static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *cards, co
                         "order, to init on every rank",
                         ctx->job.rank, r);
         }
+        note_peer(ctx, r, (const char *)cards[r], cards[r] + host_bytes - CARD_PROCESS_BYTES);
         ctx->host_of[r] = ctx->n_hosts;
         for (int before = 0; before < r; before++) {
             if (strcmp((const char *)cards[before], (const char *)cards[r]) == 0) {
@@ -161,6 +183,7 @@ static hvd_status_t connect_ranks(hvd_ctx_t *ctx, answers_t *answers, err_t *err
         .config = &ctx->config,
         .log = &ctx->log,
         .keys = ctx->keys,
+        .peers = &ctx->peers,
     };
     hvd_status_t status;
     buf_t mine = {0};
@@ -222,6 +245,10 @@ static hvd_status_t open_coord(hvd_ctx_t *ctx, err_t *err)
                              ? 0
                              : (uint64_t)(config->stall_check_time * (double)NS_PER_S),
         .stall_fail_ns = (uint64_t)(config->stall_shutdown_time * (double)NS_PER_S),
+        .pulse_ns = (uint64_t)(config->heartbeat_interval * (double)NS_PER_S),
+        .pulse_warn_ns = (uint64_t)(config->heartbeat_warning * (double)NS_PER_S),
+        .pulse_fail_ns = (uint64_t)(config->heartbeat_timeout * (double)NS_PER_S),
+        .pulse_first_ns = (uint64_t)(config->peer_timeout * (double)NS_PER_S),
         .reduce = reduce_riding,
         .log = &ctx->log,
     };
@@ -297,6 +324,7 @@ static void take_down(hvd_ctx_t *ctx)
     boot_close(ctx->boot);
     requests_free(ctx);
     free(ctx->host_of);
+    free(ctx->peers.of);
     config_free(&ctx->config);
     wipe(&ctx->job, sizeof ctx->job);
     if (ctx->alive != NULL) {
@@ -348,9 +376,17 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     ctx->log.rank = ctx->job.rank;
     size_t n = (size_t)ctx->job.size;
     ctx->host_of = calloc(n, sizeof *ctx->host_of);
+    ctx->peers = (peers_t){
+        .self = ctx->job.rank,
+        .size = ctx->job.size,
+        .host_of = ctx->host_of,
+        .of = calloc(n, sizeof *ctx->peers.of),
+        .n_oom_kills = peer_oom_kills(),
+    };
     answers.values = calloc(n, sizeof *answers.values);
     answers.lengths = calloc(n, sizeof *answers.lengths);
-    if (ctx->host_of == NULL || answers.values == NULL || answers.lengths == NULL) {
+    if (ctx->host_of == NULL || ctx->peers.of == NULL || answers.values == NULL ||
+        answers.lengths == NULL) {
         status = fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", ctx->job.size);
         goto out;
     }

@@ -29,6 +29,7 @@ typedef struct net_job {
     const config_t *config;
     const log_t *log;
     secure_keys_t *keys; // NULL in a world of one
+    const peers_t *peers; // who they are, for sentences; may be NULL
 } net_job_t;
 
 // --- A link -------------------------------------------------------------------------------------

@@ -368,6 +368,7 @@ static int tcp_wait_fd(domain_t *domain)
 static hvd_status_t tcp_health(domain_t *domain, lane_t lane, err_t *err)
 {
     const err_t *broken = &domain->broken[lane];
+    tcp_probe(domain, clock_ns());
     if (broken->status != HVD_OK) {
         *err = *broken;
     }

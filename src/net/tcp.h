@@ -6,6 +6,7 @@
 //   tcp_conn.c  one socket, from connect or accept through hello and TLS handshake to ready
 //   tcp_dial.c  finding the one address of a peer that works
 //   tcp_link.c  the link: movers over a ready connection, and what its end means
+//   tcp_probe.c noticing that the network is cut
 //   tcp.c       the domain: listeners, the event loop, who may come in, the table
 //
 // For a pair of ranks the lower one connects and the higher one accepts, once for each lane, so
@@ -97,6 +98,7 @@ struct conn {
     uint8_t hello_bytes[HELLO_BYTES];
     size_t n_hello_bytes; // sent or received
     tcp_addr_t remote;
+    uint64_t n_acked_bytes, acked_ns; // as tcp_probe saw it grow last
     uint64_t started_ns;
     uint64_t deadline_ns; // of the step it is in, for accepted ones
     tcp_link_t *link;     // whom it is for; NULL: accepted and not claimed yet
@@ -140,10 +142,15 @@ struct tcp_link {
 
 hvd_status_t tcp_link_new(domain_t *domain, int peer, lane_t lane, tcp_link_t **link_p, err_t *err);
 void tcp_link_ready(tcp_link_t *link, conn_t *conn);
+void tcp_link_cut(tcp_link_t *link, const err_t *err); // it was ready, and is lost
 // Not reached in time, or never will be.
 void tcp_link_fail(tcp_link_t *link, const err_t *err);
 void tcp_link_tick(tcp_link_t *link, uint64_t now_ns);
 void tcp_link_event(tcp_link_t *link); // its connection's flags have changed
+
+// --- Cut networks (tcp_probe.c) ------------------------------------------------------------------
+
+void tcp_probe(domain_t *domain, uint64_t now_ns); // cheap when called too often
 
 // --- The domain (tcp.c) --------------------------------------------------------------------------
 
@@ -181,6 +188,7 @@ struct domain {
     tcp_link_t *opening; // links that must become ready in time
     uint64_t n_foreign;  // clients cut off
     uint64_t foreign_logged_ns, full_logged_ns;
+    uint64_t next_probe_ns;
     err_t broken[N_LANES]; // the first link that ended by itself
 };
 

@@ -31,41 +31,49 @@
 // Keeps the first sentence. `code` is an errno, or 0 for an orderly close.
 static hvd_status_t fail_socket(tcp_link_t *link, int code)
 {
-    char name[TCP_ADDR_TEXT];
+    const peers_t *peers = link->domain->job->peers;
+    char name[TCP_ADDR_TEXT], who[PEER_TEXT_BYTES], fate[PEER_TEXT_BYTES];
     err_t *err = &link->base.err;
-    int peer = link->base.peer;
 
     if (err->status != HVD_OK) {
         return err->status;
     }
     tcp_addr_text(&link->conn->remote, name);
+    peer_name(peers, link->base.peer, who);
+    peer_state(peers, link->base.peer, fate);
     if (code == 0) {
-        return fail(err, HVD_PEER_LOST, "connection closed by rank %d (%s): its process ended",
-                    peer, name);
+        return fail(err, HVD_PEER_LOST, "connection closed by %s at %s: %s", who, name,
+                    fate[0] != '\0' ? fate : "its process ended");
     }
     if (code == ECONNRESET || code == EPIPE) {
-        return fail(err, HVD_PEER_LOST,
-                    "connection reset by rank %d (%s): its process ended or was "
-                    "killed",
-                    peer, name);
+        return fail(err, HVD_PEER_LOST, "connection reset by %s at %s: %s", who, name,
+                    fate[0] != '\0' ? fate : "its process ended or was killed");
     }
     if (code == ETIMEDOUT) {
         return fail(err, HVD_PEER_LOST,
-                    "rank %d (%s) has not answered for %.1f s: its host or the network "
-                    "is down (HOROVOD_GLOO_TIMEOUT_SECONDS)",
-                    peer, name, link->domain->job->config->peer_timeout);
+                    "%s at %s has not answered for %.1f s: its host or the network is down "
+                    "(HOROVOD_GLOO_TIMEOUT_SECONDS)",
+                    who, name, link->domain->job->config->peer_timeout);
     }
-    fail_errno(err, code, "lost the connection to rank %d (%s)", peer, name);
+    fail_errno(err, code, "lost the connection to %s at %s", who, name);
     return err->status = HVD_PEER_LOST;
 }
 
 static hvd_status_t fail_secure(tcp_link_t *link, hvd_status_t status, const err_t *found)
 {
+    const peers_t *peers = link->domain->job->peers;
+    char who[PEER_TEXT_BYTES], fate[PEER_TEXT_BYTES] = "";
     err_t *err = &link->base.err;
 
-    return err->status != HVD_OK
-               ? err->status
-               : fail(err, status, "rank %d: %.900s", link->base.peer, found->text);
+    if (err->status != HVD_OK) {
+        return err->status;
+    }
+    peer_name(peers, link->base.peer, who);
+    if (status == HVD_PEER_LOST) {
+        peer_state(peers, link->base.peer, fate);
+    }
+    return fail(err, status, "%s: %s%s%.600s", who, fate, fate[0] != '\0' ? "; " : "",
+                found->text);
 }
 
 static void tell_domain(tcp_link_t *link)
@@ -341,6 +349,12 @@ void tcp_link_fail(tcp_link_t *link, const err_t *err)
     dial_free(link);
     link->base.err = *err;
     tell_domain(link);
+}
+
+void tcp_link_cut(tcp_link_t *link, const err_t *err)
+{
+    link->base.err = *err;
+    end_reading(link);
 }
 
 // --- Life ----------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ typedef enum control_kind {
     RECORD_SHUTDOWN,   // batch, rank that asked
     // Both ways.
     LINE_ABORT, // status, text
+    LINE_PULSE, // what the sender has submitted, has in flight, how long ago, the last name
     CONTROL_N_KINDS
 } control_kind_t;
 
@@ -74,8 +75,8 @@ typedef struct control_line {
     control_kind_t kind;
     bool zeros;     // READY, NEW, CONFLICT: members that joined without submitting are counted
     bool rides;     // RUN: every entry brings its result
-    uint32_t id;    // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER
-    uint64_t batch; // records
+    uint32_t id;    // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER; PULSE: in flight
+    uint64_t batch; // records; PULSE: submitted
     uint32_t set;
     int rank; // JOIN, STOP, JOINED, SHUTDOWN
     hvd_status_t status;
@@ -87,7 +88,7 @@ typedef struct control_line {
     int n_variants; // NEW: 1, CONFLICT: 2, READY: 0
     // The second half.
     int example_ranks[2]; // a rank that submitted each variant; READY: [0], -1 if every member did
-    uint64_t age_ns;      // STALLED
+    uint64_t age_ns;      // STALLED, PULSE
     control_text_t name, text;
     control_signature_t variants[2];
 } control_line_t;

@@ -1409,6 +1409,9 @@ static void on_decision(sim_t *sim, int rank, const decision_t *decision)
         CHECK(sim, sim->reports_allowed, "report: %s", decision->text);
         sim->n_reports++;
         break;
+    case DECIDE_SILENT:
+        CHECK(sim, false, "rank %d finds rank %d silent", rank, decision->rank);
+        break;
     case DECIDE_ENDED:
         on_ended(sim, rank, decision);
         break;

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// watch.c - what this rank tells of itself, and words for the silence of another.
+//
+// coord/ counts pulses; here they get their content (which operation was submitted last, and how
+// long ago) and their meaning: a neighbour that stays silent is looked up in the process table if
+// it runs on this host, and named with rank, host and pid.
+//
+// Submitting only counts and remembers which request was the newest; names and times are read from
+// there a few times a second, so the way of an operation pays nothing for it. A request object
+// keeps its name until it is used again, and is then the newest itself.
+// Thread: the holder of the engine.
+#include "engine/engine.h"
+
+#include <stdio.h>
+
+#define PROGRESS_NS (250 * NS_PER_MS)
+
+void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
+{
+    if (now_ns < ctx->next_progress_ns) {
+        return;
+    }
+    coord_progress_t progress = {0};
+    pthread_mutex_lock(&ctx->lock);
+    progress.n_submitted = ctx->n_submitted;
+    if (ctx->newest != NULL) {
+        snprintf(progress.last, sizeof progress.last, "%s", ctx->newest->asked.name);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    progress.n_in_flight = (uint32_t)MAX(atomic_load(&ctx->in_flight), 0);
+    if (progress.n_submitted != ctx->n_submitted_seen || ctx->quiet_since_ns == 0) {
+        ctx->n_submitted_seen = progress.n_submitted;
+        ctx->quiet_since_ns = now_ns;
+    }
+    progress.quiet_ns = now_ns - ctx->quiet_since_ns;
+    coord_set_progress(ctx->coord, &progress);
+    ctx->next_progress_ns = now_ns + PROGRESS_NS;
+}
+
+// "; when last heard, it waited for 2 operations, the newest 'grad.7' (number 41)"
+static void describe_progress(const coord_progress_t *progress, char *text, size_t bytes)
+{
+    if (progress->n_submitted == 0) {
+        snprintf(text, bytes, "; when last heard, it had submitted nothing");
+    } else if (progress->n_in_flight == 0) {
+        snprintf(text, bytes,
+                 "; when last heard, it had nothing in flight, and '%s' (number %llu) was done",
+                 progress->last, (unsigned long long)progress->n_submitted);
+    } else {
+        snprintf(text, bytes,
+                 "; when last heard, it waited for %u operation%s, the newest '%s' (number %llu)",
+                 progress->n_in_flight, progress->n_in_flight == 1 ? "" : "s", progress->last,
+                 (unsigned long long)progress->n_submitted);
+    }
+}
+
+static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *text, size_t bytes)
+{
+    char who[PEER_TEXT_BYTES], state[PEER_TEXT_BYTES], doing[192];
+    bool here = ctx->host_of[d->rank] == ctx->host_of[ctx->job.rank];
+
+    peer_name(&ctx->peers, d->rank, who);
+    peer_state(&ctx->peers, d->rank, state);
+    describe_progress(d->progress, doing, sizeof doing);
+    if (state[0] == '\0') {
+        snprintf(state, sizeof state, "%s",
+                 here ? "its process is stopped or gets no time to run"
+                      : "its host still answers, so its process is stopped, or gets no time to "
+                        "run");
+    }
+    snprintf(text, bytes, "%s has been silent for %.1f s: %s%s", who,
+             (double)d->silent_ns / (double)NS_PER_S, state, doing);
+}
+
+static void warn_of_absence(hvd_ctx_t *ctx, uint64_t away_ns)
+{
+    log_warn(&ctx->log, "heartbeat",
+             "this process did not run for %.1f s: it was stopped, or had no core to run on",
+             (double)away_ns / (double)NS_PER_S);
+}
+
+void watch_silence(hvd_ctx_t *ctx, const decision_t *d)
+{
+    char who[PEER_TEXT_BYTES], text[HVD_TEXT_BYTES - 256];
+    double seconds = (double)d->silent_ns / (double)NS_PER_S;
+    err_t err;
+
+    if (d->rank == ctx->job.rank) {
+        warn_of_absence(ctx, d->silent_ns);
+        return;
+    }
+    if (d->status == HVD_OK) {
+        log_warn(&ctx->log, "heartbeat", "%s is heard again after %.1f s",
+                 peer_name(&ctx->peers, d->rank, who), seconds);
+        return;
+    }
+    describe_silence(ctx, d, text, sizeof text);
+    if (d->status == HVD_PEER_LOST) {
+        fail(&err, HVD_PEER_LOST,
+             "%s. The job ends, because a rank may be silent for %g s at most "
+             "(HOROVOD_HEARTBEAT_TIMEOUT_SECONDS)",
+             text, ctx->config.heartbeat_timeout);
+        engine_fail(ctx, &err);
+    } else if (ctx->config.heartbeat_timeout > 0) {
+        log_warn(&ctx->log, "heartbeat", "%s. The job ends after %g s of silence", text,
+                 ctx->config.heartbeat_timeout);
+    } else {
+        log_warn(&ctx->log, "heartbeat", "%s", text);
+    }
+}
+
+// --- The end ------------------------------------------------------------------------------------
+
+static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end)
+{
+    char told[HVD_TEXT_BYTES];
+
+    memcpy(told, end->text, sizeof told);
+    warn_of_absence(ctx, away_ns);
+    fail(end, end->status,
+         "rank %d did not run for %.1f s (it was stopped, or had no core to run on) and the other "
+         "ranks have gone on without it: epoch %u is over for it. They said: %.700s",
+         ctx->job.rank, (double)away_ns / (double)NS_PER_S, ctx->epoch, told);
+}
+
+// The name of something this rank still waits for.
+static bool find_waiting(hvd_ctx_t *ctx, char *name, size_t bytes)
+{
+    bool waits = false;
+
+    pthread_mutex_lock(&ctx->lock);
+    if (ctx->newest != NULL && atomic_load(&ctx->newest->state) == REQUEST_IN_FLIGHT) {
+        snprintf(name, bytes, "%s", ctx->newest->asked.name);
+        waits = true;
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    return waits;
+}
+
+void watch_explain_end(hvd_ctx_t *ctx, err_t *end)
+{
+    char who[PEER_TEXT_BYTES], name[128];
+    int rank = coord_end_rank(ctx->coord);
+    uint64_t away_ns = coord_absence_ns(ctx->coord, clock_ns());
+
+    if (end->status != HVD_SHUTDOWN && away_ns > 0) {
+        explain_absence(ctx, away_ns, end);
+    } else if (rank >= 0 && rank != ctx->job.rank && find_waiting(ctx, name, sizeof name)) {
+        peer_name(&ctx->peers, rank, who);
+        who[0] = 'R';
+        fail(end, HVD_SHUTDOWN,
+             "Horovod has been shut down. %s ended normally, but others wait in '%s': every rank "
+             "must submit the same operations, or call join before it ends. If it was not meant to "
+             "end, look for an exception in its output; call init again to start over.",
+             who, name);
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// tcp_probe.c - notices a cut network while the kernel still hopes.
+//
+// A kernel goes on sending again for a quarter of an hour. Its own limit (TCP_USER_TIMEOUT) cannot
+// be set low: it also ends connections whose receiver is alive but does not read, such as a process
+// that is stopped for a while. What tells a cut from that is the peer's kernel, which acknowledges
+// as long as packets get through, whatever its processes do. So a few times a second each
+// connection is asked how much of what it sent was acknowledged: something is under way and that
+// number stands still for HOROVOD_NETWORK_TIMEOUT_SECONDS, then the way there, or the way back, is
+// cut. Pulses (coord/pulse.c) see to it that control links always have something under way.
+//
+// Cost: one system call per open connection and half second.
+// Thread: the holder of the engine.
+#include "net/tcp.h"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+
+#define PROBES_PER_TIMEOUT 6
+
+static bool ask(const conn_t *conn, struct tcp_info *info_p)
+{
+    socklen_t bytes = sizeof *info_p;
+
+    memset(info_p, 0, sizeof *info_p);
+    return getsockopt(conn->watch.fd, IPPROTO_TCP, TCP_INFO, info_p, &bytes) == 0 &&
+           bytes >= offsetof(struct tcp_info, tcpi_bytes_acked) + sizeof info_p->tcpi_bytes_acked;
+}
+
+static void give_up(tcp_link_t *link, const struct tcp_info *info, uint64_t silent_ns)
+{
+    const net_job_t *job = link->domain->job;
+    char name[TCP_ADDR_TEXT], who[PEER_TEXT_BYTES];
+    double seconds = (double)silent_ns / (double)NS_PER_S;
+    uint32_t heard_ms = MIN(info->tcpi_last_data_recv, info->tcpi_last_ack_recv);
+    bool is_heard = heard_ms * NS_PER_MS < silent_ns / 2;
+    err_t err;
+
+    tcp_addr_text(&link->conn->remote, name);
+    peer_name(job->peers, link->base.peer, who);
+    if (is_heard) {
+        fail(&err, HVD_PEER_LOST,
+             "%s at %s cannot be reached: its packets still arrive, but nothing sent to it has "
+             "been acknowledged for %.1f s; the network is cut on the way from rank %d to it. "
+             "Look for a firewall or a failed link (HOROVOD_NETWORK_TIMEOUT_SECONDS)",
+             who, name, seconds, job->rank);
+    } else {
+        fail(&err, HVD_PEER_LOST,
+             "%s at %s cannot be reached: no packet from it for %.1f s; its host is down, or the "
+             "network is cut on the way from it to rank %d. Look for a firewall or a failed link "
+             "(HOROVOD_NETWORK_TIMEOUT_SECONDS)",
+             who, name, MAX(seconds, (double)heard_ms / 1000), job->rank);
+    }
+    tcp_link_cut(link, &err);
+}
+
+static void look(tcp_link_t *link, uint64_t now_ns, uint64_t timeout_ns)
+{
+    conn_t *conn = link->conn;
+    struct tcp_info info;
+
+    if (!ask(conn, &info)) {
+        return;
+    }
+    if (info.tcpi_unacked == 0 || info.tcpi_bytes_acked != conn->n_acked_bytes ||
+        conn->acked_ns == 0) {
+        conn->n_acked_bytes = info.tcpi_bytes_acked;
+        conn->acked_ns = now_ns;
+    } else if (now_ns - conn->acked_ns >= timeout_ns) {
+        give_up(link, &info, now_ns - conn->acked_ns);
+    }
+}
+
+void tcp_probe(domain_t *domain, uint64_t now_ns)
+{
+    uint64_t timeout_ns = (uint64_t)(domain->job->config->cut_timeout * (double)NS_PER_S);
+
+    if (now_ns < domain->next_probe_ns || domain->seats == NULL) {
+        return;
+    }
+    domain->next_probe_ns = now_ns + timeout_ns / PROBES_PER_TIMEOUT;
+    for (size_t i = 0; i < (size_t)domain->job->size * N_LANES; i++) {
+        tcp_link_t *link = domain->seats[i].link;
+        if (link != NULL && link->conn != NULL && link->base.err.status == HVD_OK) {
+            look(link, now_ns, timeout_ns);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fault.c - see fault.h.
+//
+// The log arrives from whichever thread drives the engine, so the lines are kept under a lock. Sums
+// are of small whole numbers that depend on rank and step: a result that mixes steps is seen.
+#include "fault.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FIRST_PID 48 // among the numbers all ranks see
+
+double fault_now(void)
+{
+    return (double)clock_ns() / 1e9;
+}
+
+pid_t fault_pid(const rank_t *r, int rank)
+{
+    return (pid_t)atomic_load(rank_shared(r, FIRST_PID + rank));
+}
+
+void fault_name(const rank_t *r, int rank, char text[128])
+{
+    snprintf(text, 128, "rank %d (host h%d, pid %d)", rank, layout_host(r->layout, rank, r->size),
+             (int)fault_pid(r, rank));
+}
+
+// --- The log ------------------------------------------------------------------------------------
+
+static void keep_line(void *arg, int level, const char *line)
+{
+    fault_rank_t *f = arg;
+    size_t bytes = strlen(line);
+
+    (void)level;
+    pthread_mutex_lock(&f->lock);
+    if (f->len + bytes + 2 <= sizeof f->lines) {
+        memcpy(f->lines + f->len, line, bytes);
+        memcpy(f->lines + f->len + bytes, "\n", 2);
+        f->len += bytes + 1;
+    }
+    pthread_mutex_unlock(&f->lock);
+    if (f->r->options->full) {
+        fprintf(stderr, "%s\n", line);
+    }
+}
+
+int fault_n_logged(fault_rank_t *f, const char *part)
+{
+    int n = 0;
+    pthread_mutex_lock(&f->lock);
+    for (const char *at = f->lines; (at = strstr(at, part)) != NULL; at += strcspn(at, "\n")) {
+        n++;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return n;
+}
+
+bool fault_logged(fault_rank_t *f, const char *part)
+{
+    return fault_n_logged(f, part) > 0;
+}
+
+void fault_wait_logged(fault_rank_t *f, const char *part, double max_seconds)
+{
+    double start = fault_now();
+    while (!fault_logged(f, part)) {
+        if (fault_now() - start > max_seconds * LOADED) {
+            check_failed(f->r, __FILE__, __LINE__, "no line with \"%s\"; the log is:\n%.3000s",
+                         part, f->lines);
+        }
+        usleep(5000);
+    }
+}
+
+// --- Life ---------------------------------------------------------------------------------------
+
+fault_rank_t *fault_open(rank_t *r)
+{
+    fault_rank_t *f = calloc(1, sizeof *f);
+    CHECK(r, f != NULL);
+    f->r = r;
+    pthread_mutex_init(&f->lock, NULL);
+    atomic_store(rank_shared(r, FIRST_PID + r->rank), (int)getpid());
+    rank_step(r, "init");
+    CHECK_OK(r, rank_try_open(r, &(hvd_options_t){.log = keep_line, .log_arg = f}));
+    rank_step(r, "first sums");
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(r, fault_step(f, "first", 1000));
+        CHECK_OK(r, fault_step(f, "first large", 100000));
+    }
+    return f;
+}
+
+void fault_leave(fault_rank_t *f)
+{
+    rank_step(f->r, "leaves");
+    CHECK_OK(f->r, hvd_shutdown(f->r->ctx));
+    f->r->ctx = NULL;
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+// --- Work ---------------------------------------------------------------------------------------
+
+hvd_status_t fault_step(fault_rank_t *f, const char *name, size_t n)
+{
+    rank_t *r = f->r;
+    int64_t shape[1] = {(int64_t)n};
+    float *values = malloc((n + 1) * sizeof *values);
+    int step = f->n_steps++;
+    CHECK(r, values != NULL);
+    for (size_t i = 0; i < n; i++) {
+        values[i] = (float)(r->rank + step % 7 + (int)(i % 5));
+    }
+    hvd_tensor_t tensor = {.input = values, .output = values, .n_dims = 1, .shape = shape};
+    hvd_request_t request = {
+        .op = HVD_ALLREDUCE,
+        .name = name,
+        .dtype = HVD_FLOAT32,
+        .reduce = HVD_SUM,
+        .tensors = &tensor,
+        .n_tensors = 1,
+        .flags = HVD_WAITS,
+    };
+    hvd_status_t status = rank_call(r, &request);
+    int base = r->size * (r->size - 1) / 2 + r->size * (step % 7);
+    for (size_t i = 0; status == HVD_OK && i < n; i++) {
+        if (fabsf(values[i] - (float)(base + r->size * (int)(i % 5))) > 0) {
+            check_failed(r, __FILE__, __LINE__, "a wrong sum in step %d: element %zu is %g", step,
+                         i, (double)values[i]);
+        }
+    }
+    free(values);
+    return status;
+}
+
+hvd_status_t fault_work(fault_rank_t *f, size_t n, double max_seconds)
+{
+    double start = fault_now();
+    hvd_status_t status = HVD_OK;
+    while (status == HVD_OK) {
+        if (fault_now() - start > max_seconds * LOADED) {
+            check_failed(f->r, __FILE__, __LINE__,
+                         "still working after %.1f s; the log is:\n%.3000s", fault_now() - start,
+                         f->lines);
+        }
+        status = fault_step(f, "work", n);
+    }
+    return status;
+}
+
+hvd_status_t fault_idle(fault_rank_t *f, double max_seconds)
+{
+    double start = fault_now();
+    hvd_status_t status;
+    while ((status = hvd_health(f->r->ctx, f->r->text, sizeof f->r->text)) == HVD_OK) {
+        if (fault_now() - start > max_seconds * LOADED) {
+            check_failed(f->r, __FILE__, __LINE__, "nothing noticed in %.1f s; the log:\n%.3000s",
+                         fault_now() - start, f->lines);
+        }
+        usleep(2000);
+    }
+    return status;
+}

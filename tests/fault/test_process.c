@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// test_process.c - processes that die, stop, fall silent, leave or skip something, in real jobs.
+//
+// Each case is a row of the table of failures in docs/troubleshooting.md: what is done to one rank,
+// what every other rank must be told, and how soon. The harness sees to it that no process and no
+// shared memory stays behind.
+#define _GNU_SOURCE
+#include "fault.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define DONE 0 // numbers all ranks see: the fault has been made,
+#define WHEN 1 // and when, in milliseconds
+#define OVER 2 // how many ranks have seen the end
+
+static void mark_fault(rank_t *r)
+{
+    atomic_store(rank_shared(r, WHEN), (int)(clock_ns() / NS_PER_MS % 1000000000));
+    atomic_store(rank_shared(r, DONE), 1);
+}
+
+// Seconds since the fault, which must have been made by now.
+static double since_fault(fault_rank_t *f)
+{
+    rank_wait_for(f->r, rank_shared(f->r, DONE), 1);
+    int now = (int)(clock_ns() / NS_PER_MS % 1000000000);
+    return (double)(now - atomic_load(rank_shared(f->r, WHEN))) / 1000;
+}
+
+static void check_soon(fault_rank_t *f, double seconds)
+{
+    double took = since_fault(f);
+    if (took > seconds * LOADED) {
+        check_failed(f->r, __FILE__, __LINE__, "was told after %.2f s, allowed are %.2f x %d: %s",
+                     took, seconds, LOADED, f->r->text);
+    }
+}
+
+static int victim_of(const rank_t *r)
+{
+    return r->size - 2; // neither the first rank of a host nor the last, where there is a choice
+}
+
+// --- Killed -------------------------------------------------------------------------------------
+
+typedef struct fault_case {
+    size_t n;       // elements of each operation; 0: the others do nothing
+    int signal;     // sent to the victim by the lowest rank that is not it
+    int victim;     // -1: victim_of
+    double seconds; // within which everybody must know
+} fault_case_t;
+
+static int victim_in(const rank_t *r, const fault_case_t *c)
+{
+    return c->victim >= 0 ? c->victim : victim_of(r);
+}
+
+static void *kill_later(void *arg)
+{
+    rank_t *r = ((void **)arg)[0];
+    const fault_case_t *c = ((void **)arg)[1];
+    usleep(150000);
+    mark_fault(r);
+    kill(fault_pid(r, victim_in(r, c)), c->signal);
+    return NULL;
+}
+
+// The victim works on until the signal ends it.
+static void be_victim(fault_rank_t *f, const fault_case_t *c)
+{
+    rank_will_die(f->r);
+    if (c->n > 0) {
+        fault_work(f, c->n, 60);
+    } else {
+        fault_idle(f, 60);
+    }
+    check_failed(f->r, __FILE__, __LINE__, "the victim is still alive: %s", f->r->text);
+}
+
+static void killed(rank_t *r, void *arg)
+{
+    const fault_case_t *c = arg;
+    int victim = victim_in(r, c);
+    fault_rank_t *f = fault_open(r);
+    pthread_t thread;
+    void *pair[2] = {r, arg};
+
+    rank_barrier(r);
+    if (r->rank == victim) {
+        be_victim(f, c);
+    }
+    bool kills = r->rank == (victim == 0 ? 1 : 0);
+    if (kills) {
+        CHECK_INT(r, pthread_create(&thread, NULL, kill_later, pair), 0);
+    }
+    rank_step(r, "works until rank %d is killed", victim);
+    CHECK_STATUS(r, c->n > 0 ? fault_work(f, c->n, 10) : fault_idle(f, 10), HVD_PEER_LOST);
+    check_soon(f, c->seconds);
+    CHECK_NAMES(f, victim);
+    if (kills) {
+        pthread_join(thread, NULL);
+    }
+    CHECK(r, fault_step(f, "after", 10) != HVD_OK); // and so it stays
+    CHECK_NAMES(f, victim);
+    fault_leave(f);
+}
+
+// The one who finds out looks into the process table while the victim is still in it.
+static void signal_is_named(rank_t *r, void *arg)
+{
+    killed(r, arg);
+}
+
+// --- Stopped ------------------------------------------------------------------------------------
+
+// Past the limit everybody else is told; the one that continues is told too, and ends by itself.
+static void stopped(rank_t *r, void *arg)
+{
+    const fault_case_t *c = arg;
+    int victim = victim_in(r, c);
+    fault_rank_t *f = fault_open(r);
+    pthread_t thread;
+    void *pair[2] = {r, arg};
+
+    rank_barrier(r);
+    bool stops = r->rank == (victim == 0 ? 1 : 0);
+    if (stops) {
+        CHECK_INT(r, pthread_create(&thread, NULL, kill_later, pair), 0);
+    }
+    rank_step(r, "works until rank %d is stopped", victim);
+    CHECK_STATUS(r, c->n > 0 ? fault_work(f, c->n, 30) : fault_idle(f, 30), HVD_PEER_LOST);
+    if (r->rank == victim) {
+        CHECK_HAS(r, r->text, "did not run for");
+        CHECK_HAS(r, r->text, "the other ranks have gone on without it: epoch ");
+        CHECK(r, fault_logged(f, "this process did not run for"));
+    } else {
+        check_soon(f, c->seconds);
+        CHECK_NAMES(f, victim);
+        CHECK_HAS(r, r->text, "has been silent for");
+        CHECK_HAS(r, r->text, "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS");
+        bool watches = r->layout == LAYOUT_ONE && stops;
+        if (watches) {
+            CHECK_HAS(r, r->text, "stopped (state T)");
+            CHECK(r, fault_logged(f, "has been silent for"));
+            CHECK(r, fault_logged(f, "stopped (state T)"));
+        }
+        atomic_fetch_add(rank_shared(r, OVER), 1);
+    }
+    if (stops) {
+        rank_wait_for(r, rank_shared(r, OVER), r->size - 1);
+        kill(fault_pid(r, victim), SIGCONT);
+        pthread_join(thread, NULL);
+    }
+    fault_leave(f);
+}
+
+// A short stop is only reported; the work goes on afterwards and is right.
+static void stopped_briefly(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = victim_of(r);
+    fault_rank_t *f = fault_open(r);
+
+    rank_barrier(r);
+    if (r->rank == 0) {
+        kill(fault_pid(r, victim), SIGSTOP);
+        fault_wait_logged(f, "has been silent for", 4);
+        CHECK(r, fault_logged(f, "stopped (state T)"));
+        kill(fault_pid(r, victim), SIGCONT);
+        fault_wait_logged(f, "is heard again after", 2);
+    }
+    for (int i = 0; i < 20; i++) {
+        CHECK_OK(r, fault_step(f, "goes on", 20000));
+    }
+    CHECK_OK(r, hvd_health(r->ctx, r->text, sizeof r->text));
+    rank_barrier(r);
+    fault_leave(f);
+}
+
+// --- Leaves -------------------------------------------------------------------------------------
+
+// Ends without a word while the others work: exit(0) where nothing calls shutdown.
+static void exits_normally(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = victim_of(r);
+    fault_rank_t *f = fault_open(r);
+
+    rank_barrier(r);
+    if (r->rank == victim) {
+        mark_fault(r);
+        _exit(0);
+    }
+    CHECK_STATUS(r, fault_work(f, 50000, 10), HVD_PEER_LOST);
+    check_soon(f, 3);
+    CHECK_NAMES(f, victim);
+    fault_leave(f);
+}
+
+// Ends as Python does: shutdown at exit, while the others wait for something it never submitted.
+static void shuts_down_early(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = victim_of(r);
+    fault_rank_t *f = fault_open(r);
+    char name[128];
+
+    rank_barrier(r);
+    if (r->rank == victim) {
+        mark_fault(r);
+        fault_leave(f);
+        return;
+    }
+    rank_step(r, "waits for a rank that ends normally");
+    CHECK_STATUS(r, fault_work(f, 1000, 10), HVD_SHUTDOWN);
+    check_soon(f, 3);
+    CHECK_STARTS(r, r->text, "Horovod has been shut down.");
+    fault_name(r, victim, name);
+    name[0] = 'R';
+    CHECK_HAS(r, r->text, name);
+    CHECK_HAS(r, r->text, "ended normally, but others wait in 'work'");
+    fault_leave(f);
+}
+
+// --- Table --------------------------------------------------------------------------------------
+
+static const fault_case_t kill_small = {.n = 10, .signal = SIGKILL, .victim = -1, .seconds = 0.5};
+static const fault_case_t kill_large = {
+    .n = 300000, .signal = SIGKILL, .victim = -1, .seconds = 0.5};
+static const fault_case_t kill_first = {
+    .n = 300000, .signal = SIGKILL, .victim = 0, .seconds = 0.5};
+static const fault_case_t kill_idle = {.signal = SIGKILL, .victim = -1, .seconds = 0.5};
+static const fault_case_t segfault = {.n = 1000, .signal = SIGSEGV, .victim = -1, .seconds = 0.5};
+static const fault_case_t stop_busy = {.n = 50000, .signal = SIGSTOP, .victim = -1, .seconds = 4};
+static const fault_case_t stop_idle = {.signal = SIGSTOP, .victim = -1, .seconds = 4};
+static const fault_case_t stop_first = {.n = 1000, .signal = SIGSTOP, .victim = 0, .seconds = 4};
+
+#define SHORT_HEARTBEAT                                                                            \
+    {"HOROVOD_HEARTBEAT_WARNING_SECONDS=1", "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=3",                 \
+     "HOROVOD_HEARTBEAT_INTERVAL_SECONDS=0.25"}
+
+static const subtest_t subtests[] = {
+    {.name = "killed, small", .fn = killed, .arg = (void *)&kill_small, .min_ranks = 3},
+    {.name = "killed, large", .fn = killed, .arg = (void *)&kill_large, .min_ranks = 3},
+    {.name = "killed, first rank", .fn = killed, .arg = (void *)&kill_first, .min_ranks = 3},
+    {.name = "killed, idle", .fn = killed, .arg = (void *)&kill_idle, .min_ranks = 3},
+    {.name = "killed, fault", .fn = signal_is_named, .arg = (void *)&segfault, .min_ranks = 3},
+    {
+        .name = "stopped, busy",
+        .fn = stopped,
+        .arg = (void *)&stop_busy,
+        .min_ranks = 3,
+        .env = SHORT_HEARTBEAT,
+    },
+    {
+        .name = "stopped, idle",
+        .fn = stopped,
+        .arg = (void *)&stop_idle,
+        .min_ranks = 3,
+        .env = SHORT_HEARTBEAT,
+    },
+    {
+        .name = "stopped, first rank",
+        .fn = stopped,
+        .arg = (void *)&stop_first,
+        .min_ranks = 3,
+        .env = SHORT_HEARTBEAT,
+    },
+    {.name = "stopped briefly", .fn = stopped_briefly, .layouts = ONLY_LAYOUT(LAYOUT_ONE)},
+    {.name = "exits normally", .fn = exits_normally, .min_ranks = 3},
+    {.name = "shuts down early", .fn = shuts_down_early, .min_ranks = 3},
+};
+
+int main(int argc, char **argv)
+{
+    return ranks_main(argc, argv, subtests, (int)N_ELEMENTS(subtests));
+}
