@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Which tests exist: every tests/unit/test_*.c, every row of tests/tests.list, the corpus of every
-# row of tests/fuzz/targets.list, a check of the exported symbols and one of the style checker
-# itself.
+# row of tests/fuzz/targets.list, checks of what the compiler and linker made (exported symbols,
+# hardening) and one of the style checker itself.
 #
 # A row is `name | command with arguments | environment | timeout seconds | labels`; lines that are
 # empty or start with # are skipped. In the command a word that names a program of this build
@@ -123,6 +123,10 @@ if(NOT HVD_SANITIZE)
     add_test(NAME exports COMMAND ${Python3_EXECUTABLE}
         ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-exports $<TARGET_FILE:hvd>)
     hvd_test_properties(exports 60 "" "unit")
+    add_test(NAME hardening COMMAND ${Python3_EXECUTABLE}
+        ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-hardening
+        $<TARGET_FILE:hvd> $<TARGET_FILE:hvd-info>)
+    hvd_test_properties(hardening 60 "" "unit")
     add_test(NAME style_rules COMMAND ${Python3_EXECUTABLE}
         ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-style --self-test)
     hvd_test_properties(style_rules 60 "" "unit")

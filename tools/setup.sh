@@ -12,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # package | command that succeeds when it is there
 needs='
 gcc                 | command -v gcc
+binutils            | command -v readelf
 libc6-dev           | test -e /usr/include/stdio.h
 make                | command -v make
 clang               | command -v clang

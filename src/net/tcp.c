@@ -3,9 +3,11 @@
 // tcp.c - the TCP transport: where it listens, who may come in, and its event loop.
 //
 // One listening socket for each address of the chosen interfaces, at a port the kernel picks; never
-// the wildcard address. Whoever connects has HELLO_WAIT (tcp_conn.c) to name a link that this rank
-// expects, then must prove the secret; until then it costs one descriptor and little memory, and
-// only so many may be under way. Foreign clients are cut without an answer and counted.
+// the wildcard address. Whoever connects has NEWCOMER (tcp_conn.c), 2 s, to name a link that this
+// rank expects and to prove the secret; until then it costs one descriptor and little memory.
+// Foreign clients are cut without an answer and counted. At most MAX_FRESH handshakes are under
+// way: while that many are, others wait in the kernel's queue, until the oldest has had GRACE and
+// makes room. So strangers push out each other, and peers that are cut with them dial again.
 //
 // One epoll descriptor holds everything: listeners, connections, and a timer that runs only while
 // something has a deadline. So sleeping is polling one descriptor, and progress is one system call,
@@ -28,7 +30,8 @@
 #define MAX_EVENTS 64
 #define FEW_LINKS 2          // to be asked without epoll
 #define ROUNDS_PER_LOOK 16
-#define MIN_FRESH 256        // handshakes under way; more in jobs that may need more at once
+#define MAX_FRESH 256        // handshakes under way
+#define GRACE_NS (100 * NS_PER_MS) // a newcomer is not pushed out before
 #define MAX_ACCEPTS 256      // in one go
 #define BACKLOG 1024         // the kernel lowers it to somaxconn
 #define LOG_EVERY_NS (60 * NS_PER_S) // what strangers or a full table can cause over and over
@@ -231,14 +234,40 @@ void tcp_established(conn_t *conn)
     }
 }
 
-static void drop_oldest(domain_t *domain)
+// The newcomer to push out: the oldest that has not even greeted, else the oldest. NULL: none has
+// had its grace.
+static conn_t *victim(const domain_t *domain, uint64_t now_ns)
+{
+    conn_t *oldest = domain->fresh_first;
+
+    if (now_ns - oldest->started_ns < GRACE_NS) {
+        return NULL;
+    }
+    for (conn_t *conn = oldest; conn != NULL && now_ns - conn->started_ns >= GRACE_NS;
+         conn = conn->next) {
+        if (conn->state == CONN_HELLO) {
+            return conn;
+        }
+    }
+    return oldest;
+}
+
+// Whether one more may come in. If not, the next tick asks again.
+static bool make_room(domain_t *domain)
 {
     err_t err;
 
-    if (domain->n_fresh > MAX(MIN_FRESH, N_LANES * domain->job->size)) {
-        fail(&err, HVD_UNAUTHENTICATED, "too many connections that have not proved the secret");
-        tcp_turned_away(domain->fresh_first, &err);
+    if (domain->n_fresh < MAX_FRESH) {
+        return true;
     }
+    conn_t *conn = victim(domain, clock_ns());
+    if (conn == NULL) {
+        domain->accept_again = true;
+        return false;
+    }
+    fail(&err, HVD_UNAUTHENTICATED, "it did not prove the secret while others were waiting");
+    tcp_turned_away(conn, &err);
+    return true;
 }
 
 // Whether to go on accepting. Out of descriptors or memory it goes on with the next tick.
@@ -270,7 +299,6 @@ static bool accept_one(domain_t *domain, listener_t *listener)
     conn_t *conn = conn_accepted(domain, fd, &remote, NULL);
     if (conn != NULL) {
         fresh_add(domain, conn);
-        drop_oldest(domain);
     }
     return true;
 }
@@ -279,7 +307,7 @@ static void accept_all(domain_t *domain, listener_t *listener)
 {
     int n = 0;
 
-    while (n < MAX_ACCEPTS && accept_one(domain, listener)) {
+    while (n < MAX_ACCEPTS && make_room(domain) && accept_one(domain, listener)) {
         n++;
     }
     domain->accept_again = domain->accept_again || n == MAX_ACCEPTS;
@@ -302,9 +330,7 @@ static void tick(domain_t *domain)
     for (conn_t *conn = domain->fresh_first, *next; conn != NULL; conn = next) {
         next = conn->next;
         if (now_ns >= conn->deadline_ns) {
-            err_t err;
-            fail(&err, HVD_UNAUTHENTICATED, "it did not prove the job's secret in time");
-            tcp_turned_away(conn, &err);
+            conn_expire(conn);
         }
     }
     if (domain->accept_again) {

@@ -100,7 +100,7 @@ struct conn {
     tcp_addr_t remote;
     uint64_t n_acked_bytes, acked_ns; // as tcp_probe saw it grow last
     uint64_t started_ns;
-    uint64_t deadline_ns; // of the step it is in, for accepted ones
+    uint64_t deadline_ns; // accepted: to have proved the secret
     tcp_link_t *link;     // whom it is for; NULL: accepted and not claimed yet
     int address;          // dialled: index of the address
     conn_t *prev, *next;  // accepted: the domain's list; closed: its graveyard
@@ -113,6 +113,8 @@ conn_t *conn_dial(tcp_link_t *link, const tcp_addr_t *addr, const uint8_t token[
 conn_t *conn_accepted(domain_t *domain, int fd, const tcp_addr_t *remote, err_t *err);
 // What epoll said of it. True if that was news.
 bool conn_event(conn_t *conn, uint32_t events);
+// Accepted, and its time is over: cut, unless what it needs has arrived.
+void conn_expire(conn_t *conn);
 // The memory goes at the end of the next tcp_progress, for events of it may be under way.
 void conn_close(conn_t *conn);
 
@@ -138,6 +140,8 @@ struct tcp_link {
     tcp_link_t *prev, *next; // the domain's list of links with such a deadline
     uint8_t *stage; // received, to be peeked at
     size_t stage_at, stage_len;
+    wire_mangle_fn mangle; // for tests; else NULL
+    void *mangle_arg;
 };
 
 hvd_status_t tcp_link_new(domain_t *domain, int peer, lane_t lane, tcp_link_t **link_p, err_t *err);

@@ -17,7 +17,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define HELLO_WAIT_NS (2 * NS_PER_S)
+#define NEWCOMER_NS (2 * NS_PER_S) // from being accepted to the proof of the secret
 
 static void conn_drive(conn_t *conn);
 
@@ -46,7 +46,6 @@ static hvd_status_t begin_tls(conn_t *conn, err_t *err)
                                      conn->hello_bytes, &conn->secure, err);
     if (status == HVD_OK) {
         conn->state = CONN_SHAKING;
-        conn->deadline_ns = clock_ns() + tcp_peer_timeout_ns(conn->domain);
     }
     return status;
 }
@@ -122,6 +121,19 @@ static void conn_drive(conn_t *conn)
     }
 }
 
+// A peer believes in its link once it has sent the last bytes of the handshake. They may have come
+// while this process was held up: they are read before the connection is cut.
+void conn_expire(conn_t *conn)
+{
+    err_t err;
+
+    conn_drive(conn);
+    if (conn->state < CONN_READY) {
+        fail(&err, HVD_UNAUTHENTICATED, "it did not prove the job's secret in time");
+        tcp_turned_away(conn, &err);
+    }
+}
+
 bool conn_event(conn_t *conn, uint32_t events)
 {
     const uint32_t ends = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
@@ -178,7 +190,7 @@ conn_t *conn_accepted(domain_t *domain, int fd, const tcp_addr_t *remote, err_t 
     if (conn != NULL) {
         conn->is_server = true;
         conn->state = CONN_HELLO;
-        conn->deadline_ns = conn->started_ns + HELLO_WAIT_NS;
+        conn->deadline_ns = conn->started_ns + NEWCOMER_NS;
     }
     return conn;
 }

@@ -80,6 +80,8 @@ struct secure {
     bool may_ask; // in this call: the socket has not yet given less than asked
     bool drained; // it had less than asked, when last asked
     bool broken;  // a record did not open: nothing more will
+    wire_mangle_fn mangle; // for tests; else NULL
+    void *mangle_arg;
 };
 
 // --- The socket ----------------------------------------------------------------------------------
@@ -295,7 +297,7 @@ hvd_status_t secure_keys_new(const uint8_t secret[32], secure_keys_t **keys_p, e
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
     OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, NULL);
     ERR_clear_error();
-    secure_keys_t *keys = calloc(1, sizeof *keys);
+    secure_keys_t *keys = secret_new(sizeof *keys);
     if (keys == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for the job's keys");
     }
@@ -327,8 +329,7 @@ void secure_keys_free(secure_keys_t *keys)
     }
     SSL_CTX_free(keys->tls);
     BIO_meth_free(keys->bio_method);
-    wipe(keys, sizeof *keys);
-    free(keys);
+    secret_free(keys, sizeof *keys);
 }
 
 // --- Handshake -----------------------------------------------------------------------------------
@@ -530,8 +531,17 @@ static hvd_status_t append_record(secure_t *s, const void *data, size_t bytes, e
     hvd_status_t status = record_seal(&s->sealing, data, bytes, record, err);
     if (status != HVD_OK) {
         s->out.len -= bytes + RECORD_EXTRA_BYTES; // half a record must never leave
+    } else if (UNLIKELY(s->mangle != NULL)) {
+        size_t left = s->mangle(s->mangle_arg, record, bytes + RECORD_EXTRA_BYTES);
+        s->out.len -= bytes + RECORD_EXTRA_BYTES - left;
     }
     return status;
+}
+
+void secure_mangle(secure_t *s, wire_mangle_fn fn, void *arg)
+{
+    s->mangle = fn;
+    s->mangle_arg = arg;
 }
 
 hvd_status_t secure_rekey(secure_t *s, err_t *err)

@@ -59,6 +59,10 @@ size_t secure_pending(const secure_t *secure);
 bool secure_drained(const secure_t *secure);
 // An edge: the socket has more than it was last asked for.
 void secure_has_more(secure_t *secure);
+// For tests: every record passes through fn just before it leaves, as if somebody on the way had
+// it. fn may change the bytes and lower their number, which it returns.
+typedef size_t (*wire_mangle_fn)(void *arg, uint8_t *bytes, size_t n_bytes);
+void secure_mangle(secure_t *secure, wire_mangle_fn fn, void *arg);
 // Goes on with another key in the sending direction, from the next byte. secure_send does it by
 // itself before a key is worn.
 hvd_status_t secure_rekey(secure_t *secure, err_t *err);
