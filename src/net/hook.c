@@ -3,10 +3,16 @@
 // hook.c - a link that misbehaves on request, around any other link. For tests and for looking.
 //
 // HOROVOD_HOOK is a list of rules, one row each in the table below:
-//   trace     every call that moved something is a log line at trace level
-//   delay=US  what is sent leaves US microseconds later, from half to one and a half times that
-//   drop=N    after N bytes in either direction the link breaks, for the peer too
-//   seed=N    another sequence of delays
+//   trace      every call that moved something is a log line at trace level
+//   delay=US   what is sent leaves US microseconds later, from half to one and a half times that
+//   cut=N      after N bytes in either direction the link breaks, for the peer too
+//   flip=N     about once in N bytes sent, one bit changes on the way
+//   drop=N     about once in N bytes sent, a few of them vanish on the way
+//   reorder=N  about once in N bytes sent, two neighbouring pieces change places on the way
+//   seed=N     another sequence of everything above
+//
+// "On the way" is behind the encryption of links that have it, where a faulty or hostile device
+// would sit: their peer must notice. On other links nobody can, and results go wrong.
 //
 // Sent bytes wait in one queue, cut into pieces that know when they are due; the first one holds up
 // the others, so nothing overtakes. net_progress comes by to release them (hook_progress). At most
@@ -21,11 +27,15 @@
 
 #define QUEUE_BYTES MIB
 #define MAX_PIECES 1024
+#define MAX_DAMAGE_BYTES ((size_t)64) // that vanish or move at once
+
+typedef enum damage { DAMAGE_FLIP, DAMAGE_DROP, DAMAGE_REORDER, N_DAMAGES } damage_t;
 
 typedef struct hook_rules {
     bool trace;
     uint64_t delay_us;
-    uint64_t drop_bytes; // 0: never
+    uint64_t cut_bytes;                // 0: never
+    uint64_t damage_bytes[N_DAMAGES];  // how often each comes; 0: never
     uint64_t seed;
 } hook_rules_t;
 
@@ -41,6 +51,8 @@ typedef struct hook_link {
     hook_rules_t rules;
     uint64_t random;
     uint64_t moved_bytes;
+    uint64_t damage_in[N_DAMAGES]; // bytes to go until the next
+    bool damages_queue;            // the inner link has no protection to get behind
     buf_t queue;
     size_t queue_at;
     piece_t pieces[MAX_PIECES]; // a ring
@@ -56,7 +68,10 @@ static const struct {
 } rule_rows[] = {
     {"trace", false, offsetof(hook_rules_t, trace)},
     {"delay", true, offsetof(hook_rules_t, delay_us)},
-    {"drop", true, offsetof(hook_rules_t, drop_bytes)},
+    {"cut", true, offsetof(hook_rules_t, cut_bytes)},
+    {"flip", true, offsetof(hook_rules_t, damage_bytes[DAMAGE_FLIP])},
+    {"drop", true, offsetof(hook_rules_t, damage_bytes[DAMAGE_DROP])},
+    {"reorder", true, offsetof(hook_rules_t, damage_bytes[DAMAGE_REORDER])},
     {"seed", true, offsetof(hook_rules_t, seed)},
 };
 
@@ -102,7 +117,8 @@ static hvd_status_t parse_rules(const char *text, hook_rules_t *rules, err_t *er
         if (!parse_rule(text, bytes, rules)) {
             return fail(err, HVD_INVALID_ARGUMENT,
                         "HOROVOD_HOOK has the rule \"%.*s\"; the rules are "
-                        "trace, delay=MICROSECONDS, drop=BYTES, seed=NUMBER",
+                        "trace, delay=MICROSECONDS, cut=BYTES, flip=BYTES, drop=BYTES, "
+                        "reorder=BYTES, seed=NUMBER",
                         (int)MIN(bytes, 100), text);
         }
         text += bytes + (text[bytes] == ',');
@@ -110,7 +126,7 @@ static hvd_status_t parse_rules(const char *text, hook_rules_t *rules, err_t *er
     return HVD_OK;
 }
 
-// --- Delay ---------------------------------------------------------------------------------------
+// --- Chance --------------------------------------------------------------------------------------
 
 // xorshift64*: any seed but 0 will do.
 static uint64_t next_random(hook_link_t *link)
@@ -121,11 +137,79 @@ static uint64_t next_random(hook_link_t *link)
     return link->random * UINT64_C(2685821657736338717);
 }
 
+// Around `mean`, from half to one and a half times that.
+static uint64_t next_about(hook_link_t *link, uint64_t mean)
+{
+    return mean / 2 + next_random(link) % (mean + 1);
+}
+
+// --- Damage --------------------------------------------------------------------------------------
+// Each changes n bytes at data, near `at`, and returns how many are left.
+
+static size_t damage_flip(hook_link_t *link, uint8_t *data, size_t n, size_t at)
+{
+    data[at] ^= (uint8_t)(1u << next_random(link) % 8);
+    return n;
+}
+
+static size_t damage_drop(hook_link_t *link, uint8_t *data, size_t n, size_t at)
+{
+    size_t n_gone = 1 + next_random(link) % MIN(n - at, MAX_DAMAGE_BYTES);
+
+    memmove(data + at, data + at + n_gone, n - at - n_gone);
+    return n - n_gone;
+}
+
+static size_t damage_reorder(hook_link_t *link, uint8_t *data, size_t n, size_t at)
+{
+    at = n - at < 2 ? 0 : at;
+    size_t n_each = MIN((n - at) / 2, 1 + next_random(link) % MAX_DAMAGE_BYTES);
+    uint8_t kept[MAX_DAMAGE_BYTES];
+
+    memcpy(kept, data + at, n_each);
+    memmove(data + at, data + at + n_each, n_each);
+    memcpy(data + at + n_each, kept, n_each);
+    return n;
+}
+
+static size_t (*const damages[N_DAMAGES])(hook_link_t *, uint8_t *, size_t, size_t) = {
+    [DAMAGE_FLIP] = damage_flip, [DAMAGE_DROP] = damage_drop, [DAMAGE_REORDER] = damage_reorder};
+
+// What is about to leave. At most one damage of each kind a call.
+static size_t mangle(void *arg, uint8_t *data, size_t n)
+{
+    hook_link_t *link = arg;
+
+    for (int kind = 0; kind < N_DAMAGES; kind++) {
+        uint64_t every = link->rules.damage_bytes[kind];
+        if (every == 0 || n == 0) {
+            continue;
+        }
+        if (link->damage_in[kind] >= n) {
+            link->damage_in[kind] -= n;
+            continue;
+        }
+        n = damages[kind](link, data, n, (size_t)link->damage_in[kind]);
+        link->damage_in[kind] = next_about(link, every);
+    }
+    return n;
+}
+
+static bool does_damage(const hook_rules_t *rules)
+{
+    uint64_t any = 0;
+
+    for (int kind = 0; kind < N_DAMAGES; kind++) {
+        any |= rules->damage_bytes[kind];
+    }
+    return any != 0;
+}
+
+// --- Delay ---------------------------------------------------------------------------------------
+
 static uint64_t next_due_ns(hook_link_t *link)
 {
-    uint64_t delay_ns = link->rules.delay_us * NS_PER_US;
-
-    return clock_ns() + delay_ns / 2 + next_random(link) % (delay_ns + 1);
+    return clock_ns() + next_about(link, link->rules.delay_us * NS_PER_US);
 }
 
 static ssize_t enqueue(hook_link_t *link, const void *data, size_t bytes)
@@ -135,11 +219,16 @@ static ssize_t enqueue(hook_link_t *link, const void *data, size_t bytes)
     if (n == 0 || link->n_pieces == MAX_PIECES) {
         return 0;
     }
-    if (buf_append(&link->queue, data, n) == NULL) {
+    uint8_t *held = buf_append(&link->queue, data, n);
+    if (held == NULL) {
         return fail(&link->base.err, HVD_NO_MEMORY, "no memory for %zu bytes held back", n);
     }
-    link->pieces[(link->first_piece + link->n_pieces++) % MAX_PIECES] =
-        (piece_t){.due_ns = next_due_ns(link), .bytes = n};
+    size_t left = link->damages_queue ? mangle(link, held, n) : n;
+    link->queue.len -= n - left;
+    if (left > 0) {
+        link->pieces[(link->first_piece + link->n_pieces++) % MAX_PIECES] =
+            (piece_t){.due_ns = next_due_ns(link), .bytes = left};
+    }
     return (ssize_t)n;
 }
 
@@ -204,13 +293,13 @@ static ssize_t account(hook_link_t *link, const char *what, ssize_t n)
                   (int)link->base.lane, n);
     }
     link->moved_bytes += n > 0 ? (uint64_t)n : 0;
-    if (link->rules.drop_bytes == 0 || link->moved_bytes < link->rules.drop_bytes) {
+    if (link->rules.cut_bytes == 0 || link->moved_bytes < link->rules.cut_bytes) {
         return n;
     }
     link_close(link->inner);
     link->inner = NULL;
     return fail(&link->base.err, HVD_PEER_LOST,
-                "the link to rank %d was dropped by HOROVOD_HOOK after "
+                "the link to rank %d was cut by HOROVOD_HOOK after "
                 "%" PRIu64 " bytes",
                 link->base.peer, link->moved_bytes);
 }
@@ -222,7 +311,7 @@ static ssize_t hook_send(net_link_t *base, const void *data, size_t bytes)
     if (base->err.status != HVD_OK) {
         return base->err.status;
     }
-    if (link->rules.delay_us == 0) {
+    if (link->rules.delay_us == 0 && !link->damages_queue) {
         return account(link, "send", link_send(link->inner, data, bytes));
     }
     ssize_t n = enqueue(link, data, bytes);
@@ -297,6 +386,12 @@ hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *jo
     link->log = job->log;
     int place[3] = {job->rank, inner->peer, (int)inner->lane};
     link->random = hash_bytes(place, sizeof place, link->rules.seed);
+    for (int kind = 0; kind < N_DAMAGES; kind++) {
+        link->damage_in[kind] = next_about(link, link->rules.damage_bytes[kind]);
+    }
+    link->damages_queue = does_damage(&link->rules)
+                          && (inner->ops->on_wire == NULL
+                              || !inner->ops->on_wire(inner, mangle, link));
     *link_p = &link->base;
     return HVD_OK;
 

@@ -43,6 +43,9 @@ typedef struct link_ops {
     ssize_t (*peek)(net_link_t *link, const void **data_p);
     void (*consume)(net_link_t *link, size_t bytes);
     void (*close)(net_link_t *link);
+    // For tests, may be NULL. On a link that protects its bytes: whatever leaves passes through fn
+    // behind the protection, and true. False: what is given to `send` is what goes over the wire.
+    bool (*on_wire)(net_link_t *link, wire_mangle_fn fn, void *arg);
 } link_ops_t;
 
 struct net_link {
@@ -141,7 +144,7 @@ static inline void wake_ring(atomic_uint *word)
     }
 }
 
-// Wraps a link for tests: traces, delays or drops by the rules of HOROVOD_HOOK. Takes the link
+// Wraps a link for tests: traces, delays or damages by the rules of HOROVOD_HOOK. Takes the link
 // over, also when it fails.
 hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *job,
                        net_link_t **link_p, err_t *err);

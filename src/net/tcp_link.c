@@ -333,6 +333,9 @@ void tcp_link_ready(tcp_link_t *link, conn_t *conn)
     tcp_opening_remove(link);
     conn->link = link;
     link->conn = conn;
+    if (conn->secure != NULL && link->mangle != NULL) {
+        secure_mangle(conn->secure, link->mangle, link->mangle_arg);
+    }
     tcp_addr_text(&conn->remote, name);
     log_debug(link->domain->job->log, "tcp",
               "link to rank %d lane %d at %s %s after %" PRIu64 " us", link->base.peer,
@@ -373,12 +376,26 @@ static void tcp_link_close(net_link_t *base)
     free(link);
 }
 
+// It may not be connected yet, but what it will be is known.
+static bool tcp_on_wire(net_link_t *base, wire_mangle_fn fn, void *arg)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+
+    link->mangle = fn;
+    link->mangle_arg = arg;
+    if (link->conn != NULL && link->conn->secure != NULL) {
+        secure_mangle(link->conn->secure, fn, arg);
+    }
+    return tcp_encrypts(link->domain, base->peer, base->lane);
+}
+
 static const link_ops_t tcp_link_ops = {
     .send = tcp_send,
     .recv = tcp_recv,
     .peek = tcp_peek,
     .consume = tcp_consume,
     .close = tcp_link_close,
+    .on_wire = tcp_on_wire,
 };
 
 hvd_status_t tcp_link_new(domain_t *domain, int peer, lane_t lane, tcp_link_t **link_p, err_t *err)

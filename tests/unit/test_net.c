@@ -739,7 +739,7 @@ static void data_ends_a_sleep(void **state)
 static void hook_refuses_unknown_rules(void **state)
 {
     static const char *const rules[] = {"delay",   "delay=", "delay=1x",
-                                        "trace=1", "dorp=3", "drop=-1"};
+                                        "trace=1", "dorp=3", "cut=-1"};
     (void)state;
 
     for (size_t i = 0; i < N_ELEMENTS(rules); i++) {
@@ -800,9 +800,9 @@ static void hook_delay_ends_a_sleep(void **state)
     world_free(w);
 }
 
-static void hook_drops_the_link_on_both_sides(void **state)
+static void hook_cuts_the_link_on_both_sides(void **state)
 {
-    static const char *const cut[] = {"HOROVOD_TRANSPORTS=tcp", "HOROVOD_HOOK=drop=10000", NULL};
+    static const char *const cut[] = {"HOROVOD_TRANSPORTS=tcp", "HOROVOD_HOOK=cut=10000", NULL};
     static uint8_t data[700];
     ssize_t n = 0, m = 0;
     (void)state;
@@ -824,10 +824,68 @@ static void hook_drops_the_link_on_both_sides(void **state)
     assert_int_equal(n, HVD_PEER_LOST);
     assert_int_equal(m, HVD_PEER_LOST);
     assert_true(n_sent >= 9000 && n_sent < 10000);
-    assert_non_null(strstr(a->err.text, "dropped by HOROVOD_HOOK"));
+    assert_non_null(strstr(a->err.text, "cut by HOROVOD_HOOK"));
     assert_non_null(strstr(b->err.text, "rank 0"));
     assert_int_equal(link_recv(a, data, 1), HVD_PEER_LOST);
     world_free(w);
+}
+
+// Sends a stream from rank 0 under a rule until the receiver notices or finds wrong bytes. True if
+// it found wrong bytes first.
+static bool damage_gets_through(const char *hook, const char *encrypt)
+{
+    const char *const damaging[] = {"HOROVOD_TRANSPORTS=tcp", encrypt, hook, NULL};
+    const char *const honest[] = {"HOROVOD_TRANSPORTS=tcp", encrypt, NULL};
+    uint8_t data[1000], got[1000];
+    uint64_t n_sent = 0, n_got = 0;
+    bool wrong = false;
+
+    world_t *w = world_new(2);
+    world_open(w, 0, damaging);
+    world_open(w, 1, honest);
+    world_settle(w);
+    net_link_t *a = link_of(w, 0, 1, LANE_DATA), *b = link_of(w, 1, 0, LANE_DATA);
+    uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
+    while (!wrong && b->err.status == HVD_OK) {
+        assert_true(clock_ns() < deadline_ns);
+        for (size_t i = 0; i < sizeof data; i++) {
+            data[i] = stream_byte(3, n_sent + i);
+        }
+        ssize_t n = link_send(a, data, sizeof data);
+        n_sent += n > 0 ? (size_t)n : 0;
+        ssize_t m = link_recv(b, got, sizeof got);
+        for (ssize_t i = 0; i < m && !wrong; i++) {
+            wrong = got[i] != stream_byte(3, n_got++);
+        }
+        world_progress(w);
+    }
+    if (!wrong) {
+        assert_int_equal(b->err.status, HVD_PROTOCOL);
+        assert_non_null(strstr(b->err.text, "rank 0"));
+        assert_non_null(strstr(b->err.text, "changed, repeated or lost on the way"));
+    }
+    world_free(w);
+    return wrong;
+}
+
+static void hook_damage_is_noticed_behind_encryption(void **state)
+{
+    static const char *const hooks[] = {"HOROVOD_HOOK=flip=20000,seed=%d",
+                                        "HOROVOD_HOOK=drop=20000,seed=%d",
+                                        "HOROVOD_HOOK=reorder=20000,seed=%d",
+                                        "HOROVOD_HOOK=flip=9000,drop=9000,reorder=9000,delay=50,"
+                                        "seed=%d"};
+    (void)state;
+
+    for (size_t i = 0; i < N_ELEMENTS(hooks); i++) {
+        for (int seed = 1; seed <= 4; seed++) {
+            char hook[100];
+            snprintf(hook, sizeof hook, hooks[i], seed);
+            assert_false(damage_gets_through(hook, "HOROVOD_ENCRYPT=always"));
+            // Without encryption it arrives: the hook does what it says.
+            assert_true(damage_gets_through(hook, "HOROVOD_ENCRYPT=never"));
+        }
+    }
 }
 
 static void count_trace(void *arg, int level, const char *line)
@@ -873,7 +931,8 @@ int main(void)
         cmocka_unit_test(hook_refuses_unknown_rules),
         cmocka_unit_test(hook_delays_and_keeps_order),
         cmocka_unit_test(hook_delay_ends_a_sleep),
-        cmocka_unit_test(hook_drops_the_link_on_both_sides),
+        cmocka_unit_test(hook_cuts_the_link_on_both_sides),
+        cmocka_unit_test(hook_damage_is_noticed_behind_encryption),
         cmocka_unit_test(hook_traces),
     };
 
