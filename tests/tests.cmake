@@ -81,6 +81,15 @@ foreach(source IN LISTS unit_sources)
     hvd_test_properties(${name} 120 "" "unit")
 endforeach()
 
+# What test_launched finds instead of a real PMIx library.
+add_library(fake_pmix SHARED ${CMAKE_CURRENT_SOURCE_DIR}/tests/unit/fake_pmix.c)
+target_link_libraries(fake_pmix PRIVATE hvd_flags)
+set(fake_pmix_prefix ${CMAKE_CURRENT_BINARY_DIR}/tests/fake_pmix)
+set_target_properties(fake_pmix PROPERTIES
+    OUTPUT_NAME pmix VERSION 2 SOVERSION 2 LIBRARY_OUTPUT_DIRECTORY ${fake_pmix_prefix}/lib)
+target_compile_definitions(test_launched PRIVATE FAKE_PMIX_PREFIX="${fake_pmix_prefix}")
+add_dependencies(test_launched fake_pmix)
+
 # Programs that start ranks of their own share what the other files of tests/ranks hold.
 file(GLOB rank_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/test_*.c)
 file(GLOB fault_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/fault/test_*.c)

@@ -5,8 +5,10 @@
 //   cc -Iinclude examples/c/allreduce.c -Lbuild -lhvd -Wl,-rpath,"$PWD/build" -o allreduce
 //   ./allreduce 4
 //
-// Started by hand it is the launcher: it makes the job's secret, runs the rendezvous server and
-// starts copies of itself with HOROVOD_RANK set. A copy finds HOROVOD_RANK and is a rank.
+//   mpirun -n 4 ./allreduce
+//
+// With a number it is the launcher: it makes the job's secret, runs the rendezvous server and
+// starts copies of itself with HOROVOD_RANK set. Without one it is a rank, whoever launched it.
 // docs/embedding.md explains the calls.
 #include "hvd.h"
 
@@ -95,7 +97,8 @@ static int start_rank(char **argv, int rank, const char hex[65], pid_t *pid_p)
     close(ends[1]);
     set_number("HOROVOD_RANK", rank);
     set_number("HOROVOD_SECRET_FD", ends[0]);
-    int code = posix_spawn(pid_p, "/proc/self/exe", NULL, NULL, argv, environ);
+    char *const rank_argv[] = {argv[0], NULL};
+    int code = posix_spawn(pid_p, "/proc/self/exe", NULL, NULL, rank_argv, environ);
     close(ends[0]);
     return code;
 }
@@ -133,10 +136,10 @@ static int start_job(int size, char **argv)
 
 int main(int argc, char **argv)
 {
-    if (getenv("HOROVOD_RANK") != NULL) {
+    if (argc == 1) {
         return run_rank();
     }
-    long size = argc > 1 ? strtol(argv[1], NULL, 10) : 2;
+    long size = strtol(argv[1], NULL, 10);
     if (size < 1 || size > MAX_RANKS) {
         fprintf(stderr, "usage: %s [ranks, 1 to %d]\n", argv[0], MAX_RANKS);
         return 2;

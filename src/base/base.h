@@ -238,11 +238,22 @@ enum knob_id {
 #define KNOB_TYPE_TEXT char *
 #define KNOB_TYPE_CHOICE int // index into the row's choices
 
+// What other launchers tell the processes they start: rows of launchers.def.
+enum launch_var {
+#define LAUNCH_VAR(name) SEEN_##name,
+#include "base/launchers.def"
+#undef LAUNCH_VAR
+    N_LAUNCH_VARS
+};
+
+extern const char *const launch_var_names[N_LAUNCH_VARS];
+
 typedef struct config {
 #define KNOB(kind, field, ...) KNOB_TYPE_##kind field;
 #include "base/knobs.def"
 #undef KNOB
     knob_origin_t origin[N_KNOBS];
+    char *seen[N_LAUNCH_VARS]; // NULL: not set, or empty
 } config_t;
 
 typedef struct knob_info {

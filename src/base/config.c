@@ -317,6 +317,12 @@ static const struct {
 #undef KNOB
 };
 
+const char *const launch_var_names[N_LAUNCH_VARS] = {
+#define LAUNCH_VAR(name) [SEEN_##name] = #name,
+#include "base/launchers.def"
+#undef LAUNCH_VAR
+};
+
 // Names that other parts read, or that mattered to other builds; a * stands for any ending.
 static const char *const foreign_names[] = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
@@ -384,6 +390,19 @@ static hvd_status_t load_knob(config_t *config, enum knob_id id, const char *con
     }
     if (status != HVD_OK) {
         return fail(err, status, "no memory for the value of %s", info->env);
+    }
+    return HVD_OK;
+}
+
+// The environment may change later: the texts are ours.
+static hvd_status_t load_launch_vars(config_t *config, const char *const *env, err_t *err)
+{
+    for (int i = 0; i < N_LAUNCH_VARS; i++) {
+        const char *value = env_value(env, launch_var_names[i]);
+        config->seen[i] = value != NULL ? strdup(value) : NULL;
+        if (value != NULL && config->seen[i] == NULL) {
+            return fail(err, HVD_NO_MEMORY, "no memory for the value of %s", launch_var_names[i]);
+        }
     }
     return HVD_OK;
 }
@@ -493,16 +512,20 @@ static void warn_if_unknown(const char *entry, int64_t local_rank, const log_t *
 hvd_status_t config_load(config_t *config, const char *const *env, const log_t *log, err_t *err)
 {
     config_t loaded = {0};
+    hvd_status_t status = HVD_OK;
 
     if (env == NULL) {
         env = (const char *const *)environ;
     }
-    for (int id = 0; id < N_KNOBS; id++) {
-        hvd_status_t status = load_knob(&loaded, (enum knob_id)id, env, err);
-        if (status != HVD_OK) {
-            config_free(&loaded);
-            return status;
-        }
+    for (int id = 0; id < N_KNOBS && status == HVD_OK; id++) {
+        status = load_knob(&loaded, (enum knob_id)id, env, err);
+    }
+    if (status == HVD_OK) {
+        status = load_launch_vars(&loaded, env, err);
+    }
+    if (status != HVD_OK) {
+        config_free(&loaded);
+        return status;
     }
     for (; *env != NULL; env++) {
         warn_if_unknown(*env, loaded.local_rank, log);
@@ -517,6 +540,9 @@ void config_free(config_t *config)
         if (places[id].kind == &kind_of_TEXT) {
             free(*(char **)field_of(config, (enum knob_id)id));
         }
+    }
+    for (int i = 0; i < N_LAUNCH_VARS; i++) {
+        free(config->seen[i]);
     }
     *config = (config_t){0};
 }

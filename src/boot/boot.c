@@ -6,19 +6,26 @@
 // processes that claim one rank are found out there. How often the name has been taken (the turn)
 // goes into every key, so a rank that leaves and comes back (shutdown and init again) does not read
 // what was said the time before. Keys of an exchange are "<turn>/<round>/<rank>"; an exchange costs
-// each rank two round trips.
+// each rank two round trips. Where rank 0 hosts the rendezvous it waits at the end until every rank
+// has said that it needs it no more.
 #include "boot/way.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-// In order; the last always matches.
-static const boot_way_t *const ways[] = {&boot_way_env, &boot_way_self};
+// In order: ours, then the launcher that is nearest to the process (torchrun may run under srun,
+// mpirun inside an allocation of Slurm); the last always matches.
+static const boot_way_t *const ways[] = {
+    &boot_way_env,     &boot_way_torchrun, &boot_way_pmix,      &boot_way_pmi,
+    &boot_way_openmpi, &boot_way_slurm,    &boot_way_torch_env, &boot_way_self,
+};
+
+#define GOODBYE_MS 10000
 
 struct boot {
     int rank, size;
     double timeout_s;
-    kv_client_t *client; // NULL in a world of one
+    meeting_t meeting; // empty in a world of one
     uint64_t turn;
 };
 
@@ -27,42 +34,46 @@ static uint64_t deadline_of(double timeout_s)
     return deadline_in_ms((int64_t)(timeout_s * 1000));
 }
 
-static hvd_status_t enter(boot_t *boot, const boot_way_t *way, const config_t *config,
-                          const boot_job_t *job, uint64_t deadline_ns, err_t *err)
+static const boot_way_t *find_way(const config_t *config)
 {
-    char name[32];
-    hvd_status_t status;
+    const boot_way_t *const *way = ways;
 
-    snprintf(name, sizeof name, "rank/%d", job->rank);
-    TRY(way->meet(config, job, deadline_ns, &boot->client, err), out);
-    TRY(kv_enter(boot->client, name, deadline_ns, &boot->turn, err), out);
-out:
-    return status;
+    while (!(*way)->looks_right(config)) {
+        way++;
+    }
+    return *way;
+}
+
+void boot_describe(const config_t *config, const char **way_p, const char **launcher_p)
+{
+    const boot_way_t *way = find_way(config);
+
+    *way_p = way->name;
+    *launcher_p = way->launcher;
 }
 
 hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job_p, boot_t **boot_p,
                        err_t *err)
 {
     uint64_t deadline_ns = deadline_of(config->start_timeout);
-    const boot_way_t *const *way = ways;
+    const boot_way_t *way = find_way(config);
     boot_job_t job = {0};
+    char name[32];
     hvd_status_t status;
 
-    while (!(*way)->looks_right(config)) {
-        way++;
-    }
     boot_t *boot = calloc(1, sizeof *boot);
     if (boot == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
-    snprintf(job.how, sizeof job.how, "%s", (*way)->name);
+    snprintf(job.how, sizeof job.how, "%s", way->name);
     boot_host_identity(config, job.host);
-    TRY((*way)->find(config, deadline_ns, &job, err), undo);
+    TRY(way->join(way, config, deadline_ns, &job, &boot->meeting, err), undo);
     boot->rank = job.rank;
     boot->size = job.size;
     boot->timeout_s = config->start_timeout;
     if (job.size > 1) {
-        TRY(enter(boot, *way, config, &job, deadline_ns, err), undo);
+        snprintf(name, sizeof name, "rank/%d", job.rank);
+        TRY(kv_enter(boot->meeting.client, name, deadline_ns, &boot->turn, err), undo);
     }
     log_debug(log, "boot", "rank %d of %d by %s, turn %llu, host %s", job.rank, job.size, job.how,
               (unsigned long long)boot->turn, job.host);
@@ -99,7 +110,7 @@ hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, s
     char prefix[192], key[208];
     hvd_status_t status;
 
-    if (boot->client == NULL) {
+    if (boot->meeting.client == NULL) {
         return exchange_alone(value, bytes, values, lengths, storage, err);
     }
     int len = snprintf(prefix, sizeof prefix, "%llu/%s/", (unsigned long long)boot->turn, round);
@@ -109,17 +120,53 @@ hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, s
                     strlen(round));
     }
     snprintf(key, sizeof key, "%s%d", prefix, boot->rank);
-    TRY(kv_put(boot->client, key, value, bytes, deadline_ns, err), out);
-    TRY(kv_gather(boot->client, prefix, boot->size, deadline_ns, values, lengths, storage, err),
+    TRY(kv_put(boot->meeting.client, key, value, bytes, deadline_ns, err), out);
+    TRY(kv_gather(boot->meeting.client, prefix, boot->size, deadline_ns, values, lengths, storage,
+                  err),
         out);
 out:
     return status;
 }
 
+// Everyone says that it needs the rendezvous no more; rank 0 hears all and ends it, and that is
+// what the others wait for: a rank that comes back at once must not find the old one. Whatever goes
+// wrong here, this rank has all it needs.
+static void say_goodbye(boot_t *boot)
+{
+    uint64_t deadline_ns = deadline_in_ms(GOODBYE_MS);
+    kv_client_t *client = boot->meeting.client;
+    const uint8_t **values = calloc((size_t)boot->size, sizeof *values);
+    size_t *lengths = calloc((size_t)boot->size, sizeof *lengths);
+    buf_t storage = {0};
+    size_t bytes;
+    char key[48];
+
+    snprintf(key, sizeof key, "goodbye/%d", boot->rank);
+    hvd_status_t status = kv_put(client, key, key, strlen(key), deadline_ns, NULL);
+    if (boot->rank != 0) {
+        if (status == HVD_OK) {
+            kv_get(client, "never", deadline_ns, &storage, &bytes, NULL);
+        }
+    } else if (status == HVD_OK && values != NULL && lengths != NULL) {
+        kv_gather(client, "goodbye/", boot->size, deadline_ns, values, lengths, &storage, NULL);
+    }
+    free(values);
+    free(lengths);
+    buf_free(&storage);
+}
+
+void boot_leave(boot_t *boot)
+{
+    if (boot->meeting.is_hosted) {
+        say_goodbye(boot);
+    }
+    boot_close(boot);
+}
+
 void boot_close(boot_t *boot)
 {
     if (boot != NULL) {
-        kv_disconnect(boot->client);
+        meeting_close(&boot->meeting);
         free(boot);
     }
 }

@@ -2,9 +2,9 @@
 //
 // boot.h - who am I and how do I reach my peers.
 //
-// Owns: finding the job (environment, or a world of one), the job's secret, the client of the
-// rendezvous server, and that server (kv_server.c). Called during hvd_init and hvd_shutdown only,
-// from that thread; every call blocks at most until its deadline.
+// Owns: finding the job (our environment, another launcher's, or a world of one), the job's secret,
+// the client of the rendezvous server, and that server (kv_server.c). Called during hvd_init and
+// hvd_shutdown only, from that thread; every call blocks at most until its deadline.
 #ifndef HVD_BOOT_H
 #define HVD_BOOT_H
 
@@ -17,7 +17,7 @@ typedef struct boot_job {
     int cross_rank, cross_size; // likewise
     char host[256];             // equal for ranks that may share memory; see boot_host_identity
     uint8_t secret[32];         // wiped by whoever has made keys of it; zeros in a world of one
-    char how[32];               // name of the row in boot.c that matched: "self", "env"
+    char how[32];               // name of the row in boot.c that matched: "self", "env", "pmi"
 } boot_job_t;
 
 typedef struct boot boot_t;
@@ -34,8 +34,13 @@ hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job
 hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, size_t bytes,
                            const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err);
 
-// Leaves the rendezvous. Safe on NULL.
+// Leaves the rendezvous after a start that succeeded. Where rank 0 hosts it, all leave together.
+void boot_leave(boot_t *boot);
+// Leaves it at once, as after a failure. Safe on NULL.
 void boot_close(boot_t *boot);
+
+// Which way this process would be launched by, without trying: the row's name and its launcher.
+void boot_describe(const config_t *config, const char **way_p, const char **launcher_p);
 
 // Fills the local and cross values that are -1 from the host index of every rank, as a launcher
 // would have set them: ranks of a host are counted in order, and so are hosts by first rank.

@@ -15,9 +15,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SECRET_BYTES 32
-#define SECRET_DIGITS (2 * SECRET_BYTES)
-
 #define HOW_TO_START                                                                               \
     "start the job with \"horovodrun -np N command\", which sets everything, or unset "            \
     "HOROVOD_RANK and HOROVOD_SIZE to run alone"
@@ -43,8 +40,7 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-// Exactly 64 digits, and at most one newline behind.
-static bool decode_secret(const char *text, size_t bytes, uint8_t secret[SECRET_BYTES])
+bool secret_decode(const char *text, size_t bytes, uint8_t secret[SECRET_BYTES])
 {
     if (bytes == SECRET_DIGITS + 1 && text[SECRET_DIGITS] == '\n') {
         bytes--;
@@ -129,7 +125,7 @@ static hvd_status_t read_secret_file(const char *path, uint64_t deadline_ns,
         ssize_t n = read_until(fd, text, sizeof text, deadline_ns);
         if (n < 0) {
             status = fail_errno(err, errno, "cannot read the secret file %s", path);
-        } else if (!decode_secret(text, (size_t)n, secret)) {
+        } else if (!secret_decode(text, (size_t)n, secret)) {
             status = fail(err, HVD_INVALID_ARGUMENT,
                           "the secret file %s must hold exactly 64 hexadecimal "
                           "digits; make one with: openssl rand -hex 32",
@@ -155,7 +151,7 @@ static hvd_status_t read_secret_fd(int fd, uint64_t deadline_ns, uint8_t secret[
                             "it can be read once only: for programs that call init again, use "
                             "HOROVOD_SECRET_FILE",
                             fd);
-    } else if (!decode_secret(text, (size_t)n, secret)) {
+    } else if (!secret_decode(text, (size_t)n, secret)) {
         status = fail(err, HVD_INVALID_ARGUMENT,
                       "descriptor %d (HOROVOD_SECRET_FD) must give 64 hexadecimal "
                       "digits; it gave something else, or %zd bytes only",
@@ -166,8 +162,14 @@ static hvd_status_t read_secret_fd(int fd, uint64_t deadline_ns, uint8_t secret[
     return status;
 }
 
-static hvd_status_t find_secret(const config_t *config, uint64_t deadline_ns,
-                                uint8_t secret[SECRET_BYTES], err_t *err)
+bool secret_is_given(const config_t *config)
+{
+    return config->secret_fd >= 0 ||
+           (config->secret_file != NULL && config->secret_file[0] != '\0');
+}
+
+hvd_status_t secret_find(const config_t *config, uint64_t deadline_ns, uint8_t secret[SECRET_BYTES],
+                         err_t *err)
 {
     if (config->secret_fd >= 0) {
         return read_secret_fd((int)config->secret_fd, deadline_ns, secret, err);
@@ -232,8 +234,7 @@ static hvd_status_t check_needs(const config_t *config, err_t *err)
         {config->rendezvous_addr != NULL && config->rendezvous_addr[0] != '\0',
          "HOROVOD_RENDEZVOUS_ADDR", "where the rendezvous server is"},
         {config->rendezvous_port > 0, "HOROVOD_RENDEZVOUS_PORT", "its port"},
-        {config->secret_fd >= 0 || (config->secret_file != NULL && config->secret_file[0] != '\0'),
-         "HOROVOD_SECRET_FILE", "the file with the job's secret"},
+        {secret_is_given(config), "HOROVOD_SECRET_FILE", "the file with the job's secret"},
     };
     for (size_t i = 0; i < N_ELEMENTS(needs); i++) {
         if (!needs[i].is_there) {
@@ -263,18 +264,29 @@ static hvd_status_t env_find(const config_t *config, uint64_t deadline_ns, boot_
     job->cross_size = has_cross ? (int)config->cross_size : -1;
     if (!alone) {
         TRY(check_needs(config, err), out);
-        TRY(find_secret(config, deadline_ns, job->secret, err), out);
+        TRY(secret_find(config, deadline_ns, job->secret, err), out);
     }
 out:
     return status;
 }
 
-static hvd_status_t env_meet(const config_t *config, const boot_job_t *job, uint64_t deadline_ns,
-                             kv_client_t **client_p, err_t *err)
+static hvd_status_t env_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
+                             boot_job_t *job, meeting_t *meeting, err_t *err)
 {
-    return kv_connect(config->rendezvous_addr, (int)config->rendezvous_port, job->secret,
-                      deadline_ns, client_p, err);
+    hvd_status_t status;
+
+    (void)way;
+    TRY(env_find(config, deadline_ns, job, err), out);
+    if (job->size > 1) {
+        TRY(kv_connect(config->rendezvous_addr, (int)config->rendezvous_port, job->secret,
+                       deadline_ns, &meeting->client, err),
+            out);
+    }
+out:
+    return status;
 }
 
-const boot_way_t boot_way_env = {
-    .name = "env", .looks_right = env_looks_right, .find = env_find, .meet = env_meet};
+const boot_way_t boot_way_env = {.name = "env",
+                                 .launcher = "horovodrun (HOROVOD_RANK and HOROVOD_SIZE)",
+                                 .looks_right = env_looks_right,
+                                 .join = env_join};

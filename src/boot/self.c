@@ -12,16 +12,19 @@ static bool self_looks_right(const config_t *config)
     return true;
 }
 
-static hvd_status_t self_find(const config_t *config, uint64_t deadline_ns, boot_job_t *job,
-                              err_t *err)
+static hvd_status_t self_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
+                              boot_job_t *job, meeting_t *meeting, err_t *err)
 {
+    (void)way;
     (void)config;
     (void)deadline_ns;
+    (void)meeting;
     (void)err;
     job->size = job->local_size = job->cross_size = 1;
     return HVD_OK;
 }
 
-// No meet: a world of one has nobody to meet.
-const boot_way_t boot_way_self = {
-    .name = "self", .looks_right = self_looks_right, .find = self_find};
+const boot_way_t boot_way_self = {.name = "self",
+                                  .launcher = "nobody",
+                                  .looks_right = self_looks_right,
+                                  .join = self_join};

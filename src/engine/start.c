@@ -402,7 +402,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(link_tree(ctx, err), out);
     TRY(batch_runner_new(ctx, &ctx->runner, err), out);
     TRY(express_new(ctx, &ctx->express, err), out);
-    boot_close(ctx->boot);
+    boot_leave(ctx->boot);
     ctx->boot = NULL;
     const char *timeline = ctx->config.timeline;
     if (timeline != NULL && timeline[0] != '\0' && strcmp(timeline, "DYNAMIC") != 0 &&

@@ -607,6 +607,45 @@ out:
     return 0;
 }
 
+// --- Launcher ------------------------------------------------------------------------------------
+
+static int print_launcher(const options_t *options)
+{
+    table_t table = {.n_columns = 2};
+    const char *way, *launcher;
+    config_t config;
+
+    (void)options;
+    if (!load_knobs(&config)) {
+        return 1;
+    }
+    boot_describe(&config, &way, &launcher);
+    add(&table, "launched by");
+    add(&table, "%s", launcher);
+    add(&table, "way");
+    add(&table, "%s", way);
+    for (int id = KNOB_rank; id <= KNOB_secret_fd; id++) {
+        if (config.origin[id] == FROM_ENVIRONMENT) {
+            char value[256];
+            config_format(&config, (enum knob_id)id, value, sizeof value);
+            add(&table, "%s", knob_infos[id].env);
+            add(&table, "%s", value);
+        }
+    }
+    for (int i = 0; i < N_LAUNCH_VARS; i++) {
+        if (config.seen[i] != NULL) {
+            add(&table, "%s", launch_var_names[i]);
+            add(&table, "%.200s", config.seen[i]);
+        }
+    }
+    puts("launcher");
+    print_table(&table);
+    config_free(&config);
+    return 0;
+}
+
+// --- A job of its own ----------------------------------------------------------------------------
+
 static int print_own_job(void)
 {
     table_t table = {.n_columns = 3};
@@ -632,13 +671,16 @@ static int print_own_job(void)
 
 static int print_transports(const options_t *options)
 {
+    const char *way, *launcher;
     config_t config;
 
     if (!load_knobs(&config)) {
         return 1;
     }
+    boot_describe(&config, &way, &launcher);
+    bool is_alone = strcmp(way, "self") == 0 || (strcmp(way, "env") == 0 && config.size == 1);
     int per_host = (options->ranks + options->hosts - 1) / options->hosts;
-    int code = config.size > 1 ? print_own_job() : try_transports(&config, per_host);
+    int code = is_alone ? try_transports(&config, per_host) : print_own_job();
     config_free(&config);
     return code;
 }
@@ -656,6 +698,7 @@ static const view_t views[] = {
     {"--knobs", print_knobs, "every setting: value, origin, default, unit, meaning"},
     {"--markdown-knobs", print_markdown_knobs, "docs/knobs.md"},
     {"--algorithms", print_algorithms, "what there is, and which is chosen for which size"},
+    {"--launcher", print_launcher, "who started this process, and what it said"},
     {"--transports", print_transports, "which could be used here, and why others not"},
 };
 

@@ -267,7 +267,8 @@ def told_route(told, op, size):
 class Info(unittest.TestCase):
     def test_views(self):
         for view, expected in [("--build", "vector kernels"), ("--knobs", "HOROVOD_CYCLE_TIME"),
-                               ("--algorithms", "two_level"), ("--transports", "listens")]:
+                               ("--algorithms", "two_level"), ("--launcher", "nobody"),
+                               ("--transports", "listens")]:
             with self.subTest(view=view):
                 self.assertIn(expected, info(view))
         self.assertIn("vector kernels", info())

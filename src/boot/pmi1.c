@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// pmi1.c - launched by mpirun of MPICH or Intel MPI, or by srun --mpi=pmi2: a descriptor (PMI_FD)
+// leads to the process manager, which answers lines of text. No MPI library is needed.
+//
+// Rank 0 hosts the rendezvous and leaves its card with the manager (put); after a barrier the
+// others take it (get). Then this process says that it is done (finalize): a manager kills the job
+// when the descriptor of a process that has not is closed. After that it answers no more, so the
+// descriptor is replaced by a sealed piece of memory with the card in it: an init after a shutdown
+// finds it there, and rank 0 hosts again at the same port.
+//
+// Where an MPI library is already initialised in this process it owns the connection: the card goes
+// through all the same, but greeting and goodbye are left to it.
+//
+// Every answer has a deadline. Threads: the one that calls hvd_init.
+#define _GNU_SOURCE
+#include "boot/pmi1_text.h"
+#include "boot/way.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MAX_FD 1048576
+#define MAX_CARDS 100000 // inits of one process under an MPI library
+#define SEALS (F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK)
+
+static const place_vars_t place_vars = {SEEN_PMI_RANK, SEEN_PMI_SIZE, SEEN_MPI_LOCALRANKID,
+                                        SEEN_MPI_LOCALNRANKS};
+
+typedef struct pmi {
+    int fd, rank, size;
+    uint64_t deadline_ns;
+    char text[PMI1_LINE_LIMIT]; // the last answer
+    pmi1_line_t line;           // points into text
+    char kvsname[256];
+} pmi_t;
+
+static bool pmi_looks_right(const config_t *config)
+{
+    return config->seen[SEEN_PMI_FD] != NULL || config->seen[SEEN_PMI_PORT] != NULL ||
+           config->seen[SEEN_PMI_RANK] != NULL || config->seen[SEEN_PMI_SIZE] != NULL;
+}
+
+// --- The connection ------------------------------------------------------------------------------
+
+static bool wait_fd(const pmi_t *pmi, short events)
+{
+    for (;;) {
+        struct pollfd polled = {.fd = pmi->fd, .events = events};
+        uint64_t now_ns = clock_ns();
+        if (now_ns >= pmi->deadline_ns) {
+            return false;
+        }
+        uint64_t ms = (pmi->deadline_ns - now_ns) / NS_PER_MS + 1;
+        if (poll(&polled, 1, (int)MIN(ms, 1000)) > 0) {
+            return true;
+        }
+    }
+}
+
+static hvd_status_t fail_late(const pmi_t *pmi, const char *cmd, err_t *err)
+{
+    if (strcmp(cmd, "barrier_in") == 0) {
+        return fail(err, HVD_TIMEOUT,
+                    "rank %d: the %d ranks that mpirun started did not all call init in time; let "
+                    "every rank call it, or raise HOROVOD_START_TIMEOUT",
+                    pmi->rank, pmi->size);
+    }
+    return fail(err, HVD_TIMEOUT, "rank %d: the process manager (PMI_FD=%d) does not answer \"%s\"",
+                pmi->rank, pmi->fd, cmd);
+}
+
+static hvd_status_t fail_lost(const pmi_t *pmi, int code, err_t *err)
+{
+    return fail(err, HVD_PEER_LOST,
+                "rank %d: the process manager (mpirun or srun, PMI_FD=%d) closed the connection: "
+                "%s",
+                pmi->rank, pmi->fd, code != 0 ? strerror(code) : "end of file");
+}
+
+static hvd_status_t send_line(const pmi_t *pmi, const char *cmd, const char *line, size_t bytes,
+                              err_t *err)
+{
+    for (size_t sent = 0; sent < bytes;) {
+        if (!wait_fd(pmi, POLLOUT)) {
+            return fail_late(pmi, cmd, err);
+        }
+        ssize_t n = send(pmi->fd, line + sent, bytes - sent, MSG_NOSIGNAL);
+        if (n < 0 && errno != EINTR && errno != EAGAIN) {
+            return fail_lost(pmi, errno, err);
+        }
+        sent += n > 0 ? (size_t)n : 0;
+    }
+    return HVD_OK;
+}
+
+// One line, and nothing behind it: the manager only ever answers.
+static hvd_status_t receive_line(pmi_t *pmi, const char *cmd, err_t *err)
+{
+    size_t len = 0;
+
+    for (;;) {
+        if (!wait_fd(pmi, POLLIN)) {
+            return fail_late(pmi, cmd, err);
+        }
+        ssize_t n = read(pmi->fd, pmi->text + len, sizeof pmi->text - len);
+        if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) {
+            return fail_lost(pmi, n < 0 ? errno : 0, err);
+        }
+        len += n > 0 ? (size_t)n : 0;
+        const char *end = memchr(pmi->text, '\n', len);
+        if (end != NULL && end == pmi->text + len - 1) {
+            return pmi1_parse(pmi->text, len - 1, &pmi->line, err);
+        }
+        if (end != NULL || len == sizeof pmi->text) {
+            return fail(err, HVD_PROTOCOL,
+                        "rank %d: the process manager (PMI_FD=%d) sent more than one answer to "
+                        "\"%s\"",
+                        pmi->rank, pmi->fd, cmd);
+        }
+    }
+}
+
+// Asks and waits for the answer that belongs to it.
+static hvd_status_t ask(pmi_t *pmi, const char *cmd, const char *fields, const char *answer,
+                        err_t *err)
+{
+    char line[PMI1_LINE_LIMIT];
+    hvd_status_t status;
+
+    int bytes = snprintf(line, sizeof line, "cmd=%s%s\n", cmd, fields);
+    TRY(send_line(pmi, cmd, line, (size_t)bytes, err), out);
+    TRY(receive_line(pmi, cmd, err), out);
+    if (!pmi1_is(&pmi->line, answer)) {
+        status = fail(err, HVD_PROTOCOL,
+                      "rank %d: the process manager (PMI_FD=%d) answered \"%s\" with something "
+                      "other than \"%s\"",
+                      pmi->rank, pmi->fd, cmd, answer);
+    }
+out:
+    wipe(line, sizeof line); // a put carries the card
+    return status;
+}
+
+// The same where the manager has no reason to refuse.
+static hvd_status_t demand(pmi_t *pmi, const char *cmd, const char *fields, const char *answer,
+                           err_t *err)
+{
+    hvd_status_t status = ask(pmi, cmd, fields, answer, err);
+
+    if (status == HVD_OK && !pmi1_succeeded(&pmi->line)) {
+        status = fail(err, HVD_PROTOCOL, "rank %d: the process manager (PMI_FD=%d) refused \"%s\"",
+                      pmi->rank, pmi->fd, cmd);
+    }
+    return status;
+}
+
+// --- The card ------------------------------------------------------------------------------------
+
+// Each init leaves one more card: "hvd-card-0", "hvd-card-1", ... False where there is none.
+static hvd_status_t get_card(pmi_t *pmi, int number, char text[CARD_BYTES], bool *found_p,
+                             err_t *err)
+{
+    char fields[384];
+    snprintf(fields, sizeof fields, " kvsname=%s key=hvd-card-%d", pmi->kvsname, number);
+    hvd_status_t status = ask(pmi, "get", fields, "get_result", err);
+
+    if (status == HVD_OK) {
+        *found_p =
+            pmi1_succeeded(&pmi->line) && pmi1_value(&pmi->line, "value", text, CARD_BYTES);
+    }
+    return status;
+}
+
+// The number of cards; text has the last.
+static hvd_status_t last_card(pmi_t *pmi, char text[CARD_BYTES], int *n_cards_p, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    bool found = true;
+
+    *n_cards_p = 0;
+    while (*n_cards_p < MAX_CARDS) {
+        status = get_card(pmi, *n_cards_p, text, &found, err);
+        if (status != HVD_OK || !found) {
+            return status;
+        }
+        ++*n_cards_p;
+    }
+    return fail(err, HVD_PROTOCOL, "rank %d: the process manager has every card that is asked for",
+                pmi->rank);
+}
+
+static hvd_status_t put_card(pmi_t *pmi, int number, const char *text, err_t *err)
+{
+    char fields[384 + CARD_BYTES];
+
+    snprintf(fields, sizeof fields, " kvsname=%s key=hvd-card-%d value=%s", pmi->kvsname, number,
+             text);
+    hvd_status_t status = demand(pmi, "put", fields, "put_result", err);
+    wipe(fields, sizeof fields);
+    return status;
+}
+
+// Rank 0 gives `text`; the others get it there.
+static hvd_status_t exchange_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
+{
+    char before[CARD_BYTES];
+    int n_cards = 0;
+    hvd_status_t status;
+
+    TRY(demand(pmi, "get_my_kvsname", "", "my_kvsname", err), out);
+    if (!pmi1_value(&pmi->line, "kvsname", pmi->kvsname, sizeof pmi->kvsname)) {
+        status = fail(err, HVD_PROTOCOL, "rank %d: the process manager names no key space",
+                      pmi->rank);
+        goto out;
+    }
+    if (pmi->rank == 0) {
+        TRY(last_card(pmi, before, &n_cards, err), out);
+        TRY(put_card(pmi, n_cards, text, err), out);
+    }
+    TRY(demand(pmi, "barrier_in", "", "barrier_out", err), out);
+    if (pmi->rank != 0) {
+        TRY(last_card(pmi, text, &n_cards, err), out);
+        if (n_cards == 0) {
+            status = fail(err, HVD_PROTOCOL,
+                          "rank %d: rank 0 left nothing with the process manager; do all ranks run "
+                          "the same program?",
+                          pmi->rank);
+        }
+    }
+out:
+    wipe(before, sizeof before);
+    return status;
+}
+
+// --- An MPI library in this process --------------------------------------------------------------
+
+static bool asks_true(void *library, const char *function)
+{
+    int flag = 0;
+    int (*ask_mpi)(int *) = NULL;
+    void *symbol = dlsym(library, function);
+
+    memcpy(&ask_mpi, &symbol, sizeof symbol);
+    return ask_mpi != NULL && ask_mpi(&flag) == 0 && flag != 0;
+}
+
+// Initialised and not finalised; nothing is loaded to find out.
+static bool mpi_is_running(void)
+{
+    static const char *const names[] = {"libmpi.so.12", "libmpi_abi.so.1", "libmpich.so.12"};
+    bool running = false;
+
+    for (size_t i = 0; i < N_ELEMENTS(names) && !running; i++) {
+        void *library = dlopen(names[i], RTLD_LAZY | RTLD_NOLOAD);
+        if (library != NULL) {
+            running =
+                asks_true(library, "MPI_Initialized") && !asks_true(library, "MPI_Finalized");
+            dlclose(library);
+        }
+    }
+    return running;
+}
+
+// --- Again after a shutdown ----------------------------------------------------------------------
+
+// Puts sealed memory with the card where the spent connection was. If it cannot, a later init says
+// that the connection is closed.
+static void keep_card(int fd, const char *text)
+{
+    int kept = memfd_create("hvd-card", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (kept < 0) {
+        return;
+    }
+    size_t bytes = strlen(text);
+    if (write(kept, text, bytes) == (ssize_t)bytes && fcntl(kept, F_ADD_SEALS, SEALS) == 0) {
+        dup3(kept, fd, O_CLOEXEC);
+    }
+    close(kept);
+}
+
+static bool find_kept_card(int fd, char text[CARD_BYTES])
+{
+    if ((fcntl(fd, F_GET_SEALS) & SEALS) != SEALS) {
+        return false;
+    }
+    ssize_t n = pread(fd, text, CARD_BYTES - 1, 0);
+    text[MAX(n, 0)] = '\0';
+    return n > 0;
+}
+
+// --- Joining -------------------------------------------------------------------------------------
+
+static hvd_status_t find_fd(const config_t *config, pmi_t *pmi, err_t *err)
+{
+    const char *text = config->seen[SEEN_PMI_FD];
+
+    if (text == NULL) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "this process looks launched by %s, but PMI_FD is not set%s",
+                    boot_way_pmi.launcher,
+                    config->seen[SEEN_PMI_PORT] != NULL
+                        ? " (PMI_PORT is): start mpirun without -pmi-port"
+                        : "; start every rank with the launcher and pass its environment on, or "
+                          "unset PMI_RANK and PMI_SIZE to run alone");
+    }
+    if (!place_parse(text, MAX_FD, &pmi->fd)) {
+        return fail(err, HVD_INVALID_ARGUMENT, "PMI_FD is \"%.60s\", not a descriptor", text);
+    }
+    if (fcntl(pmi->fd, F_GETFD) < 0) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "rank %d was launched by %s, but descriptor %d (PMI_FD) is closed: a program "
+                    "between the launcher and this one closed it, or this is not the process that "
+                    "was launched; unset PMI_FD, PMI_RANK and PMI_SIZE to run alone",
+                    pmi->rank, boot_way_pmi.launcher, pmi->fd);
+    }
+    return HVD_OK;
+}
+
+// Greets, unless MPI has; exchanges the card; takes leave, unless MPI will.
+static hvd_status_t converse(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
+{
+    bool mpi_owns = mpi_is_running();
+    hvd_status_t status;
+
+    if (!mpi_owns) {
+        TRY(demand(pmi, "init", " pmi_version=1 pmi_subversion=1", "response_to_init", err), out);
+    }
+    TRY(exchange_card(pmi, text, err), out);
+    if (!mpi_owns) {
+        TRY(demand(pmi, "finalize", "", "finalize_ack", err), out);
+        keep_card(pmi->fd, text);
+    }
+out:
+    return status;
+}
+
+static hvd_status_t meet(const config_t *config, pmi_t *pmi, boot_job_t *job, meeting_t *meeting,
+                         err_t *err)
+{
+    char text[CARD_BYTES] = "";
+    card_t card = {.port = 0};
+    hvd_status_t status;
+
+    if (find_kept_card(pmi->fd, text)) {
+        TRY(card_decode(text, &card, err), out);
+        if (pmi->rank == 0) {
+            TRY(meeting_host_again(&card, meeting, err), out);
+        }
+    } else {
+        if (pmi->rank == 0) {
+            TRY(meeting_host(config, &card, meeting, err), out);
+            card_encode(&card, text);
+        }
+        TRY(converse(pmi, text, err), out);
+        TRY(card_decode(text, &card, err), out);
+    }
+    TRY(meeting_join(&card, pmi->deadline_ns, job, meeting, err), out);
+out:
+    wipe(text, sizeof text);
+    wipe(&card, sizeof card);
+    wipe(pmi->text, sizeof pmi->text);
+    return status;
+}
+
+static hvd_status_t pmi_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
+                             boot_job_t *job, meeting_t *meeting, err_t *err)
+{
+    pmi_t pmi = {.deadline_ns = deadline_ns};
+    hvd_status_t status;
+
+    TRY(place_read(way, config, &place_vars, job, err), out);
+    pmi.rank = job->rank;
+    pmi.size = job->size;
+    if (job->size > 1) {
+        TRY(find_fd(config, &pmi, err), out);
+        TRY(meet(config, &pmi, job, meeting, err), out);
+    }
+out:
+    return status;
+}
+
+const boot_way_t boot_way_pmi = {.name = "pmi",
+                                 .launcher = "mpirun of MPICH or Intel MPI, or srun --mpi=pmi2",
+                                 .looks_right = pmi_looks_right,
+                                 .join = pmi_join};
