@@ -1,0 +1,21 @@
+#!/bin/sh
+# A worker: waits for the launcher, as its only process.
+set -eu
+. /horovod/generated/settings.sh
+if [ "$MODE" = native ]; then
+    exec horovodrun --serve-agents --agent-port "$PORT" --secret-file /horovod/secret/secret
+fi
+. /horovod/generated/ssh-setup.sh
+mkdir -p /run/sshd 2>/dev/null || true
+cat >"$dir/sshd_config" <<END
+Port $PORT
+HostKey $dir/id_horovod
+AuthorizedKeysFile $dir/authorized_keys
+PidFile none
+StrictModes no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+MaxStartups 256:30:512
+END
+exec "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f "$dir/sshd_config"

@@ -1,0 +1,255 @@
+{{/* SPDX-License-Identifier: Apache-2.0
+
+Names, and what several templates say alike. Everything that depends on the values is worked out
+once here: horovod.master is the values of the master with those of `driver` laid over them.
+*/}}
+
+{{- define "horovod.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Pods are called <fullname>-<i> and <fullname>-master, labels end at 63: some room is left. */}}
+{{- define "horovod.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- default $full .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "horovod.master" -}}
+{{- mergeOverwrite (deepCopy .Values.master) (deepCopy (default dict .Values.driver)) | toYaml -}}
+{{- end -}}
+
+{{- define "horovod.mode" -}}
+{{- $ssh := or .Values.ssh.useSecrets .Values.ssh.existingSecret -}}
+{{- default (ternary "openmpi" "native" (not (not $ssh))) .Values.mode -}}
+{{- end -}}
+
+{{/* "true" where sshd runs in the pods. */}}
+{{- define "horovod.ssh" -}}
+{{- if ne (include "horovod.mode" .) "native" -}}true{{- end -}}
+{{- end -}}
+
+{{- define "horovod.port" -}}
+{{- ternary .Values.ssh.port .Values.native.port (eq (include "horovod.ssh" .) "true") -}}
+{{- end -}}
+
+{{- define "horovod.labels" -}}
+app: {{ include "horovod.name" . }}
+chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+release: {{ .Release.Name }}
+heritage: {{ .Release.Service }}
+app.kubernetes.io/name: {{ include "horovod.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* As in the first charts: it cannot be changed on an upgrade. */}}
+{{- define "horovod.selector" -}}
+app: {{ include "horovod.name" . }}
+release: {{ .Release.Name }}
+heritage: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "horovod.image" -}}
+{{- printf "%s:%s" .image.repository (default .chart.AppVersion .image.tag | toString) -}}
+{{- end -}}
+
+{{- define "horovod.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "horovod.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The secret of either kind: given, or made for the release and kept on upgrades. */}}
+{{- define "horovod.secretName" -}}
+{{- $given := ternary .Values.ssh.existingSecret .Values.native.existingSecret (eq (include "horovod.ssh" .) "true") -}}
+{{- default (include "horovod.fullname" .) $given -}}
+{{- end -}}
+
+{{/* Ranks of a pod: (dict "own" worker-or-master-values "all" .Values). */}}
+{{- define "horovod.slots" -}}
+{{- $resources := default .all.resources .own.resources -}}
+{{- $slots := .own.slots | int -}}
+{{- if eq $slots 0 -}}
+  {{- range $name, $count := (default dict (get (default dict $resources) "limits")) -}}
+    {{- if regexMatch "(^|/)gpu$" $name -}}{{- $slots = add $slots ($count | int) | int -}}{{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- max $slots 1 -}}
+{{- end -}}
+
+{{/* One line of the hostfile, in the form the mode's launcher reads. */}}
+{{- define "horovod.host" -}}
+{{- if eq .mode "intelmpi" -}}{{ .host }}:{{ .slots }}{{- else -}}{{ .host }} slots={{ .slots }}{{- end -}}
+{{- end -}}
+
+{{- define "horovod.hostfile" -}}
+{{- $full := include "horovod.fullname" . -}}
+{{- $mode := include "horovod.mode" . -}}
+{{- $master := include "horovod.master" . | fromYaml -}}
+{{- if $master.runsRanks -}}
+{{ include "horovod.host" (dict "mode" $mode "host" (printf "%s-master" $full) "slots" (include "horovod.slots" (dict "own" $master "all" .Values))) }}
+{{- end }}
+{{- $slots := include "horovod.slots" (dict "own" .Values.worker "all" .Values) }}
+{{- range $i := until (int .Values.worker.number) }}
+{{ include "horovod.host" (dict "mode" $mode "host" (printf "%s-%d.%s" $full $i $full) "slots" $slots) }}
+{{- end }}
+{{- end -}}
+
+{{/* A map of variables as a container's env. */}}
+{{- define "horovod.env" -}}
+{{- range $name, $value := .env }}
+- name: {{ $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- with .extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Resources of a pod, with its RDMA device: (dict "own" ... "all" .Values). */}}
+{{- define "horovod.resources" -}}
+{{- $resources := deepCopy (default .all.resources .own.resources) -}}
+{{- if .all.rdma.resource -}}
+  {{- $device := dict .all.rdma.resource .all.rdma.count -}}
+  {{- $_ := set $resources "limits" (merge (default dict $resources.limits) $device) -}}
+  {{- $_ := set $resources "requests" (merge (default dict $resources.requests) $device) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* native runs under the restricted Pod Security Standard; sshd needs root, and may change users. */}}
+{{- define "horovod.podSecurity" -}}
+{{- if not (kindIs "invalid" .Values.podSecurityContext) -}}
+{{- toYaml .Values.podSecurityContext -}}
+{{- else if not (include "horovod.ssh" .) -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+fsGroup: 1000
+seccompProfile:
+  type: RuntimeDefault
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "own" ... "root" $): of a container. */}}
+{{- define "horovod.containerSecurity" -}}
+{{- $given := .root.Values.containerSecurityContext -}}
+{{- $context := dict -}}
+{{- if not (kindIs "invalid" $given) -}}
+  {{- $context = deepCopy $given -}}
+{{- else if not (include "horovod.ssh" .root) -}}
+  {{- $context = dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")) -}}
+{{- end -}}
+{{- if .root.Values.rdma.resource -}}
+  {{- $capabilities := default dict $context.capabilities -}}
+  {{- $_ := set $capabilities "add" (append (default list $capabilities.add) "IPC_LOCK" | uniq) -}}
+  {{- $_ := set $context "capabilities" $capabilities -}}
+{{- end -}}
+{{- if .own.privileged -}}
+  {{- $context = dict "privileged" true -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end -}}
+
+{{/* What both kinds of pods have: (dict "own" ... "root" $). */}}
+{{- define "horovod.podCommon" -}}
+{{- $v := .root.Values -}}
+{{- if $v.useHostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- if $v.useHostPID }}
+hostPID: true
+{{- end }}
+{{- with $v.imagePullSecrets }}
+imagePullSecrets:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with $v.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with .own.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .own.nodeSelector }}
+nodeSelector:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with .own.affinity }}
+affinity:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with .own.tolerations }}
+tolerations:
+{{ toYaml . | indent 2 }}
+{{- end }}
+securityContext:
+{{ include "horovod.podSecurity" .root | indent 2 }}
+volumes:
+  - name: horovod-cm
+    configMap:
+      name: {{ include "horovod.fullname" .root }}
+      items:
+{{- range $key, $mode := .files }}
+        - key: {{ $key }}
+          path: {{ regexReplaceAll "^(master|worker)\\." $key "" }}
+          mode: {{ $mode }}
+{{- end }}
+  - name: horovod-secret
+    secret:
+      secretName: {{ include "horovod.secretName" .root }}
+      defaultMode: 0440
+{{- if include "horovod.ssh" .root }}
+      items:
+        - key: host-key
+          path: id_rsa
+{{- if or $v.ssh.hostKeyPub $v.ssh.existingSecret }}
+        - key: host-key-pub
+          path: authorized_keys
+{{- end }}
+{{- end }}
+{{- with $v.shmSize }}
+  - name: horovod-shm
+    emptyDir:
+      medium: Memory
+      sizeLimit: {{ . }}
+{{- end }}
+{{- with $v.volumes }}
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "horovod.mounts" -}}
+- name: horovod-cm
+  mountPath: /horovod/generated
+- name: horovod-secret
+  mountPath: {{ ternary "/etc/secret-volume" "/horovod/secret" (eq (include "horovod.ssh" .) "true") }}
+  readOnly: true
+{{- if .Values.shmSize }}
+- name: horovod-shm
+  mountPath: /dev/shm
+{{- end }}
+{{- with .Values.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What can be wrong with the values though each of them is allowed. */}}
+{{- define "horovod.check" -}}
+{{- $mode := include "horovod.mode" . -}}
+{{- if and .Values.ssh.useSecrets (eq $mode "native") -}}
+{{- fail "mode is native, which uses no ssh, but ssh.useSecrets is true: leave mode empty, or set it to openmpi, intelmpi or ssh" -}}
+{{- end -}}
+{{- if and .Values.ssh.hostKey (not .Values.ssh.hostKeyPub) -}}
+{{- fail "ssh.hostKey is given without ssh.hostKeyPub: give both, or neither to have a pair made for the release" -}}
+{{- end -}}
+{{- if and .Values.useHostNetwork (include "horovod.ssh" .) (eq (int .Values.ssh.port) 22) -}}
+{{- fail "useHostNetwork with ssh.port 22 would meet the sshd of the node: choose another ssh.port, for example 32222" -}}
+{{- end -}}
+{{- end -}}
