@@ -21,7 +21,7 @@ esac
 release_workers() {
     token=/var/run/secrets/kubernetes.io/serviceaccount
     path=/apis/apps/v1/namespaces/$NAMESPACE/statefulsets/$STATEFULSET/scale
-    url=https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT$path
+    url=https://${KUBERNETES_SERVICE_HOST:-kubernetes.default.svc}:${KUBERNETES_SERVICE_PORT:-443}$path
     if command -v curl >/dev/null; then
         curl --fail --silent --show-error --max-time 10 --output /dev/null \
             --cacert $token/ca.crt --header "Authorization: Bearer $(cat $token/token)" \

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart's scripts at work, as rendered: real sshd in network namespaces that stand for the
+pods, a small server that stands for the Kubernetes API. Needs root, for the namespaces."""
+import base64
+import http.server
+import os
+import re
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from test_chart import objects, render
+
+FULL = "mnist-horovod"
+
+
+def sh(*argv, **kw):
+    return subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=60, **kw)
+
+
+def must(*argv):
+    done = sh(*argv)
+    if done.returncode != 0:
+        raise RuntimeError("%s: %s" % (argv, done.stderr))
+
+
+class Pod:
+    """A network namespace with the files a pod of the release finds, and its own /root/.ssh."""
+
+    def __init__(self, folder, number, address, hosts, files, role):
+        self.netns = "hc%dn%d" % (os.getpid(), number)
+        self.root = Path(tempfile.mkdtemp(prefix="pod.", dir=folder))
+        (self.root / "generated").mkdir()
+        (self.root / "home").mkdir()
+        for key, text in files["config"].items():
+            path = self.root / "generated" / re.sub(r"^%s\." % role, "", key)
+            path.write_text(self.here(text))
+            path.chmod(0o555)
+        (self.root / "secret").mkdir()
+        for key, data in files["secret"].items():
+            names = {"host-key": "id_rsa", "host-key-pub": "authorized_keys"}
+            (self.root / "secret" / names[key]).write_bytes(data)
+        etc = Path("/etc/netns") / self.netns
+        etc.mkdir(parents=True)
+        (etc / "hosts").write_text(hosts)
+        must("ip", "netns", "add", self.netns)
+        must("ip", "link", "add", "v" + self.netns, "type", "veth", "peer", "name", "eth0",
+             "netns", self.netns)
+        must("ip", "link", "set", "v" + self.netns, "master", Scripts.bridge, "up")
+        must("ip", "-n", self.netns, "addr", "add", address + "/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            must("ip", "-n", self.netns, "link", "set", device, "up")
+
+    def here(self, text):
+        """The places of a pod are folders of the test."""
+        for place, folder in (("/horovod/generated", "generated"), ("/etc/secret-volume", "secret"),
+                              ("/var/run/secrets/kubernetes.io/serviceaccount", "account")):
+            text = text.replace(place, str(self.root / folder))
+        return text
+
+    def command(self, *argv):
+        return ["ip", "netns", "exec", self.netns, "env", "HOME=%s" % (self.root / "home"), *argv]
+
+    def remove(self):
+        sh("ip", "netns", "del", self.netns)
+        sh("rm", "-r", Path("/etc/netns") / self.netns)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "network namespaces need root")
+class Scripts(unittest.TestCase):
+    bridge = "hc%d" % os.getpid()
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        must("ip", "link", "add", self.bridge, "type", "bridge")
+        self.addCleanup(sh, "ip", "link", "del", self.bridge)
+        must("ip", "link", "set", self.bridge, "up")
+        self.servers = []
+
+    def pods(self, values):
+        found = objects(render(values))
+        config = found["ConfigMap", FULL]["data"]
+        secret = {k: base64.b64decode(v) for k, v in found["Secret", FULL]["data"].items()}
+        names = [FULL + "-master"] + ["%s-%d.%s" % (FULL, i, FULL) for i in range(2)]
+        addresses = ["10.97.6.%d" % (i + 1) for i in range(3)]
+        hosts = "127.0.0.1 localhost\n" + "".join(
+            "%s %s %s\n" % (a, n, n.split(".")[0]) for a, n in zip(addresses, names))
+        pods = []
+        for i, address in enumerate(addresses):
+            pods.append(Pod(Path(self.folder.name), i, address, hosts,
+                            {"config": config, "secret": secret}, "worker" if i else "master"))
+            self.addCleanup(pods[-1].remove)
+        return pods
+
+    def start(self, pod):
+        server = subprocess.Popen(pod.command(str(pod.root / "generated" / "run.sh")),
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.servers.append(server)
+        self.addCleanup(self.stop, server)
+        return server
+
+    def stop(self, server):
+        server.terminate()
+        self.assertIsNotNone(server.wait(10))
+
+    def values(self, **master):
+        key = Path(self.folder.name) / "key"
+        must("ssh-keygen", "-q", "-N", "", "-f", key)
+        text = key.read_text()
+        return {"ssh": {"useSecrets": True, "port": 2222, "hostKey": text.rstrip("\n"),
+                        "hostKeyPub": key.with_suffix(".pub").read_text().rstrip("\n")},
+                "worker": {"number": 2, "release": False}, "master": master}
+
+    def test_workers_are_waited_for_and_reached(self):
+        for kind, values in (("a key of the user", self.values(startTimeout=30)),
+                             ("a key made by Helm", {"mode": "openmpi", "ssh": {"port": 2222},
+                                                     "worker": {"number": 2, "release": False}})):
+            with self.subTest(kind):
+                master, *workers = self.pods(values)
+                wait = subprocess.Popen(
+                    master.command(str(master.root / "generated" / "waitWorkersReady.sh")))
+                for worker in workers:
+                    self.start(worker)
+                self.assertEqual(wait.wait(60), 0)
+                done = sh(*master.command(
+                    str(master.root / "generated" / "run.sh"),
+                    "for h in $(sed 's/ .*//' $HOROVODRUN_HOSTFILE | grep -v master); do",
+                    "$HOROVODRUN_SSH_COMMAND $h 'echo at $SSH_CONNECTION' || exit 5; done; exit 7"))
+                self.assertEqual(done.returncode, 7, done.stderr)
+                self.assertIn("10.97.6.2 2222", done.stdout)
+                self.assertIn("10.97.6.3 2222", done.stdout)
+                for server in self.servers:
+                    self.stop(server)
+                for pod in (master, *workers):
+                    pod.remove()
+
+    def test_a_missing_worker_is_named(self):
+        master, first, _ = self.pods(self.values(startTimeout=3))
+        self.start(first)
+        done = sh(*master.command(str(master.root / "generated" / "waitWorkersReady.sh")))
+        self.assertEqual(done.returncode, 69)
+        self.assertIn("%s-1.%s: " % (FULL, FULL), done.stderr)
+        self.assertNotIn("%s-0.%s: " % (FULL, FULL), done.stderr)
+
+    def test_a_stranger_does_not_get_in(self):
+        values = self.values(startTimeout=20)
+        master, worker, _ = self.pods(values)
+        self.start(worker)
+        stranger = Path(self.folder.name) / "stranger"
+        must("ssh-keygen", "-q", "-N", "", "-f", stranger)
+        deadline = time.monotonic() + 20
+        while True:
+            done = sh(*master.command(
+                "ssh", "-F", "none", "-i", str(stranger), "-p", "2222",
+                "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
+                "-o", "BatchMode=yes", FULL + "-0." + FULL, "true"))
+            if "refused" not in done.stderr or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        self.assertIn("Permission denied", done.stderr)
+
+    def test_a_worker_ends_at_once(self):
+        _, worker, _ = self.pods(self.values())
+        server = self.start(worker)
+        time.sleep(1)
+        began = time.monotonic()
+        self.stop(server)
+        self.assertLess(time.monotonic() - began, 5)
+
+
+class Api(http.server.BaseHTTPRequestHandler):
+    def do_PATCH(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append((self.path, self.headers["Authorization"], body))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *args):
+        pass
+
+
+class Release(unittest.TestCase):
+    """The master gives the workers back through the API."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        root = Path(self.folder.name)
+        account = root / "account"
+        account.mkdir()
+        must("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+             "-nodes", "-keyout", root / "key", "-out", account / "ca.crt", "-days", "1",
+             "-subj", "/CN=api", "-addext", "subjectAltName=IP:127.0.0.1")
+        (account / "token").write_text("the-token")
+        self.server = http.server.HTTPServer(("127.0.0.1", 0), Api)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(account / "ca.crt", root / "key")
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.server.seen = []
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+
+    def run_master(self, values, *args, path=None):
+        root = Path(self.folder.name)
+        config = objects(render(values))["ConfigMap", FULL]["data"]
+        for name in ("settings.sh", "hostfile", "master.run.sh"):
+            text = config[name].replace("/horovod/generated", str(root))
+            text = text.replace("/var/run/secrets/kubernetes.io/serviceaccount",
+                                str(root / "account"))
+            (root / name).write_text(text)
+        env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1",
+                   KUBERNETES_SERVICE_PORT=str(self.server.server_port))
+        if path:
+            env["PATH"] = path
+        return sh("/bin/sh", root / "master.run.sh", *args, env=env)
+
+    def expect(self, n):
+        path = "/apis/apps/v1/namespaces/ml/statefulsets/%s/scale" % FULL
+        self.assertEqual(self.server.seen,
+                         [(path, "Bearer the-token", b'{"spec":{"replicas":0}}')] * n)
+
+    def test_after_success(self):
+        done = self.run_master({}, "echo", "hello", "from", "$HOROVODRUN_AGENT_PORT")
+        self.assertEqual((done.returncode, done.stdout), (0, "hello from 23023\n"), done.stderr)
+        self.expect(1)
+
+    def test_without_curl(self):
+        tools = Path(self.folder.name) / "bin"
+        tools.mkdir()
+        for name in ("sh", "sed", "awk", "cat", "python3"):
+            (tools / name).symlink_to(sh("which", name).stdout.strip())
+        done = self.run_master({}, "true", path=str(tools))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.expect(1)
+
+    def test_after_the_last_failure_only(self):
+        self.assertEqual(self.run_master({"master": {"backoffLimit": 2}}, "exit 3").returncode, 3)
+        self.expect(0)
+        self.assertEqual(self.run_master({}, "exit 3").returncode, 3)
+        self.expect(1)
+
+    def test_not_if_workers_shall_stay(self):
+        self.assertEqual(self.run_master({"worker": {"release": False}}, "true").returncode, 0)
+        self.expect(0)
+
+    def test_a_dead_server_does_not_fail_the_job(self):
+        self.server.shutdown()
+        self.server.server_close()
+        done = self.run_master({}, "true")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("could not be given back", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
