@@ -7,9 +7,10 @@
 # A row is `name | command with arguments | environment | timeout seconds | labels`; lines that are
 # empty or start with # are skipped. In the command a word that names a program of this build
 # becomes its path, and @source@ and @build@ become the two directories. Environment (NAME=value)
-# and labels are separated by blanks and may be empty. Two labels mean something here:
+# and labels are separated by blanks and may be empty. Three labels mean something here:
 #   serial        no other test runs at the same time
 #   no-sanitize   left out of instrumented builds
+#   once          in the plain build with gcc only: what it tests is not compiled
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(cmocka REQUIRED IMPORTED_TARGET cmocka)
 
@@ -51,6 +52,9 @@ function(hvd_test_row row)
     separate_arguments(environment UNIX_COMMAND "${environment}")
     separate_arguments(labels UNIX_COMMAND "${labels}")
     if(HVD_SANITIZE AND "no-sanitize" IN_LIST labels)
+        return()
+    endif()
+    if("once" IN_LIST labels AND (HVD_SANITIZE OR NOT CMAKE_C_COMPILER_ID STREQUAL "GNU"))
         return()
     endif()
     set(words "")

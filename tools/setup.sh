@@ -24,6 +24,9 @@ libssl-dev          | pkg-config --exists "openssl >= 3"
 libcmocka-dev       | pkg-config --exists cmocka
 python3             | command -v python3
 python3-venv        | python3 -c "import ensurepip, venv"
+openssl             | command -v openssl
+openssh-client      | command -v ssh-keygen
+openssh-server      | test -x /usr/sbin/sshd
 iproute2            | PATH=$PATH:/sbin:/usr/sbin command -v ip
 nftables            | PATH=$PATH:/sbin:/usr/sbin command -v nft
 '
