@@ -17,4 +17,5 @@ if ! [ -x "$venv/bin/helm" ] || ! [ "$venv/made" -nt "$here/requirements.txt" ];
     touch "$venv/made"
 fi
 cd "$here"
-PATH=$venv/bin:$PATH UPDATE_GOLDEN=$update exec "$venv/bin/python" -m unittest -v test_chart test_scripts
+export PATH=$venv/bin:$PATH UPDATE_GOLDEN=$update
+exec "$venv/bin/python" -m unittest -v test_chart test_scripts

@@ -152,8 +152,8 @@ class Meaning(unittest.TestCase):
 
     def test_readme_has_every_value(self):
         readme = (CHART / "README.md").read_text()
-        table = subprocess.run(["python3", str(HERE / "values_table.py"), str(CHART / "values.yaml")],
-                               capture_output=True, text=True, check=True).stdout
+        argv = ["python3", str(HERE / "values_table.py"), str(CHART / "values.yaml")]
+        table = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
         self.assertIn(table, readme, "charts/horovod/README.md: the table is not that of "
                       "tests/chart/values_table.py")
 
