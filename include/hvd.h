@@ -227,8 +227,50 @@ hvd_status_t hvd_process_set_ranks(hvd_ctx_t *ctx, int id, int *ranks, int n_ran
 
 // --- Seeing inside ------------------------------------------------------------------------------
 
+// docs/observability.md tells what these show.
 hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles);
 hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx);
+
+// Sums since init, of this rank's submissions; times are sums over operations.
+typedef struct hvd_counters {
+    uint64_t operations[HVD_N_OPS]; // finished, well or not
+    uint64_t bytes[HVD_N_OPS];      // of their tensors, as submitted
+    uint64_t failed;                // of the operations
+    uint64_t on_board;   // small allreduces inside a host that needed no agreement
+    uint64_t riding;     // operations that travelled in the agreement's own messages
+    uint64_t batches;    // run
+    uint64_t batched;    // operations that ran in them; batched / batches is the fusion ratio
+    uint64_t cache_hits; // agreements on names known by a small id
+    uint64_t cache_misses;
+    uint64_t steps;        // as far as repeating names tell
+    uint64_t in_flight;    // now: submitted and not finished
+    uint64_t in_flight_max;
+    uint64_t negotiate_ns; // from submission until all members had submitted
+    uint64_t queue_ns;     // from then until its batch began
+    uint64_t run_ns;       // until it was finished; all three without those on the board
+} hvd_counters_t;
+
+// bytes: sizeof(hvd_counters_t) as the caller knows it.
+hvd_status_t hvd_counters(hvd_ctx_t *ctx, hvd_counters_t *counters_p, size_t bytes);
+
+// Who keeps the others waiting, as far as this rank sees it: each rank waits for itself and for the
+// ranks below it in the tree, so rank 0 sees the whole job, with other hosts as one each.
+typedef struct hvd_late {
+    int rank;         // the rank, or the first of them
+    int n_ranks;      // more than 1: one of so many ranks of another host, or behind it
+    uint64_t n_last;  // steps it came last in
+    uint64_t late_ns; // how much later than the first, all those steps together
+} hvd_late_t;
+
+// Fills at most n_late; returns how many there are: 0 on a rank that waits for nobody.
+int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late);
+
+// Writes where the thread (a pthread_t as a number) now is, line by line, and returns the length;
+// 0 if it cannot tell. Called from a thread of the library, without locks, when the flight recorder
+// is dumped; it must return soon.
+typedef size_t (*hvd_stack_fn)(void *arg, uint64_t thread, char *text, size_t bytes);
+void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg); // NULL: none
+const char *hvd_monitor_path(const hvd_ctx_t *ctx); // of the socket with live state; "": none
 
 const char *hvd_version(void);
 const char *hvd_status_name(hvd_status_t status); // "HVD_MISMATCH"

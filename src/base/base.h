@@ -101,6 +101,30 @@ log_level_t log_level_parse(const char *text); // case-insensitive; unknown: LOG
 uint64_t clock_ns(void); // monotonic
 // Deadline `ms` from now; negative: NEVER_NS.
 uint64_t deadline_in_ms(int64_t ms);
+
+// Ticks: the cheapest clock there is, for stamps that are only looked at later. On the processors
+// this runs on, the counter keeps one pace and is the same on all cores; a difference that turns
+// out negative all the same counts as nothing.
+static inline uint64_t ticks_now(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ __volatile__("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#else
+    return clock_ns();
+#endif
+}
+
+typedef struct tick_origin {
+    uint64_t ticks, ns; // of one moment
+} tick_origin_t;
+
+tick_origin_t ticks_origin(void);
+double ticks_pace(const tick_origin_t *origin); // nanoseconds a tick, measured since then
+
 // Tells the core that this is a spin loop.
 static inline void cpu_relax(void)
 {
@@ -152,6 +176,8 @@ static inline void *buf_append(buf_t *buf, const void *data, size_t bytes)
     buf->len += bytes;
     return place;
 }
+
+void buf_printf(buf_t *buf, const char *format, ...) PRINTF_LIKE(2, 3);
 
 static inline void buf_clear(buf_t *buf)
 {

@@ -7,6 +7,7 @@
 // buffer belongs to one caller at a time.
 #include "base/base.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #define SMALLEST_BUF_BYTES ((size_t)64)
@@ -34,4 +35,20 @@ bool buf_grow(buf_t *buf, size_t more)
     buf->data = data;
     buf->cap = cap;
     return true;
+}
+
+void buf_printf(buf_t *buf, const char *format, ...)
+{
+    va_list args;
+    va_list again;
+
+    va_start(args, format);
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, args);
+    if (n > 0 && buf_reserve(buf, (size_t)n + 1)) {
+        vsnprintf((char *)buf->data + buf->len, (size_t)n + 1, format, again);
+        buf->len += (size_t)n;
+    }
+    va_end(again);
+    va_end(args);
 }

@@ -3,7 +3,8 @@
 // clock.c - the monotonic clock and deadlines.
 //
 // Time is nanoseconds since an arbitrary start, equal in all processes of a host; a deadline is a
-// point of that time. Reading it costs about 20 ns and no system call (vDSO). Any thread.
+// point of that time. Reading it costs about 20 ns and no system call (vDSO); ticks cost less and
+// become time when somebody looks at them. Any thread.
 #include "base/base.h"
 
 #include <time.h>
@@ -25,4 +26,17 @@ uint64_t deadline_in_ms(int64_t ms)
         return NEVER_NS;
     }
     return now_ns + (uint64_t)ms * NS_PER_MS;
+}
+
+tick_origin_t ticks_origin(void)
+{
+    return (tick_origin_t){.ticks = ticks_now(), .ns = clock_ns()};
+}
+
+double ticks_pace(const tick_origin_t *origin)
+{
+    uint64_t ticks = ticks_now() - origin->ticks;
+    uint64_t ns = clock_ns() - origin->ns;
+
+    return ticks > 0 && ns > 0 ? (double)ns / (double)ticks : 1.0;
 }

@@ -145,7 +145,7 @@ hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *e
     }
     TRY(find_branches(coord, params->parent, err), free_coord);
     coord->n_have_words = (coord->n_children + 1 + 63) / 64;
-    if (!make_outboxes(coord, params->parent)) {
+    if (!make_outboxes(coord, params->parent) || !late_init(coord)) {
         status = fail(err, HVD_NO_MEMORY, "no memory for %d neighbours", coord->n_children + 1);
         goto free_coord;
     }
@@ -178,6 +178,7 @@ void coord_free(coord_t *coord)
     }
     decide_free(coord);
     stall_free(coord);
+    late_free(coord);
     free_entries(coord);
     sets_free(coord);
     for (int i = 0; coord->outboxes != NULL && i < coord_n_neighbours(coord); i++) {
@@ -342,6 +343,8 @@ static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
     }
     entry->tag = request->tag;
     coord->n_pending++;
+    coord->n_known += entry->id != 0 && is_known;
+    coord->n_new += entry->id == 0 || !is_known;
     hvd_status_t status = merge_share(coord, entry, 0, &share, err);
     if (UNLIKELY(status != HVD_OK)) {
         entry->tag = 0;
@@ -705,7 +708,16 @@ int coord_pending(const coord_t *coord)
 coord_counters_t coord_counters(const coord_t *coord)
 {
     return (coord_counters_t){.n_dropped_frames = coord->n_dropped_frames,
-                              .n_stale_lines = coord->n_stale_lines};
+                              .n_stale_lines = coord->n_stale_lines,
+                              .n_known = coord->n_known,
+                              .n_new = coord->n_new,
+                              .n_steps = coord->late.n_steps};
+}
+
+void coord_watch(coord_t *coord, coord_arrival_fn fn, void *arg)
+{
+    coord->arrival = fn;
+    coord->arrival_arg = arg;
 }
 
 size_t coord_memory(const coord_t *coord)

@@ -199,8 +199,29 @@ size_t coord_memory(const coord_t *coord); // bytes held, for the bound on memor
 typedef struct coord_counters {
     uint64_t n_dropped_frames; // of another epoch
     uint64_t n_stale_lines;    // for process sets removed meanwhile
+    uint64_t n_known, n_new;   // submissions of this rank under a known id, and without one
+    uint64_t n_steps;          // see coord_late
 } coord_counters_t;
 
 coord_counters_t coord_counters(const coord_t *coord);
+
+// Whom this node waits for. Branch 0 is this rank itself, the others are what lies below each of
+// its children; a node without children waits for nobody and knows nothing.
+typedef struct coord_late {
+    int rank;           // at the top of the branch
+    int n_ranks;        // in the branch
+    uint64_t n_last;    // steps it came last in
+    uint64_t n_steps;   // of so many
+    uint64_t late_ns;   // how much later than the first, all of those steps together
+    uint64_t elapsed_ns; // coord_latest: how long those steps took
+} coord_late_t;
+
+coord_late_t coord_late(const coord_t *coord, int branch); // since the beginning
+// Once after each hundred steps: the branch that was waited for longest in them. False: not now.
+bool coord_latest(coord_t *coord, coord_late_t *late_p);
+
+// Tells of every share that reaches this node, as it comes. NULL: nobody listens.
+typedef void (*coord_arrival_fn)(void *arg, const char *name, int rank);
+void coord_watch(coord_t *coord, coord_arrival_fn fn, void *arg);
 
 #endif

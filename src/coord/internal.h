@@ -11,6 +11,7 @@
 //   follow.c    frames: lines from children, records from the parent
 //   decide.c    the queue of decisions, and the batches this rank is running
 //   stall.c     what waits too long, and for whom
+//   late.c      who comes last
 //   coord.c     the functions of coord.h, and the bytes for neighbours
 //
 // A round is one agreement on an entry: it begins with the first share, is complete when every
@@ -186,6 +187,7 @@ typedef struct entry {
     uint64_t tag;          // this rank's submission; 0: none
     uint64_t since_ns;
     uint64_t asked_ns; // of the last question or report about it; 0: none
+    uint32_t step;     // the last one it was part of
     uint8_t *payloads; // one slot a part and one more, payload_stride apart
     size_t payload_stride;
     sizes_t *fresh;   // all members' sizes, being gathered, when some changed
@@ -257,6 +259,23 @@ typedef struct inquiry {
     uint64_t deadline_ns;
 } inquiry_t;
 
+typedef struct late_branch {
+    uint64_t n_last, late_ns;        // since the beginning
+    uint64_t window_last, window_ns; // since the last verdict
+} late_branch_t;
+
+typedef struct late {
+    late_branch_t *branches; // this rank, then the children
+    uint32_t step;           // names the one under way; entries remember theirs
+    uint64_t n_steps;
+    int worst; // of the step under way; -1: none
+    uint64_t worst_ns;
+    int window_steps;
+    uint64_t window_since_ns;
+    bool has_verdict;
+    coord_late_t verdict;
+} late_t;
+
 struct coord {
     coord_params_t params;
     int n_children, n_parents; // n_parents: 1, or 0 on rank 0
@@ -310,10 +329,15 @@ struct coord {
     uint64_t pulse_due_ns;
     uint64_t away_ns, back_ns; // the last time this rank did not run: for how long, until when
 
+    late_t late;
+    coord_arrival_fn arrival; // NULL: nobody listens
+    void *arrival_arg;
+
     control_reader_t reader;
     buf_t gathered; // int64_t: sizes on their way up
     uint64_t now_ns;
     uint64_t n_dropped_frames, n_stale_lines;
+    uint64_t n_known, n_new; // submissions
     bool no_memory;      // something could not be kept: the job must end
     bool has_asked_stop; // this rank wants to stop
     bool has_sent_stop;  // a request to stop went up, whoever asked
@@ -451,6 +475,13 @@ void stall_free(coord_t *coord);
 void pulse_tick(coord_t *coord);
 uint64_t pulse_next_ns(const coord_t *coord);
 void pulse_heard(coord_t *coord, int neighbour, const control_line_t *line);
+
+// --- late.c -------------------------------------------------------------------------------------
+
+bool late_init(coord_t *coord); // false: no memory
+void late_free(coord_t *coord);
+void late_note(coord_t *coord, entry_t *entry, int branch); // whose share completes the round
+int branch_rank(const coord_t *coord, int branch);
 
 // --- coord.c ------------------------------------------------------------------------------------
 

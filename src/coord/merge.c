@@ -375,7 +375,13 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
     entry->have[(unsigned)part / 64] |= (uint64_t)1 << ((unsigned)part % 64);
     entry->n_have++;
     entry->has_zeros |= share->zeros;
+    if (UNLIKELY(coord->arrival != NULL)) {
+        coord->arrival(coord->arrival_arg, entry->name, branch_rank(coord, branch));
+    }
     if (is_full(entry)) {
+        if (entry->set->n_parts > 1) {
+            late_note(coord, entry, branch);
+        }
         complete(coord, entry, share);
     }
 done:

@@ -381,6 +381,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     request_register(ctx, request);
     ctx->n_submitted++;
     ctx->newest = request;
+    record_submitted(ctx, request);
     if (express_arrive(ctx, request, set)) {
         atomic_store_explicit(&request->on_board, true, memory_order_relaxed);
     } else {
@@ -437,8 +438,12 @@ static void leave_board(hvd_ctx_t *ctx, request_t *request)
     pthread_mutex_lock(&ctx->board_lock);
     if (atomic_load(&request->on_board)) {
         bool full = express_wait(ctx, request);
+        if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed))) {
+            atomic_store_explicit(&request->started, ticks_now(), memory_order_relaxed);
+        }
         if (full && request->meeting == 0) {
             bool stored = riding_store(request, request->payload, request->express_members);
+            atomic_store_explicit(&request->route, ROUTE_BOARD, memory_order_relaxed);
             request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
         } else {
             go_on_to_engine(ctx, request, full);

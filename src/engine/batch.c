@@ -53,14 +53,7 @@ struct batch_runner {
     size_t *shard_at;
 
     buf_t packed, unpacked, tmp, acc, zeros;
-    buf_t pieces;        // bytes of each tensor, as size_t
-    uint64_t started_ns; // only while the timeline runs
-};
-
-static const char *const route_names[] = {
-    [ROUTE_NOTHING] = "AGREED", [ROUTE_ALONE] = "LOCAL",         [ROUTE_STREAM] = "STREAM",
-    [ROUTE_PLAN] = "PLAN",      [ROUTE_TWO_LEVEL] = "TWO_LEVEL", [ROUTE_RIDING] = "RIDING",
-    [ROUTE_PIECES] = "PLAN",
+    buf_t pieces; // bytes of each tensor, as size_t
 };
 
 // --- Life ----------------------------------------------------------------------------------------
@@ -160,31 +153,6 @@ static void *allocate_output(request_t *request, int t)
     return tensor->output;
 }
 
-static void record(hvd_ctx_t *ctx, const decision_entry_t *entry, const request_t *request,
-                   route_t route, uint64_t started_ns, int n_fused)
-{
-    if (LIKELY(ctx->timeline == NULL) || request == NULL) {
-        return;
-    }
-    size_t bytes = 0;
-    int at = 0;
-    for (int t = 0; t < request->asked.n_tensors; t++) {
-        bytes += elements_in(request->dims, &at) * hvd_dtype_bytes(request->asked.dtype);
-    }
-    timeline_event_t event = {
-        .tensor = request->asked.name,
-        .op = entry->signature->op,
-        .dtype = entry->signature->dtype,
-        .bytes = bytes,
-        .n_fused = n_fused,
-        .activity = route_names[route],
-        .submitted_ns = request->submitted_ns,
-        .started_ns = started_ns,
-        .finished_ns = clock_ns(),
-    };
-    timeline_operation(ctx->timeline, &event);
-}
-
 static double average_factor(hvd_reduce_t reduce, int n_members)
 {
     return reduce == HVD_AVERAGE ? 1.0 / n_members : 1.0;
@@ -209,14 +177,16 @@ bool riding_store(request_t *request, const void *result, int n_members)
     return true;
 }
 
-static void finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members)
+static void finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members,
+                          int n_fused, uint64_t ticks)
 {
     if (entry->tag == 0) {
         return;
     }
     request_t *request = request_of_tag(entry->tag);
+    record_agreed(request, ticks);
+    record_started(request, ROUTE_RIDING, n_fused, ticks);
     bool stored = riding_store(request, entry->result, n_members);
-    record(ctx, entry, request, ROUTE_RIDING, ctx->timeline != NULL ? clock_ns() : 0, 1);
     request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
 }
 
@@ -263,14 +233,19 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
         engine_fail(ctx, &err);
         return;
     }
+    uint64_t ticks = ticks_now();
     for (int i = 0; i < decision->n_entries; i++) {
         const decision_entry_t *entry = &decision->entries[i];
         if (entry->result != NULL) {
-            finish_riding(ctx, entry, set->n);
+            finish_riding(ctx, entry, set->n, decision->n_entries, ticks);
             continue;
         }
+        request_t *request = entry->tag != 0 ? request_of_tag(entry->tag) : NULL;
+        if (request != NULL) {
+            record_agreed(request, ticks);
+        }
         b->entries[b->n_entries] = *entry;
-        b->requests[b->n_entries++] = entry->tag != 0 ? request_of_tag(entry->tag) : NULL;
+        b->requests[b->n_entries++] = request;
     }
     if (b->n_entries == 0) {
         batch_put_back(ctx, b);
@@ -311,6 +286,7 @@ void batch_add_meeting(hvd_ctx_t *ctx, request_t *request)
     b->entries[0] = (decision_entry_t){
         .tag = tag_of(request), .name = request->asked.name, .signature = &b->signature};
     b->requests[0] = request;
+    record_agreed(request, ticks_now());
     b->n_entries = 1;
     b->number = 0;
     b->is_meeting = true;
@@ -974,10 +950,6 @@ static void describe(hvd_ctx_t *ctx, batch_runner_t *r, const batch_t *b)
 static hvd_status_t start_batch(hvd_ctx_t *ctx, batch_runner_t *r, batch_t *b, err_t *err)
 {
     r->batch = b;
-    if (UNLIKELY(ctx->timeline != NULL)) {
-        r->started_ns = clock_ns();
-        timeline_mark(ctx->timeline, r->started_ns);
-    }
     r->phase = PHASE_REDUCE_IN_HOST;
     describe(ctx, r, b);
     vec_clear(&r->in);
@@ -1071,10 +1043,9 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
         ctx->running_last = &ctx->running;
     }
     ctx->runner->batch = NULL;
+    counters_add_batch(ctx, b->n_entries);
     for (int i = 0; i < b->n_entries; i++) {
         if (b->requests[i] != NULL) {
-            record(ctx, &b->entries[i], b->requests[i], ctx->runner->route, ctx->runner->started_ns,
-                   b->n_entries);
             request_complete(ctx, b->requests[i], HVD_OK, NULL);
         }
     }
@@ -1082,6 +1053,19 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
         coord_batch_done(ctx->coord, b->number, clock_ns());
     }
     batch_put_back(ctx, b);
+}
+
+static hvd_status_t start_recorded(hvd_ctx_t *ctx, batch_runner_t *r, batch_t *b, err_t *err)
+{
+    uint64_t ticks = ticks_now();
+    record_cycle(ctx, ticks);
+    hvd_status_t status = start_batch(ctx, r, b, err);
+    for (int i = 0; i < b->n_entries; i++) {
+        if (b->requests[i] != NULL) {
+            record_started(b->requests[i], r->route, b->n_entries, ticks);
+        }
+    }
+    return status;
 }
 
 bool batches_progress(hvd_ctx_t *ctx)
@@ -1096,7 +1080,7 @@ bool batches_progress(hvd_ctx_t *ctx)
             if (!b->is_meeting && atomic_load_explicit(&ctx->board_busy, memory_order_acquire)) {
                 return moved; // see board_busy
             }
-            status = start_batch(ctx, r, b, &err);
+            status = start_recorded(ctx, r, b, &err);
             moved = true;
         }
         if (status == HVD_OK) {

@@ -38,6 +38,9 @@ static void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
 {
     batches_drop(ctx);
     requests_end(ctx, status, text);
+    if (status != HVD_SHUTDOWN) {
+        monitor_dump(ctx, DUMP_FAILURE);
+    }
 }
 
 void engine_fail(hvd_ctx_t *ctx, const err_t *err)
@@ -135,10 +138,9 @@ static bool take_queue(hvd_ctx_t *ctx, uint64_t now_ns)
         return false;
     }
     request_t *r = reversed(atomic_exchange_explicit(&ctx->queue, NULL, memory_order_acquire));
-    now_ns = ctx->timeline != NULL ? clock_ns() : now_ns;
+    now_ns = ctx->now_ns = clock_ns(); // the time as last read may lie before a long sleep
     while (r != NULL) {
         request_t *next = r->next;
-        r->submitted_ns = now_ns;
         submit_one(ctx, r, now_ns);
         r = next;
     }
@@ -283,6 +285,7 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
         break;
     case DECIDE_REPORT:
         log_warn(&ctx->log, "stall", "%s", d->text);
+        monitor_dump(ctx, DUMP_STALL);
         break;
     case DECIDE_SILENT:
         watch_silence(ctx, d);
@@ -352,8 +355,8 @@ static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
     if (now_ns >= coord_next_tick(ctx->coord)) {
         coord_tick(ctx->coord, now_ns);
     }
-    if (ctx->timeline != NULL) {
-        timeline_flush(ctx->timeline);
+    if (now_ns >= ctx->next_gathering_ns) {
+        counters_gather(ctx, now_ns);
     }
     ctx->next_housekeeping_ns = now_ns + HOUSEKEEPING_NS;
 }

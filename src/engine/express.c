@@ -162,8 +162,7 @@ static bool fits(const hvd_ctx_t *ctx, const request_t *r)
 static bool is_eligible(const hvd_ctx_t *ctx, const request_t *r, const process_set_t *set)
 {
     return ctx->express != NULL && (r->asked.flags & HVD_WAITS) != 0 && set->on_this_host &&
-           set->n > 1 && set->n <= EXPRESS_MEMBERS &&
-           !atomic_load_explicit(&ctx->express_off, memory_order_relaxed) && fits(ctx, r);
+           set->n > 1 && set->n <= EXPRESS_MEMBERS && fits(ctx, r);
 }
 
 static bool is_meeting(const express_t *x, const request_t *r)

@@ -64,6 +64,11 @@ request_t *request_new(hvd_ctx_t *ctx)
     request->hash = 0;
     request->express = NULL;
     request->meeting = 0;
+    atomic_store_explicit(&request->agreed, 0, memory_order_relaxed);
+    atomic_store_explicit(&request->started, 0, memory_order_relaxed);
+    atomic_store_explicit(&request->route, ROUTE_NOTHING, memory_order_relaxed);
+    request->n_fused = 1;
+    request->submitted = 0;
     atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
     atomic_store_explicit(&request->released, false, memory_order_relaxed);
     atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_relaxed);
@@ -192,6 +197,9 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 {
     atomic_fetch_add_explicit(&ctx->in_flight, 1, memory_order_relaxed);
     atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
+    if (request->submitted == 0) {
+        request->submitted = ticks_now();
+    }
     request->next = atomic_load_explicit(&ctx->queue, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&ctx->queue, &request->next, request,
                                                   memory_order_release, memory_order_relaxed)) {
@@ -224,6 +232,7 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
         name_remove(ctx, request);
         request->hash = 0;
     }
+    record_completed(ctx, request);
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
     if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) { // never had by the engine
         express_note(ctx, request, status == HVD_OK);
@@ -260,6 +269,32 @@ void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
         }
     }
     requests_wake(ctx);
+}
+
+int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest)
+{
+    int n_found = 0;
+    int n_kept = 0;
+    uint32_t n = atomic_load_explicit(&ctx->n_requests, memory_order_relaxed);
+    for (uint32_t i = 0; i < n; i++) {
+        const request_t *r = request_at(ctx, i);
+        if (atomic_load_explicit(&r->state, memory_order_relaxed) != REQUEST_IN_FLIGHT) {
+            continue;
+        }
+        n_found++;
+        // One on the board has no time yet (0), and is the youngest there can be.
+        int at = n_kept;
+        while (at > 0 && r->submitted - 1 < oldest[at - 1]->submitted - 1) {
+            at--;
+        }
+        if (at == n_oldest) {
+            continue;
+        }
+        n_kept = MIN(n_kept + 1, n_oldest);
+        memmove(&oldest[at + 1], &oldest[at], (size_t)(n_kept - at - 1) * sizeof *oldest);
+        oldest[at] = r;
+    }
+    return n_found;
 }
 
 // --- Process sets as the API sees them -----------------------------------------------------------

@@ -276,7 +276,8 @@ static hvd_status_t link_tree(hvd_ctx_t *ctx, err_t *err)
 {
     int n = coord_n_neighbours(ctx->coord);
     ctx->control = calloc((size_t)MAX(n, 1), sizeof *ctx->control);
-    if (ctx->control == NULL) {
+    ctx->counters.late = calloc((size_t)n + 1, sizeof *ctx->counters.late);
+    if (ctx->control == NULL || ctx->counters.late == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
     for (int i = 0; i < n; i++) {
@@ -307,7 +308,7 @@ static void free_batches(hvd_ctx_t *ctx)
 static void take_down(hvd_ctx_t *ctx)
 {
     engine_stop(ctx);
-    timeline_close(ctx->timeline);
+    monitor_stop(ctx);
     if (ctx->runner != NULL) {
         batches_drop(ctx);
     }
@@ -323,6 +324,8 @@ static void take_down(hvd_ctx_t *ctx)
     secure_keys_free(ctx->keys);
     boot_close(ctx->boot);
     requests_free(ctx);
+    free(ctx->recorder);
+    free(ctx->counters.late);
     free(ctx->host_of);
     free(ctx->peers.of);
     config_free(&ctx->config);
@@ -371,6 +374,12 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     hvd_status_t status;
     answers_t answers = {0};
     TRY(mark_alive(ctx, err), out);
+    ctx->origin = ticks_origin();
+    ctx->recorder = calloc(1, sizeof *ctx->recorder);
+    if (ctx->recorder == NULL) {
+        status = fail(err, HVD_NO_MEMORY, "no memory to start");
+        goto out;
+    }
     TRY(read_knobs(ctx, options, err), out);
     TRY(boot_open(&ctx->config, &ctx->log, &ctx->job, &ctx->boot, err), out);
     ctx->log.rank = ctx->job.rank;
@@ -407,9 +416,11 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     const char *timeline = ctx->config.timeline;
     if (timeline != NULL && timeline[0] != '\0' && strcmp(timeline, "DYNAMIC") != 0 &&
         ctx->job.rank == 0) {
-        TRY(timeline_open(timeline, ctx->config.timeline_mark_cycles, &ctx->timeline, err), out);
-        atomic_store(&ctx->express_off, true);
+        TRY(timeline_open(ctx, timeline, ctx->config.timeline_mark_cycles, &ctx->timeline, err),
+            out);
+        atomic_store(&ctx->timeline_on, true);
     }
+    TRY(monitor_start(ctx, err), out);
     status = engine_start(ctx, err);
 out:
     free(answers.values);
@@ -474,29 +485,6 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
 
 // --- Timeline ------------------------------------------------------------------------------------
 
-// The timeline belongs to the holder of the engine; these calls are rare and wait for it.
-static hvd_status_t with_engine(hvd_ctx_t *ctx, timeline_t *timeline)
-{
-    for (;;) {
-        int free_engine = 0;
-        atomic_fetch_add(&ctx->n_waiting, 1); // asks the engine thread to step aside
-        net_wake(ctx->net);
-        bool held = atomic_compare_exchange_strong(&ctx->held, &free_engine, 1);
-        atomic_fetch_sub(&ctx->n_waiting, 1);
-        if (held) {
-            break;
-        }
-        usleep(100);
-    }
-    timeline_t *old = ctx->timeline;
-    ctx->timeline = timeline;
-    atomic_store(&ctx->express_off, timeline != NULL);
-    atomic_store(&ctx->held, 0);
-    engine_notify(ctx);
-    timeline_close(old);
-    return HVD_OK;
-}
-
 hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles)
 {
     if (ctx == NULL) {
@@ -508,12 +496,17 @@ hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycl
     if (ctx->job.rank != 0) {
         return HVD_OK;
     }
+    err_t err;
     timeline_t *timeline;
-    hvd_status_t status = timeline_open(path, mark_cycles, &timeline, NULL);
-    return status == HVD_OK ? with_engine(ctx, timeline) : status;
+    hvd_status_t status = timeline_open(ctx, path, mark_cycles, &timeline, &err);
+    if (status != HVD_OK) {
+        log_error(&ctx->log, "timeline", "%s", err.text);
+        return status;
+    }
+    return monitor_set_timeline(ctx, timeline);
 }
 
 hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx)
 {
-    return ctx == NULL ? HVD_NOT_INITIALIZED : with_engine(ctx, NULL);
+    return ctx == NULL ? HVD_NOT_INITIALIZED : monitor_set_timeline(ctx, NULL);
 }

@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "net/shm.h"
+#include "tools/live.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -35,6 +36,7 @@
 
 typedef struct options {
     int ranks, hosts;
+    const char *job; // NULL: all of them
 } options_t;
 
 // --- Tables: cells row after row, columns as wide as their widest cell ---------------------------
@@ -685,6 +687,13 @@ static int print_transports(const options_t *options)
     return code;
 }
 
+// --- Live ----------------------------------------------------------------------------------------
+
+static int print_live_view(const options_t *options)
+{
+    return print_live(options->job);
+}
+
 // --- Options -------------------------------------------------------------------------------------
 
 typedef struct view {
@@ -700,11 +709,12 @@ static const view_t views[] = {
     {"--algorithms", print_algorithms, "what there is, and which is chosen for which size"},
     {"--launcher", print_launcher, "who started this process, and what it said"},
     {"--transports", print_transports, "which could be used here, and why others not"},
+    {"--live", print_live_view, "what every rank of this host is doing now"},
 };
 
 static int print_usage(FILE *to, int code)
 {
-    fputs("usage: hvd-info [view ...] [--ranks N] [--hosts H]\n", to);
+    fputs("usage: hvd-info [view ...] [--ranks N] [--hosts H] [--live [JOB|DIRECTORY]]\n", to);
     for (size_t i = 0; i < N_ELEMENTS(views); i++) {
         fprintf(to, "  %-18s%s\n", views[i].option, views[i].help);
     }
@@ -752,6 +762,9 @@ int main(int argc, char **argv)
                                                          : NULL;
         if (view != NULL && n_wanted < N_ELEMENTS(wanted)) {
             wanted[n_wanted++] = view;
+            if (view->print == print_live_view && argv[i + 1] != NULL && argv[i + 1][0] != '-') {
+                options.job = argv[++i];
+            }
         } else if (count_p == NULL || !parse_count(argv[++i], count_p)) {
             return print_usage(stderr, 2);
         }

@@ -315,7 +315,8 @@ class Info(unittest.TestCase):
                 taken = self.routes_in(trace)
                 for size in sizes:
                     expected = {told_route(told, op, size)}
-                    self.assertEqual(expected, taken[f"bench.{op}.{size}"], size)
+                    # The board is tried first, for what is small and repeated inside a host.
+                    self.assertEqual(expected, taken[f"bench.{op}.{size}"] - {"board"}, size)
 
     @staticmethod
     def routes_in(trace):
@@ -323,7 +324,7 @@ class Info(unittest.TestCase):
         for event in json.loads(trace.read_text()):
             if event.get("name") == "process_name" and "name" in event["args"]:
                 names[event["pid"]] = event["args"]["name"]
-            elif event.get("ph") == "X":
+            elif event.get("ph") == "X" and "_" in event["name"]:  # not a mark, nor the queue
                 route = event["name"].rpartition("_")[0].lower()
                 routes.setdefault(names[event["pid"]], set()).add(route)
         return routes

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// counters.c - how much, how often, how long: sums that only grow, and what they are called.
+//
+// Every finished operation adds its record; times are kept in ticks and become nanoseconds when
+// somebody asks. One row of the table below is one metric of the Prometheus text.
+// Threads: under the context's lock; the sums about batches are written by the holder alone.
+#include "engine/engine.h"
+
+#include <stdio.h>
+
+#define GATHER_NS (20 * NS_PER_MS)
+#define LATE_WARNING_NS (60 * NS_PER_S)
+#define LATE_LEAST_NS (5 * NS_PER_MS) // on average; less is nobody's fault
+
+// --- Adding up -----------------------------------------------------------------------------------
+
+static uint64_t between(uint64_t from, uint64_t to)
+{
+    return to > from ? to - from : 0;
+}
+
+void counters_add(counters_t *c, const record_t *record)
+{
+    c->in_flight--;
+    c->operations[record->op]++;
+    c->bytes[record->op] += record->bytes;
+    c->by_route[record->route]++;
+    c->failed += record->status != HVD_OK;
+    if (record->agreed != 0) {
+        c->negotiate += between(record->submitted, record->agreed);
+        c->queue += between(record->agreed, record->started);
+        c->run += between(record->started, record->finished);
+    }
+}
+
+// Only the holder writes: no need for the bus.
+static void add_alone(atomic_uint_fast64_t *sum, uint64_t n)
+{
+    atomic_store_explicit(sum, atomic_load_explicit(sum, memory_order_relaxed) + n,
+                          memory_order_relaxed);
+}
+
+void counters_add_batch(hvd_ctx_t *ctx, int n_entries)
+{
+    add_alone(&ctx->counters.batches, 1);
+    add_alone(&ctx->counters.batched, (uint64_t)n_entries);
+}
+
+// --- What coord knows ----------------------------------------------------------------------------
+
+static void warn_of(hvd_ctx_t *ctx, const coord_late_t *late, uint64_t now_ns)
+{
+    double part = (double)late->late_ns * 100.0 / (double)MAX(late->elapsed_ns, 1);
+    bool often = late->n_last * 2 > late->n_steps &&
+                 late->late_ns >= late->n_last * LATE_LEAST_NS;
+    if (ctx->config.straggler_percent <= 0 || !often || part < ctx->config.straggler_percent ||
+        now_ns < ctx->next_late_warning_ns) {
+        return;
+    }
+    char whom[64] = "";
+    if (late->n_ranks > 1) {
+        snprintf(whom, sizeof whom, ", or one of the %d ranks behind it,", late->n_ranks - 1);
+    }
+    log_warn(&ctx->log, "late",
+             "rank %d%s is last in %llu of %llu steps, +%.3g ms: the others wait for it %.0f %% of "
+             "the time",
+             late->rank, whom, (unsigned long long)late->n_last, (unsigned long long)late->n_steps,
+             (double)late->late_ns / (double)late->n_last / (double)NS_PER_MS, MIN(part, 100.0));
+    ctx->next_late_warning_ns = now_ns + LATE_WARNING_NS;
+}
+
+static int n_branches(const hvd_ctx_t *ctx)
+{
+    int n_parents = ctx->job.rank > 0 ? 1 : 0;
+    return ctx->n_control - n_parents + 1;
+}
+
+static void on_arrival(void *arg, const char *name, int rank)
+{
+    hvd_ctx_t *ctx = arg;
+    pthread_mutex_lock(&ctx->lock);
+    if (ctx->timeline != NULL) {
+        timeline_add_arrival(ctx->timeline, name, rank, ticks_now());
+    }
+    pthread_mutex_unlock(&ctx->lock);
+}
+
+void counters_gather(hvd_ctx_t *ctx, uint64_t now_ns)
+{
+    coord_late_t late;
+    counters_t *c = &ctx->counters;
+    ctx->next_gathering_ns = now_ns + GATHER_NS;
+    coord_counters_t agreement = coord_counters(ctx->coord);
+    bool has_news = agreement.n_steps != c->agreement.n_steps || c->late[0].n_ranks == 0;
+    pthread_mutex_lock(&ctx->lock);
+    for (int b = 0; has_news && b < n_branches(ctx); b++) {
+        c->late[b] = coord_late(ctx->coord, b);
+    }
+    c->agreement = agreement;
+    pthread_mutex_unlock(&ctx->lock);
+    if (coord_latest(ctx->coord, &late)) {
+        warn_of(ctx, &late, now_ns);
+    }
+    bool watches = atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed);
+    if (UNLIKELY(watches != ctx->watches_arrivals)) {
+        ctx->watches_arrivals = watches;
+        coord_watch(ctx->coord, watches ? on_arrival : NULL, ctx);
+    }
+}
+
+// --- Reading -------------------------------------------------------------------------------------
+
+static uint64_t as_ns(uint64_t ticks, double pace)
+{
+    return (uint64_t)((double)ticks * pace);
+}
+
+static hvd_counters_t read_counters(hvd_ctx_t *ctx)
+{
+    pthread_mutex_lock(&ctx->lock);
+    const counters_t *c = &ctx->counters;
+    double pace = ticks_pace(&ctx->origin);
+    hvd_counters_t out = {
+        .failed = c->failed,
+        .on_board = c->by_route[ROUTE_BOARD],
+        .riding = c->by_route[ROUTE_RIDING],
+        .batches = atomic_load_explicit(&c->batches, memory_order_relaxed),
+        .batched = atomic_load_explicit(&c->batched, memory_order_relaxed),
+        .cache_hits = c->agreement.n_known,
+        .cache_misses = c->agreement.n_new,
+        .steps = c->agreement.n_steps,
+        .in_flight = c->in_flight,
+        .in_flight_max = c->in_flight_max,
+        .negotiate_ns = as_ns(c->negotiate, pace),
+        .queue_ns = as_ns(c->queue, pace),
+        .run_ns = as_ns(c->run, pace),
+    };
+    memcpy(out.operations, c->operations, sizeof out.operations);
+    memcpy(out.bytes, c->bytes, sizeof out.bytes);
+    pthread_mutex_unlock(&ctx->lock);
+    return out;
+}
+
+hvd_status_t hvd_counters(hvd_ctx_t *ctx, hvd_counters_t *counters_p, size_t bytes)
+{
+    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
+        return ctx == NULL ? HVD_NOT_INITIALIZED : HVD_FORKED;
+    }
+    hvd_counters_t counters = read_counters(ctx);
+    memset(counters_p, 0, bytes); // what a newer caller asks for counts as zero
+    memcpy(counters_p, &counters, MIN(bytes, sizeof counters));
+    return HVD_OK;
+}
+
+int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late)
+{
+    if (ctx == NULL || atomic_load(ctx->alive) == 0 || n_branches(ctx) < 2) {
+        return 0;
+    }
+    int n = n_branches(ctx);
+    pthread_mutex_lock(&ctx->lock);
+    for (int b = 0; b < MIN(n, n_late); b++) {
+        const coord_late_t *seen = &ctx->counters.late[b];
+        late[b] = (hvd_late_t){.rank = seen->rank,
+                               .n_ranks = seen->n_ranks,
+                               .n_last = seen->n_last,
+                               .late_ns = seen->late_ns};
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    return n;
+}
+
+// --- Prometheus ----------------------------------------------------------------------------------
+
+typedef struct metric {
+    const char *name, *type, *help;
+    size_t at;         // offset in hvd_counters_t
+    bool by_operation; // one for each
+    bool is_time;      // nanoseconds, shown as seconds
+} metric_t;
+
+#define METRIC(field, kind, meaning, ...)                                                          \
+    {.type = kind, .help = meaning, .at = offsetof(hvd_counters_t, field), __VA_ARGS__}
+
+static const metric_t metrics[] = {
+    METRIC(operations, "counter", "operations finished", .name = "hvd_operations_total",
+           .by_operation = true),
+    METRIC(bytes, "counter", "bytes of their tensors", .name = "hvd_bytes_total",
+           .by_operation = true),
+    METRIC(failed, "counter", "operations that failed", .name = "hvd_failed_total"),
+    METRIC(on_board, "counter", "operations that needed no agreement",
+           .name = "hvd_board_operations_total"),
+    METRIC(riding, "counter", "operations inside the agreement's messages",
+           .name = "hvd_riding_operations_total"),
+    METRIC(batches, "counter", "batches run", .name = "hvd_batches_total"),
+    METRIC(batched, "counter", "operations run in batches", .name = "hvd_batched_operations_total"),
+    METRIC(cache_hits, "counter", "submissions of known names", .name = "hvd_cache_hits_total"),
+    METRIC(cache_misses, "counter", "submissions of new names", .name = "hvd_cache_misses_total"),
+    METRIC(steps, "counter", "steps, as far as repeating names tell", .name = "hvd_steps_total"),
+    METRIC(in_flight, "gauge", "operations submitted and not finished", .name = "hvd_in_flight"),
+    METRIC(in_flight_max, "gauge", "most operations in flight so far", .name = "hvd_in_flight_max"),
+    METRIC(negotiate_ns, "counter", "from submission until all had submitted",
+           .name = "hvd_negotiate_seconds_total", .is_time = true),
+    METRIC(queue_ns, "counter", "from then until the batch began",
+           .name = "hvd_queue_seconds_total", .is_time = true),
+    METRIC(run_ns, "counter", "from then until finished", .name = "hvd_run_seconds_total",
+           .is_time = true),
+};
+
+static void put_value(buf_t *out, const metric_t *m, const char *label, uint64_t value)
+{
+    if (m->is_time) {
+        buf_printf(out, "%s%s %.9f\n", m->name, label, (double)value / (double)NS_PER_S);
+    } else {
+        buf_printf(out, "%s%s %llu\n", m->name, label, (unsigned long long)value);
+    }
+}
+
+static void put_late(hvd_ctx_t *ctx, buf_t *out)
+{
+    buf_printf(out, "# HELP hvd_last_total steps in which the rank (or one behind it) came last\n"
+                    "# TYPE hvd_last_total counter\n");
+    pthread_mutex_lock(&ctx->lock);
+    int n = n_branches(ctx) > 1 ? n_branches(ctx) : 0;
+    const coord_late_t *late = ctx->counters.late;
+    for (int b = 0; b < n; b++) {
+        buf_printf(out, "hvd_last_total{rank=\"%d\",ranks=\"%d\"} %llu\n", late[b].rank,
+                   late[b].n_ranks, (unsigned long long)late[b].n_last);
+    }
+    buf_printf(out, "# HELP hvd_late_seconds_total how much later than the first it came\n"
+                    "# TYPE hvd_late_seconds_total counter\n");
+    for (int b = 0; b < n; b++) {
+        buf_printf(out, "hvd_late_seconds_total{rank=\"%d\",ranks=\"%d\"} %.9f\n", late[b].rank,
+                   late[b].n_ranks, (double)late[b].late_ns / (double)NS_PER_S);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+}
+
+void counters_page(hvd_ctx_t *ctx, buf_t *out)
+{
+    hvd_counters_t counters = read_counters(ctx);
+    buf_printf(out,
+               "# HELP hvd_info which rank this is\n# TYPE hvd_info gauge\n"
+               "hvd_info{rank=\"%d\",size=\"%d\",version=\"%s\"} 1\n",
+               ctx->job.rank, ctx->job.size, hvd_version());
+    for (size_t i = 0; i < N_ELEMENTS(metrics); i++) {
+        const metric_t *m = &metrics[i];
+        const uint64_t *value = (const uint64_t *)(const void *)((char *)&counters + m->at);
+        buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", m->name, m->help, m->name, m->type);
+        for (int op = 0; m->by_operation && op < HVD_N_OPS; op++) {
+            char label[64];
+            snprintf(label, sizeof label, "{operation=\"%s\"}", hvd_op_name((hvd_op_t)op));
+            put_value(out, m, label, value[op]);
+        }
+        if (!m->by_operation) {
+            put_value(out, m, "", *value);
+        }
+    }
+    put_late(ctx, out);
+}

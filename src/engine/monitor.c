@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// monitor.c - the thread that looks on, and never stands in the way of an operation.
+//
+// It writes the timeline, serves the socket of live.c and dumps the flight recorder when the job
+// stalls or fails, or the process gets SIGUSR2. Whatever may take its time (a slow disk, a client
+// that does not read, a binding that must wait for its interpreter to tell a stack) happens here
+// and not on the thread that drives the engine.
+//
+// Threads: the monitor thread, with all signals blocked; others reach it by a set of flags and a
+// bell (an eventfd). The signal handler does nothing but ring the bells of this process. Which
+// those are is the only thing in the library that belongs to the process and not to a context: a
+// signal does so as well.
+#define _GNU_SOURCE
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define WRITE_EVERY_MS 50 // while a timeline runs
+#define ANSWER_NS (30 * NS_PER_S)
+#define DUMP_EVERY_NS (10 * NS_PER_S) // for one reason
+#define MAX_BELLS 64
+#define SIGNAL_RING ((uint64_t)1 << 32) // added to a bell by the handler, 1 by everyone else
+
+enum {
+    ASKED_STOP = 1u << 0,
+    ASKED_TIMELINE = 1u << 1,
+    ASKED_DUMP = 1u << 2, // shifted by its reason
+};
+
+static const char *const reason_names[N_DUMP_REASONS] = {
+    [DUMP_SIGNAL] = "signal",
+    [DUMP_STALL] = "stall",
+    [DUMP_FAILURE] = "failure",
+};
+
+struct monitor {
+    hvd_ctx_t *ctx;
+    pthread_t thread;
+    int bell;
+    bool hears_signals;
+    atomic_uint asked; // ASKED_ flags
+    live_t *live;
+    snapshot_t *scratch;
+    uint64_t next_dump_ns[N_DUMP_REASONS];
+
+    pthread_mutex_t timeline_lock; // one change at a time
+    timeline_t *next_timeline;
+    atomic_uint n_changes; // futex: timelines changed so far
+};
+
+static void ring(int bell, uint64_t how)
+{
+    while (write(bell, &how, sizeof how) < 0 && errno == EINTR) {
+    }
+}
+
+static void ask(monitor_t *m, unsigned what)
+{
+    atomic_fetch_or(&m->asked, what);
+    ring(m->bell, 1);
+}
+
+void monitor_wake(hvd_ctx_t *ctx)
+{
+    ask(ctx->monitor, 0);
+}
+
+// --- SIGUSR2 -------------------------------------------------------------------------------------
+
+static struct {
+    pthread_mutex_t lock;
+    atomic_int bells[MAX_BELLS]; // eventfd + 1; 0: none
+    atomic_int pid;              // whose they are: a forked child must not ring its parent's
+    atomic_int n_inside;         // handlers that may still hold a bell
+} signalled = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void on_signal(int number)
+{
+    int code = errno;
+    (void)number;
+    atomic_fetch_add(&signalled.n_inside, 1);
+    for (int i = 0; i < MAX_BELLS && getpid() == atomic_load(&signalled.pid); i++) {
+        int bell = atomic_load(&signalled.bells[i]);
+        if (bell > 0) {
+            ring(bell - 1, SIGNAL_RING);
+        }
+    }
+    atomic_fetch_sub(&signalled.n_inside, 1);
+    errno = code;
+}
+
+static bool is_ours(void)
+{
+    struct sigaction now;
+    return sigaction(SIGUSR2, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
+           now.sa_handler == on_signal;
+}
+
+static bool replace_default(void)
+{
+    struct sigaction now;
+    struct sigaction ours = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    bool is_default = sigaction(SIGUSR2, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
+                      now.sa_handler == SIG_DFL;
+    return is_default && sigaction(SIGUSR2, &ours, NULL) == 0;
+}
+
+static void hear_signals(monitor_t *m)
+{
+    pthread_mutex_lock(&signalled.lock);
+    if (is_ours() || replace_default()) {
+        atomic_store(&signalled.pid, (int)getpid());
+        for (int i = 0; i < MAX_BELLS && !m->hears_signals; i++) {
+            int none = 0;
+            m->hears_signals =
+                atomic_compare_exchange_strong(&signalled.bells[i], &none, m->bell + 1);
+        }
+    }
+    pthread_mutex_unlock(&signalled.lock);
+}
+
+static void ignore_signals(monitor_t *m)
+{
+    bool any = false;
+    pthread_mutex_lock(&signalled.lock);
+    for (int i = 0; m->hears_signals && i < MAX_BELLS; i++) {
+        int mine = m->bell + 1;
+        atomic_compare_exchange_strong(&signalled.bells[i], &mine, 0);
+        any |= atomic_load(&signalled.bells[i]) != 0;
+    }
+    if (m->hears_signals && !any && is_ours()) {
+        struct sigaction usual = {.sa_handler = SIG_DFL};
+        sigaction(SIGUSR2, &usual, NULL);
+    }
+    pthread_mutex_unlock(&signalled.lock);
+    while (atomic_load(&signalled.n_inside) > 0) { // the bell must outlive its last ring
+        sched_yield();
+    }
+}
+
+// --- Dumps ---------------------------------------------------------------------------------------
+
+void monitor_dump(hvd_ctx_t *ctx, dump_reason_t reason)
+{
+    if (ctx->monitor != NULL) {
+        ask(ctx->monitor, ASKED_DUMP << reason);
+    }
+}
+
+static hvd_status_t write_file(const char *path, const buf_t *text, err_t *err)
+{
+    int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) {
+        return fail_errno(err, errno, "cannot write '%s'", path);
+    }
+    size_t done = 0;
+    while (done < text->len) {
+        ssize_t n = write(fd, text->data + done, text->len - done);
+        if (n <= 0 && errno != EINTR) {
+            int code = errno;
+            close(fd);
+            return fail_errno(err, code, "cannot write all of '%s'", path);
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    close(fd);
+    return HVD_OK;
+}
+
+static void log_stacks(hvd_ctx_t *ctx, const buf_t *page)
+{
+    // The lines of stacks are those behind a bar.
+    char *text = (char *)page->data;
+    for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
+         line = strtok_r(NULL, "\n", &save)) {
+        if (strncmp(line, "      | ", 8) == 0) {
+            log_warn(&ctx->log, "recorder", "%s", line + 8);
+        }
+    }
+}
+
+static void dump(monitor_t *m, dump_reason_t reason)
+{
+    hvd_ctx_t *ctx = m->ctx;
+    const char *dir = ctx->config.recorder_dir;
+    bool to_file = dir != NULL && dir[0] != '\0';
+    uint64_t now_ns = clock_ns();
+    if (now_ns < m->next_dump_ns[reason]) {
+        return;
+    }
+    m->next_dump_ns[reason] = now_ns + (reason == DUMP_SIGNAL ? 0 : DUMP_EVERY_NS);
+    buf_t summary = {0};
+    buf_t page = {0};
+    char path[4096] = "";
+    err_t err = {0};
+    recorder_snapshot(ctx, m->scratch);
+    snapshot_summary(m->scratch, &summary);
+    snapshot_page(ctx, m->scratch, &page);
+    buf_append(&summary, "", 1);
+    buf_append(&page, "", 1);
+    if (to_file && !page.failed) {
+        page.len--;
+        snprintf(path, sizeof path, "%s/hvd-%s-rank-%d-pid-%d.txt", dir, reason_names[reason],
+                 ctx->job.rank, (int)getpid());
+        write_file(path, &page, &err);
+    }
+    // A rank that had nothing to do has little to say about a failure.
+    const record_t *last = snapshot_last(m->scratch);
+    bool idle = reason == DUMP_FAILURE && (last == NULL || last->status == HVD_OK) && !to_file;
+    if (!summary.failed && !page.failed) {
+        log_at(&ctx->log, idle ? LOG_INFO : LOG_WARN, "recorder", "%s: %s%s%s",
+               reason_names[reason], (char *)summary.data, to_file ? "; more: " : "",
+               err.status == HVD_OK ? path : err.text);
+        log_stacks(ctx, &page);
+    }
+    buf_free(&summary);
+    buf_free(&page);
+}
+
+// --- Timeline ------------------------------------------------------------------------------------
+
+static void change_timeline(monitor_t *m)
+{
+    hvd_ctx_t *ctx = m->ctx;
+    pthread_mutex_lock(&ctx->lock);
+    timeline_t *old = ctx->timeline;
+    ctx->timeline = m->next_timeline;
+    atomic_store(&ctx->timeline_on, ctx->timeline != NULL);
+    pthread_mutex_unlock(&ctx->lock);
+    timeline_close(ctx, old);
+    atomic_fetch_add(&m->n_changes, 1);
+    futex_wake(&m->n_changes, INT32_MAX);
+}
+
+hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline)
+{
+    monitor_t *m = ctx->monitor;
+    uint64_t deadline_ns = clock_ns() + ANSWER_NS;
+    pthread_mutex_lock(&m->timeline_lock);
+    unsigned seen = atomic_load(&m->n_changes);
+    m->next_timeline = timeline;
+    ask(m, ASKED_TIMELINE);
+    while (atomic_load(&m->n_changes) == seen && clock_ns() < deadline_ns) {
+        futex_wait(&m->n_changes, seen, deadline_ns);
+    }
+    bool done = atomic_load(&m->n_changes) != seen;
+    pthread_mutex_unlock(&m->timeline_lock);
+    return done ? HVD_OK : HVD_TIMEOUT; // the disk is slow: it will be done later
+}
+
+// --- The thread ----------------------------------------------------------------------------------
+
+static int sleep_ms(const monitor_t *m)
+{
+    uint64_t until_ns = m->live != NULL ? live_deadline_ns(m->live) : NEVER_NS;
+    if (atomic_load(&m->ctx->timeline_on)) {
+        until_ns = MIN(until_ns, clock_ns() + WRITE_EVERY_MS * NS_PER_MS);
+    }
+    if (until_ns == NEVER_NS) {
+        return -1;
+    }
+    uint64_t now_ns = clock_ns();
+    return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / NS_PER_MS + 1);
+}
+
+// What has been asked for since the last look.
+static unsigned listen_for(monitor_t *m)
+{
+    struct pollfd fds[2 + LIVE_CLIENTS];
+    uint64_t rings = 0;
+    int n = m->live != NULL ? live_wants(m->live, fds) : 0;
+    fds[n] = (struct pollfd){.fd = m->bell, .events = POLLIN};
+    poll(fds, (nfds_t)n + 1, sleep_ms(m));
+    if (read(m->bell, &rings, sizeof rings) < 0) {
+        rings = 0; // nobody rang
+    }
+    unsigned asked = atomic_exchange(&m->asked, 0);
+    return rings >= SIGNAL_RING ? asked | ASKED_DUMP << DUMP_SIGNAL : asked;
+}
+
+static void *monitor_main(void *arg)
+{
+    monitor_t *m = arg;
+    hvd_ctx_t *ctx = m->ctx;
+    unsigned asked = 0;
+    while ((asked & ASKED_STOP) == 0) {
+        asked = listen_for(m);
+        for (int reason = 0; reason < N_DUMP_REASONS; reason++) {
+            if ((asked & ASKED_DUMP << reason) != 0) {
+                dump(m, (dump_reason_t)reason);
+            }
+        }
+        if ((asked & ASKED_TIMELINE) != 0) {
+            change_timeline(m);
+        }
+        if (ctx->timeline != NULL) { // only this thread changes it
+            timeline_write(ctx, ctx->timeline);
+        }
+        if (m->live != NULL) {
+            live_serve(m->live, m->scratch);
+        }
+    }
+    timeline_close(ctx, ctx->timeline);
+    ctx->timeline = NULL;
+    return NULL;
+}
+
+static void monitor_free(monitor_t *m)
+{
+    live_close(m->live);
+    if (m->bell >= 0) {
+        close(m->bell);
+    }
+    pthread_mutex_destroy(&m->timeline_lock);
+    free(m->scratch);
+    free(m);
+}
+
+static int start_thread(monitor_t *m)
+{
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // the user's signals go to the user's threads
+    int code = pthread_create(&m->thread, NULL, monitor_main, m);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return code;
+}
+
+hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
+{
+    monitor_t *m = calloc(1, sizeof *m);
+    if (m == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    m->ctx = ctx;
+    pthread_mutex_init(&m->timeline_lock, NULL);
+    m->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int code = m->bell < 0 ? errno : 0;
+    m->scratch = malloc(sizeof *m->scratch);
+    code = m->scratch == NULL ? ENOMEM : code;
+    if (code == 0) {
+        m->live = live_open(ctx);
+        code = start_thread(m);
+    }
+    if (code != 0) {
+        monitor_free(m);
+        return fail_errno(err, code, "cannot start the monitor thread");
+    }
+    pthread_setname_np(m->thread, "hvd-monitor");
+    ctx->monitor = m;
+    if (ctx->config.dump_signal) {
+        hear_signals(m);
+    }
+    return HVD_OK;
+}
+
+void monitor_stop(hvd_ctx_t *ctx)
+{
+    monitor_t *m = ctx->monitor;
+    if (m == NULL) {
+        timeline_close(ctx, ctx->timeline);
+        return;
+    }
+    ignore_signals(m);
+    ask(m, ASKED_STOP);
+    pthread_join(m->thread, NULL);
+    ctx->monitor = NULL;
+    monitor_free(m);
+}
+
+void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg)
+{
+    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
+        return;
+    }
+    pthread_mutex_lock(&ctx->lock);
+    ctx->stack_of = fn;
+    ctx->stack_arg = arg;
+    pthread_mutex_unlock(&ctx->lock);
+}
+
+const char *hvd_monitor_path(const hvd_ctx_t *ctx)
+{
+    bool alive = ctx != NULL && atomic_load(ctx->alive) != 0;
+    return alive ? live_path(ctx->monitor->live) : "";
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// recorder.c - the flight recorder: the last operations of this rank, always on.
+//
+// A submission carries stamps of where it has got to; when it ends, one record of two cache lines
+// goes into a ring, and from there into the counters and the timeline. The price on the shortest
+// way (express.c) is one read of the processor's own clock and some plain stores; what is in flight
+// is read off the table of requests when somebody wants to know. Memory is fixed.
+// Threads: under the context's lock, except the stamps, which the holder writes (engine.h).
+#include "engine/engine.h"
+
+#include <unistd.h>
+
+const char *const route_names[N_ROUTES] = {
+    [ROUTE_NOTHING] = "AGREED", [ROUTE_ALONE] = "LOCAL",         [ROUTE_STREAM] = "STREAM",
+    [ROUTE_PLAN] = "PLAN",      [ROUTE_TWO_LEVEL] = "TWO_LEVEL", [ROUTE_RIDING] = "RIDING",
+    [ROUTE_PIECES] = "PLAN",    [ROUTE_BOARD] = "BOARD",
+};
+
+static uint64_t tensor_bytes(const request_t *request)
+{
+    uint64_t elements = 0;
+    for (int t = 0; t < request->asked.n_tensors; t++) {
+        const hvd_tensor_t *tensor = &request->tensors[t];
+        uint64_t n = 1;
+        for (int d = 0; d < tensor->n_dims; d++) {
+            n *= (uint64_t)tensor->shape[d];
+        }
+        elements += n;
+    }
+    return elements * hvd_dtype_bytes(request->asked.dtype);
+}
+
+void record_submitted(hvd_ctx_t *ctx, request_t *request)
+{
+    counters_t *counters = &ctx->counters;
+    if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed))) {
+        request->submitted = ticks_now(); // else only if it does not end on the board
+    }
+    request->thread = (uint64_t)(uintptr_t)pthread_self();
+    request->bytes = tensor_bytes(request);
+    counters->in_flight++;
+    counters->in_flight_max = MAX(counters->in_flight_max, counters->in_flight);
+}
+
+static void fill(record_t *record, const request_t *request)
+{
+    const hvd_request_t *asked = &request->asked;
+    record->submitted = request->submitted;
+    record->agreed = atomic_load_explicit(&request->agreed, memory_order_relaxed);
+    record->started = atomic_load_explicit(&request->started, memory_order_relaxed);
+    record->finished = ticks_now();
+    record->bytes = request->bytes;
+    record->thread = request->thread;
+    record->set = asked->process_set;
+    record->n_tensors = asked->n_tensors;
+    record->n_fused = request->n_fused;
+    record->status = (int16_t)request->status;
+    record->op = (uint8_t)asked->op;
+    record->dtype = (uint8_t)asked->dtype;
+    record->route = (uint8_t)atomic_load_explicit(&request->route, memory_order_relaxed);
+    size_t bytes = strnlen(asked->name, RECORDED_NAME_BYTES);
+    memcpy(record->name, asked->name, bytes);
+    record->name[bytes] = '\0';
+}
+
+void record_completed(hvd_ctx_t *ctx, const request_t *request)
+{
+    if (UNLIKELY(request->ask != ASK_OPERATION)) {
+        return;
+    }
+    record_t *record = &ctx->recorder->ring[ctx->recorder->n++ % RECORDED_OPERATIONS];
+    fill(record, request);
+    counters_add(&ctx->counters, record);
+    if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed)) &&
+        ctx->timeline != NULL) {
+        timeline_add(ctx->timeline, request, record);
+        if (timeline_is_filling(ctx->timeline)) {
+            monitor_wake(ctx);
+        }
+    }
+}
+
+void record_cycle_now(hvd_ctx_t *ctx, uint64_t ticks)
+{
+    pthread_mutex_lock(&ctx->lock);
+    if (ctx->timeline != NULL) {
+        timeline_add_cycle(ctx->timeline, ticks);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+}
+
+// --- Looking at it -------------------------------------------------------------------------------
+
+static void cut_copy(char *to, size_t bytes, const char *from)
+{
+    size_t n = from != NULL ? strnlen(from, bytes - 1) : 0;
+    memcpy(to, from != NULL ? from : "", n);
+    to[n] = '\0';
+    for (size_t i = 0; i < n; i++) { // a name must not break a line, nor a table
+        to[i] = (unsigned char)to[i] < ' ' || to[i] == 0x7f ? ' ' : to[i];
+    }
+}
+
+static void describe(const request_t *r, flight_t *f)
+{
+    bool started = atomic_load_explicit(&r->started, memory_order_relaxed) != 0;
+    bool agreed = atomic_load_explicit(&r->agreed, memory_order_relaxed) != 0;
+    int route = atomic_load_explicit(&r->route, memory_order_relaxed);
+    bool is_operation = r->ask == ASK_OPERATION;
+    cut_copy(f->name, sizeof f->name, is_operation ? r->asked.name : "change of process sets");
+    cut_copy(f->where, sizeof f->where, is_operation ? r->asked.where : NULL);
+    f->op = is_operation ? (int)r->asked.op : HVD_BARRIER;
+    f->set = is_operation ? r->asked.process_set : 0;
+    f->state = started && agreed ? "running" : agreed ? "queued" : "waiting";
+    f->route = started ? route_names[route] : "-";
+    f->bytes = is_operation ? r->bytes : 0;
+    f->thread = is_operation ? r->thread : 0;
+    f->submitted = r->submitted;
+}
+
+void recorder_snapshot(hvd_ctx_t *ctx, snapshot_t *s)
+{
+    const request_t *oldest[MAX_FLIGHTS];
+    pthread_mutex_lock(&ctx->lock);
+    s->recorder = *ctx->recorder;
+    s->n_in_flight = requests_in_flight(ctx, oldest, MAX_FLIGHTS);
+    s->n_flights = MIN(s->n_in_flight, MAX_FLIGHTS);
+    for (int i = 0; i < s->n_flights; i++) {
+        describe(oldest[i], &s->flights[i]);
+    }
+    s->ended = ctx->ended;
+    s->now = ticks_now();
+    pthread_mutex_unlock(&ctx->lock);
+    s->pace = ticks_pace(&ctx->origin);
+}
+
+static double seconds(const snapshot_t *s, uint64_t from, uint64_t to)
+{
+    return from != 0 && to > from ? (double)(to - from) * s->pace / 1e9 : 0.0;
+}
+
+double snapshot_age_s(const snapshot_t *s, uint64_t ticks)
+{
+    return seconds(s, ticks, s->now);
+}
+
+const record_t *snapshot_last(const snapshot_t *s)
+{
+    const recorder_t *r = &s->recorder;
+    return r->n > 0 ? &r->ring[(r->n - 1) % RECORDED_OPERATIONS] : NULL;
+}
+
+const char *snapshot_state(const snapshot_t *s)
+{
+    return s->ended.status != HVD_OK ? "ended"
+           : s->n_flights == 0       ? "idle"
+                                     : s->flights[0].state;
+}
+
+#define SUMMARY_FLIGHTS 5
+#define STACK_BYTES (8 * KIB)
+
+// What was in flight when the job ended: the last records, all with one status.
+static void put_lost(const snapshot_t *s, buf_t *out)
+{
+    uint64_t n = s->recorder.n;
+    uint64_t first = n > RECORDED_OPERATIONS ? n - RECORDED_OPERATIONS : 0;
+    uint64_t n_lost = 0;
+    while (n - n_lost > first &&
+           s->recorder.ring[(n - n_lost - 1) % RECORDED_OPERATIONS].status == s->ended.status) {
+        n_lost++;
+    }
+    buf_printf(out, "%llu lost", (unsigned long long)n_lost);
+    for (uint64_t i = 0; i < MIN(n_lost, SUMMARY_FLIGHTS); i++) {
+        const record_t *r = &s->recorder.ring[(n - n_lost + i) % RECORDED_OPERATIONS];
+        buf_printf(out, "%s %s '%s' %s", i == 0 ? ":" : ",", hvd_op_name((hvd_op_t)r->op), r->name,
+                   r->agreed == 0    ? "before all ranks had it"
+                   : r->started == 0 ? "while it queued"
+                                     : "while it ran");
+    }
+}
+
+void snapshot_summary(const snapshot_t *s, buf_t *out)
+{
+    const record_t *last = snapshot_last(s);
+    if (s->ended.status != HVD_OK) {
+        put_lost(s, out);
+    } else {
+        buf_printf(out, "%d in flight", s->n_in_flight);
+    }
+    for (int i = 0; i < MIN(s->n_flights, SUMMARY_FLIGHTS); i++) {
+        const flight_t *f = &s->flights[i];
+        buf_printf(out, "%s %s '%s' %s for %.1f s%s%s", i == 0 ? ":" : ",",
+                   hvd_op_name((hvd_op_t)f->op), f->name, f->state,
+                   snapshot_age_s(s, f->submitted), f->where[0] != '\0' ? " from " : "", f->where);
+    }
+    if (last == NULL) {
+        buf_printf(out, "; nothing finished yet");
+    } else {
+        buf_printf(out, "; last of %llu finished: %s '%s' %.1f s ago",
+                   (unsigned long long)s->recorder.n, hvd_op_name((hvd_op_t)last->op), last->name,
+                   snapshot_age_s(s, last->finished));
+        if (last->status != HVD_OK) {
+            buf_printf(out, " (%s)", hvd_status_name((hvd_status_t)last->status));
+        }
+    }
+}
+
+// Where the thread is now, as the binding tells it; each line behind a bar.
+static void put_stack(hvd_ctx_t *ctx, uint64_t thread, buf_t *out)
+{
+    char text[STACK_BYTES];
+    pthread_mutex_lock(&ctx->lock);
+    hvd_stack_fn stack_of = ctx->stack_of;
+    void *arg = ctx->stack_arg;
+    pthread_mutex_unlock(&ctx->lock);
+    if (stack_of == NULL || thread == 0) {
+        return;
+    }
+    size_t bytes = MIN(stack_of(arg, thread, text, sizeof text - 1), sizeof text - 1);
+    text[bytes] = '\0';
+    for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
+         line = strtok_r(NULL, "\n", &save)) {
+        buf_printf(out, "      | %s\n", line);
+    }
+}
+
+static void put_flights(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
+{
+    buf_printf(out, "in flight: %d\n", s->n_in_flight);
+    for (int i = 0; i < s->n_flights; i++) {
+        const flight_t *f = &s->flights[i];
+        buf_printf(out, "  %s %s '%s', set %d, %llu bytes, %s for %.6f s%s%s\n",
+                   hvd_op_name((hvd_op_t)f->op), f->route, f->name, f->set,
+                   (unsigned long long)f->bytes, f->state, snapshot_age_s(s, f->submitted),
+                   f->where[0] != '\0' ? ", from " : "", f->where);
+        bool same_thread = i > 0 && f->thread == s->flights[i - 1].thread;
+        if (!same_thread) {
+            put_stack(ctx, f->thread, out);
+        }
+    }
+}
+
+static void put_record(const snapshot_t *s, uint64_t number, const record_t *r, buf_t *out)
+{
+    uint64_t agreed = r->agreed != 0 ? r->agreed : r->finished;
+    uint64_t started = r->started != 0 ? r->started : agreed;
+    buf_printf(out,
+               "%8llu %12.6f %-13s %-9s %-8s %4d %6d %6d %12llu %12.1f %11.1f %11.1f  %-12s %s\n",
+               (unsigned long long)number, snapshot_age_s(s, r->finished),
+               hvd_op_name((hvd_op_t)r->op), route_names[r->route],
+               hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors, r->n_fused,
+               (unsigned long long)r->bytes, 1e6 * seconds(s, r->submitted, agreed),
+               1e6 * seconds(s, agreed, started), 1e6 * seconds(s, started, r->finished),
+               r->status == HVD_OK ? "ok" : hvd_status_name((hvd_status_t)r->status), r->name);
+}
+
+void snapshot_page(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
+{
+    uint64_t n = s->recorder.n;
+    uint64_t first = n > RECORDED_OPERATIONS ? n - RECORDED_OPERATIONS : 0;
+    buf_printf(out, "rank %d of %d, pid %d, %s\n", ctx->job.rank, ctx->job.size, (int)getpid(),
+               snapshot_state(s));
+    if (s->ended.status != HVD_OK) {
+        buf_printf(out, "ended: %s\n", s->ended.text);
+    }
+    put_flights(ctx, s, out);
+    buf_printf(out, "finished: %llu, newest first\n", (unsigned long long)n);
+    buf_printf(out,
+               "%8s %12s %-13s %-9s %-8s %4s %6s %6s %12s %12s %11s %11s  %-12s %s\n",
+               "number", "seconds ago", "operation", "route", "dtype", "set", "group", "fused",
+               "bytes", "negotiate us", "queue us", "run us", "status", "name");
+    for (uint64_t i = n; i > first; i--) {
+        put_record(s, i, &s->recorder.ring[(i - 1) % RECORDED_OPERATIONS], out);
+    }
+}
+
+void snapshot_status(const hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
+{
+    const record_t *last = snapshot_last(s);
+    buf_printf(out, "rank\t%d\nsize\t%d\npid\t%d\nstate\t%s\noperations\t%llu\n", ctx->job.rank,
+               ctx->job.size, (int)getpid(), snapshot_state(s), (unsigned long long)s->recorder.n);
+    if (last != NULL) {
+        buf_printf(out, "finished\t%.6f\t%s\t%s\n", snapshot_age_s(s, last->finished),
+                   hvd_op_name((hvd_op_t)last->op), last->name);
+    }
+    buf_printf(out, "in_flight\t%d\n", s->n_in_flight);
+    for (int i = 0; i < s->n_flights; i++) {
+        const flight_t *f = &s->flights[i];
+        buf_printf(out, "flight\t%s\t%.6f\t%s\t%d\t%s\n", f->state, snapshot_age_s(s, f->submitted),
+                   hvd_op_name((hvd_op_t)f->op), f->set, f->name);
+    }
+    if (s->ended.status != HVD_OK) {
+        buf_printf(out, "ended\t%.400s\n", s->ended.text);
+    }
+}
