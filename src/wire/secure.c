@@ -405,8 +405,9 @@ static hvd_status_t read_client_head(secure_t *s, err_t *err)
     const uint8_t *head = s->client_head;
     unsigned record_bytes = (unsigned)head[3] << 8 | head[4];
     unsigned message_bytes = (unsigned)head[6] << 16 | (unsigned)head[7] << 8 | head[8];
-    if (head[0] != SSL3_RT_HANDSHAKE || head[1] != 3 || head[5] != SSL3_MT_CLIENT_HELLO ||
-        record_bytes > CLIENT_HELLO_LIMIT || message_bytes + 4 != record_bytes) {
+    if (head[0] != SSL3_RT_HANDSHAKE || head[1] != 3 || head[2] != 1 ||
+        head[5] != SSL3_MT_CLIENT_HELLO || record_bytes > CLIENT_HELLO_LIMIT ||
+        message_bytes + 4 != record_bytes) {
         return fail(err, HVD_UNAUTHENTICATED,
                     "a client did not begin the TLS handshake that proves the "
                     "job's secret");
