@@ -97,6 +97,7 @@ add_dependencies(test_launched fake_pmix)
 # Programs that start ranks of their own share what the other files of tests/ranks hold.
 file(GLOB rank_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/test_*.c)
 file(GLOB fault_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/fault/test_*.c)
+file(GLOB security_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/security/test_*.c)
 file(GLOB rank_helpers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/*.c)
 list(REMOVE_ITEM rank_helpers ${rank_sources})
 add_library(rank_helpers OBJECT ${rank_helpers})
@@ -107,13 +108,15 @@ foreach(source IN LISTS rank_sources)
     target_link_libraries(${name} PRIVATE rank_helpers)
 endforeach()
 
-# So do those that break something; what they share besides is in the other files of tests/fault.
+# So do those that break something or break in; what they share besides is in the other files of
+# tests/fault.
 file(GLOB fault_helpers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/fault/*.c)
 list(REMOVE_ITEM fault_helpers ${fault_sources})
 add_library(fault_helpers OBJECT ${fault_helpers})
-target_include_directories(fault_helpers PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks)
+target_include_directories(fault_helpers PUBLIC
+    ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks ${CMAKE_CURRENT_SOURCE_DIR}/tests/fault)
 target_link_libraries(fault_helpers PUBLIC hvd_flags)
-foreach(source IN LISTS fault_sources)
+foreach(source IN LISTS fault_sources security_sources)
     hvd_test_program(${source})
     cmake_path(GET source STEM name)
     target_link_libraries(${name} PRIVATE rank_helpers fault_helpers)
