@@ -6,6 +6,7 @@
 #   make demo         a small job on this machine                 make SAN=thread   build-tsan/
 #   make test         all builds, all tests, style                make check-style  style only
 #   make bench        measurements                                make clean        remove builds
+#   make wheel        the Python package, in dist/
 #   make fuzz         every parser, SECONDS=600 each
 .PHONY: all setup demo test bench fuzz clean check-style
 
@@ -37,8 +38,11 @@ fuzz:
 	@tools/build.sh build-fuzz
 	@HVD_FUZZ_SECONDS=$(SECONDS) ctest --test-dir build-fuzz --output-on-failure --parallel "$$(nproc)"
 
+wheel: setup
+	@tools/wheel.sh
+
 check-style:
 	@tools/check-style
 
 clean:
-	rm -rf build build-clang build-asan build-tsan build-fuzz
+	rm -rf build build-clang build-asan build-tsan build-wheel dist build-fuzz

@@ -6,8 +6,9 @@
 #
 # A row is `name | command with arguments | environment | timeout seconds | labels`; lines that are
 # empty or start with # are skipped. In the command a word that names a program of this build
-# becomes its path, and @source@ and @build@ become the two directories. Environment (NAME=value)
-# and labels are separated by blanks and may be empty. Three labels mean something here:
+# becomes its path; there and in the environment @source@ and @build@ become the two directories.
+# Environment (NAME=value) and labels are separated by blanks and may be empty. Three labels mean
+# something here:
 #   serial        no other test runs at the same time
 #   no-sanitize   left out of instrumented builds
 #   once          in the plain build with gcc only: what it tests is not compiled
@@ -48,6 +49,7 @@ function(hvd_test_row row)
     endif()
     string(REPLACE "@source@" "${CMAKE_CURRENT_SOURCE_DIR}" command "${command}")
     string(REPLACE "@build@" "${CMAKE_CURRENT_BINARY_DIR}" command "${command}")
+    string(REPLACE "@build@" "${CMAKE_CURRENT_BINARY_DIR}" environment "${environment}")
     separate_arguments(command UNIX_COMMAND "${command}")
     separate_arguments(environment UNIX_COMMAND "${environment}")
     separate_arguments(labels UNIX_COMMAND "${labels}")

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes a fresh Debian 12 machine ready, and does nothing on one that is: installs what is missing,
-# makes .venv, configures and builds build/. Needs root, or sudo, only when something is missing.
+# makes .venv with what the Python tests need (PyTorch without its GPU parts among it), configures
+# and builds build/, which .venv then sees as the package horovod. Needs root, or sudo, only when
+# something is missing.
 #
 #   tools/setup.sh             everything
 #   tools/setup.sh --no-build  packages and .venv only
@@ -23,6 +25,7 @@ pkg-config          | command -v pkg-config
 libssl-dev          | pkg-config --exists "openssl >= 3"
 libcmocka-dev       | pkg-config --exists cmocka
 python3             | command -v python3
+python3-dev         | has_python_header
 python3-venv        | python3 -c "import ensurepip, venv"
 openssl             | command -v openssl
 openssh-client      | command -v ssh-keygen
@@ -30,6 +33,12 @@ openssh-server      | test -x /usr/sbin/sshd
 iproute2            | PATH=$PATH:/sbin:/usr/sbin command -v ip
 nftables            | PATH=$PATH:/sbin:/usr/sbin command -v nft
 '
+
+has_python_header() {
+    local include
+    include=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    test -e "$include/Python.h"
+}
 
 missing_packages() {
     local package check
@@ -73,6 +82,14 @@ if ! .venv/bin/python -c '' 2>/dev/null; then
     echo "setup: making .venv"
     python3 -m venv --clear .venv
 fi
+site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+echo "$PWD/build/python" >"$site/horovod-build.pth"
+if ! cmp -s tools/requirements.txt .venv/requirements.txt; then
+    echo "setup: installing Python packages"
+    .venv/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements.txt
+    cp tools/requirements.txt .venv/requirements.txt
+fi
+.venv/bin/python tools/install-torch.py
 
 if [ "${1:-}" != --no-build ]; then
     tools/build.sh build

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training: state that survives a change of the ranks, and the loop around the user's code.
+
+A State keeps a committed copy in memory. run_fn() calls the user's function; when a collective
+fails it restores that copy, when hosts change it keeps the state, and either way the job is joined
+anew and the state of rank 0 is given to all. Who notices that hosts changed is the launcher's
+worker service: it calls notification_manager.handle_hosts_updated().
+"""
+import copy
+import functools
+import queue
+
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+
+class HostUpdateResult:
+    """What happened to the hosts; values combine by or."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = removed | added
+
+
+class WorkerNotificationManager:
+    """Passes news about hosts to the states that listen."""
+
+    def __init__(self):
+        self._listeners = []
+
+    def init(self, **_):
+        """Called before each run; a launcher's service may replace it."""
+
+    def register_listener(self, listener):
+        if listener not in self._listeners:
+            self._listeners.append(listener)
+
+    def remove_listener(self, listener):
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def handle_hosts_updated(self, timestamp, update_res):
+        for listener in list(self._listeners):
+            listener.on_hosts_updated(timestamp, update_res)
+
+
+notification_manager = WorkerNotificationManager()
+
+
+class State:
+    """What must be the same on all ranks and survive a failure."""
+
+    def __init__(self, bcast_object, get_rank):
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._host_messages = queue.Queue()
+        self._last_updated_timestamp = 0
+        self._reset_callbacks = []
+
+    def on_reset(self):
+        """After the job was joined anew: forgets old news, then reset() and the callbacks."""
+        self._host_messages = queue.Queue()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp, update_res):
+        """News from the launcher, from any thread."""
+        self._host_messages.put((timestamp, update_res))
+
+    def register_reset_callbacks(self, callbacks):
+        """Functions to call when the number of ranks may have changed."""
+        self._reset_callbacks.extend(callbacks)
+
+    def commit(self):
+        """Saves the state and raises HostsUpdatedInterrupt if hosts have changed."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self):
+        """Raises HostsUpdatedInterrupt on all ranks alike if any news has come to rank 0."""
+        newest, all_updates = self._last_updated_timestamp, HostUpdateResult.no_update
+        while not self._host_messages.empty():
+            timestamp, update = self._host_messages.get()
+            if timestamp > newest:
+                newest = timestamp
+                all_updates |= update
+        before = self._last_updated_timestamp
+        before, self._last_updated_timestamp, all_updates = self._bcast_object(
+            (before, newest, all_updates))
+        if self._last_updated_timestamp > before:
+            raise HostsUpdatedInterrupt(all_updates == HostUpdateResult.removed)
+
+    def save(self):
+        raise NotImplementedError
+
+    def restore(self):
+        raise NotImplementedError
+
+    def sync(self):
+        raise NotImplementedError
+
+    def reset(self):
+        """Called after the job was joined anew, before the callbacks."""
+
+
+class ObjectState(State):
+    """Plain Python values, given by keyword, kept as attributes."""
+
+    def __init__(self, bcast_object, get_rank, **kwargs):
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = copy.deepcopy(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+
+    def save(self):
+        self._saved_state = {name: copy.deepcopy(getattr(self, name))
+                             for name in self._saved_state}
+
+    def restore(self):
+        for name, value in self._saved_state.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self):
+        if self._saved_state:
+            self.save()
+            self._saved_state = self._bcast_object(self._saved_state)
+            self.restore()
+
+
+def run_fn(func, reset):
+    """The elastic loop: func(state, ...) until it returns; reset() joins the job anew."""
+
+    @functools.wraps(func)
+    def wrapper(state, *args, **kwargs):
+        notification_manager.init()
+        notification_manager.register_listener(state)
+        skip_sync = False
+        try:
+            while True:
+                try:
+                    if not skip_sync:
+                        state.sync()
+                    return func(state, *args, **kwargs)
+                except HorovodInternalError:
+                    state.restore()
+                    skip_sync = False
+                except HostsUpdatedInterrupt as interrupt:
+                    skip_sync = interrupt.skip_sync
+                reset()
+                state.on_reset()
+        finally:
+            notification_manager.remove_listener(state)
+
+    return wrapper

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any Python object as bytes through the core: broadcast_object() and allgather_object().
+
+Objects are pickled and unpickled here, inside the users' own processes, whose peers have all proved
+the job's secret; no other service ever reads a pickle. No framework is involved.
+"""
+import io
+import pickle
+
+from horovod import _core
+from horovod.common.process_sets import global_process_set
+
+
+def _dumps(obj):
+    try:
+        import cloudpickle
+    except ImportError:  # functions of __main__ then cannot travel; everything else can
+        return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    buffer = io.BytesIO()
+    cloudpickle.dump(obj, buffer)
+    return buffer.getvalue()
+
+
+def _submit(op, name, dtype, inputs, outputs, process_set, root=0, finish=None):
+    return _core.submit(
+        op, name, dtype, _core.SUM, root, process_set.process_set_id, 1.0, 1.0,
+        inputs, outputs, None, True, outputs, finish,
+    )
+
+
+def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
+    """The object of the root rank (a global rank), on every member."""
+    name = name if name is not None else "object"  # equal on all ranks, whatever they hold
+    is_root = _core.rank() == root_rank
+    data = bytearray(_dumps(obj)) if is_root else bytearray()
+    length = bytearray(len(data).to_bytes(8, "little"))
+    _submit(_core.BROADCAST, f"broadcast.{name}.sz", _core.UINT8, length, length, process_set,
+            root_rank).wait()
+    if not is_root:
+        data = bytearray(int.from_bytes(length, "little"))
+    _submit(_core.BROADCAST, f"broadcast.{name}.t", _core.UINT8, data, data, process_set,
+            root_rank).wait()
+    return obj if is_root else pickle.loads(data)
+
+
+def allgather_object(obj, name=None, process_set=global_process_set):
+    """The objects of all members, as a list in the order of their ranks."""
+    name = name if name is not None else "object"  # equal on all ranks, whatever they hold
+    data = bytearray(_dumps(obj))
+    length = bytearray(len(data).to_bytes(8, "little"))
+    lengths = _gather(f"allgather.{name}.sz", length, process_set)
+    everything = _gather(f"allgather.{name}.t", data, process_set)
+    objects = []
+    start = 0
+    for i in range(0, len(lengths), 8):
+        end = start + int.from_bytes(lengths[i:i + 8], "little")
+        objects.append(pickle.loads(everything[start:end]))
+        start = end
+    return objects
+
+
+def _gather(name, data, process_set):
+    handle = _submit(_core.ALLGATHER, name, _core.UINT8, data, None, process_set,
+                     finish=lambda done: memoryview(done.memory(0)[0]))
+    return handle.wait()

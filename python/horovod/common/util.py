@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small things several packages need."""
+import warnings
+
+from horovod.common.basics import Adasum, Average, Sum
+
+
+def handle_average_backwards_compatibility(op, average):
+    """The reduction meant by `op` and the deprecated `average`."""
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one.")
+        return op
+    if average is None:
+        return Average
+    warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning,
+                  stacklevel=3)
+    return Average if average else Sum
+
+
+def num_rank_is_power_2(num_rank):
+    """Is the number of ranks a power of two?"""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def check_adasum(op, process_set, size):
+    """Refuses what Adasum cannot do."""
+    if op != Adasum:
+        return
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    if not num_rank_is_power_2(size):
+        raise NotImplementedError("Running Adasum with a number of ranks that is no power of two "
+                                  "is not supported.")
+
+
+def split_list(items, n_parts):
+    """The items in n_parts lists of nearly equal length, in order; empty ones are left out."""
+    size, extra = divmod(len(items), n_parts)
+    parts = []
+    start = 0
+    for i in range(n_parts):
+        end = start + size + (1 if i < extra else 0)
+        if end > start:
+            parts.append(items[start:end])
+        start = end
+    return parts

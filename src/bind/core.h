@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// core.h - what the files of the Python extension horovod._core share.
+//
+// The extension is the only door between Python and libhvd: it finds the memory of tensors,
+// submits, waits with the GIL released and turns statuses into exceptions. It knows no framework: a
+// tensor is whatever has data_ptr() and shape (PyTorch), or a buffer (NumPy arrays, bytearray).
+//
+// Threads: everything here runs under the GIL except the waits, which count themselves in
+// core.n_inside; shutdown waits until nobody is inside. One process is one rank, so there is one
+// context; it lives in `core`, and other bindings get its address from context().
+#ifndef HVD_BIND_CORE_H
+#define HVD_BIND_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "hvd.h"
+
+#include <sys/types.h>
+
+// What the engine may still touch after its handle was dropped: tensors, and memory taken for
+// outputs. Freed once the operation is done, under the GIL.
+typedef struct flight {
+    struct flight *next; // among those whose handle was dropped
+    hvd_handle_t id;
+    PyObject *keep;    // inputs and outputs
+    Py_buffer *views;  // of those that are buffers
+    int n_views;
+    size_t element_bytes;
+    int n_outputs;
+    struct output {
+        void *data; // NULL: empty, or not allocated here
+        int n_dims;
+        int64_t shape[HVD_MAX_DIMS];
+    } outputs[];
+} flight_t;
+
+typedef struct core {
+    hvd_ctx_t *ctx;
+    pid_t pid;           // who called init; a forked child must not touch the context
+    uint64_t life;       // counts calls of init: handles of an earlier life are recognised
+    int n_inside;        // threads that wait in the library
+    bool closing;        // shutdown has begun: waits give up
+    flight_t *dropped;   // in flight, but nobody holds the handle
+    PyObject *package;   // folder of the package: frames below it are not the user's
+    PyObject *internal_error;
+    PyObject *not_initialized_error;
+    PyTypeObject *handle_type;
+    PyTypeObject *memory_type;
+    PyObject *s_data_ptr, *s_shape, *s_f_back, *s_co_filename;
+} core_t;
+
+extern core_t core;
+
+// The context of this process, or NULL with an exception set.
+hvd_ctx_t *core_context(void);
+
+// core_error.c: sets the exception a status is told by; text may be NULL, where may be "".
+PyObject *core_raise(hvd_status_t status, const char *text, const char *where);
+// Writes "file:line" of the user's innermost frame, or "".
+void core_where(char *where, size_t bytes);
+
+// core_tensor.c: memory and shape of one tensor. *view_p is to be released if its obj is not NULL.
+bool core_describe(PyObject *tensor, bool writable, void **data_p, int *n_dims_p,
+                   int64_t shape[HVD_MAX_DIMS], Py_buffer *view_p);
+
+// core_handle.c
+PyObject *core_submit(PyObject *module, PyObject *const *args, Py_ssize_t n_args);
+PyObject *core_wait_all(PyObject *module, PyObject *handles);
+void core_sweep_dropped(void);
+extern PyType_Spec core_handle_spec;
+
+// core_memory.c: takes over `data`.
+PyObject *core_memory_new(void *data, size_t bytes);
+extern PyType_Spec core_memory_spec;
+
+// core_rendezvous.c
+PyObject *core_rendezvous_start(PyObject *module, PyObject *args);
+PyObject *core_rendezvous_stop(PyObject *module, PyObject *capsule);
+
+#endif

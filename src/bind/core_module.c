@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// core_module.c - horovod._core: the context of this process, and every question about it.
+//
+// Methods are thin: arguments in, one call of hvd.h, a value or an exception out. Whatever may wait
+// for other ranks releases the GIL. The Python packages under horovod/ are the only callers; what
+// users see is written there.
+#include "bind/core.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+core_t core;
+
+hvd_ctx_t *core_context(void)
+{
+    if (core.ctx == NULL) {
+        core_raise(HVD_NOT_INITIALIZED, "Horovod has not been initialized; use hvd.init().", "");
+    }
+    return core.ctx;
+}
+
+// --- Life ----------------------------------------------------------------------------------------
+
+typedef struct rank_sets {
+    int n;
+    int **ranks;
+    int *sizes;
+} rank_sets_t;
+
+static void sets_free(rank_sets_t *sets)
+{
+    for (int i = 0; sets->ranks != NULL && i < sets->n; i++) {
+        free(sets->ranks[i]);
+    }
+    free(sets->ranks);
+    free(sets->sizes);
+}
+
+// Reads a sequence of ranks; *ranks_p is to be freed.
+static bool read_ranks(PyObject *sequence, int **ranks_p, int *n_p)
+{
+    Py_ssize_t n = PySequence_Size(sequence);
+    int *ranks = n >= 0 ? malloc((size_t)(n > 0 ? n : 1) * sizeof *ranks) : NULL;
+    if (ranks == NULL) {
+        return PyErr_Occurred() ? false : (PyErr_NoMemory(), false);
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        ranks[i] = item != NULL ? (int)PyLong_AsLong(item) : 0;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) {
+            free(ranks);
+            return false;
+        }
+    }
+    *ranks_p = ranks;
+    *n_p = (int)n;
+    return true;
+}
+
+static bool read_sets(PyObject *sequence, rank_sets_t *sets)
+{
+    *sets = (rank_sets_t){0};
+    Py_ssize_t n = PySequence_Size(sequence);
+    if (n < 0) {
+        return false;
+    }
+    sets->ranks = calloc((size_t)n + 1, sizeof *sets->ranks);
+    sets->sizes = calloc((size_t)n + 1, sizeof *sets->sizes);
+    if (sets->ranks == NULL || sets->sizes == NULL) {
+        PyErr_NoMemory();
+        sets_free(sets);
+        return false;
+    }
+    sets->n = (int)n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        bool read = item != NULL && read_ranks(item, &sets->ranks[i], &sets->sizes[i]);
+        Py_XDECREF(item);
+        if (!read) {
+            sets_free(sets);
+            return false;
+        }
+    }
+    return true;
+}
+
+static PyObject *init(PyObject *module, PyObject *process_sets)
+{
+    (void)module;
+    if (core.ctx != NULL && core.pid != getpid()) {
+        core.ctx = NULL; // of the parent, which goes on using it
+        core.dropped = NULL;
+    }
+    if (core.ctx != NULL) {
+        Py_RETURN_NONE;
+    }
+    rank_sets_t sets;
+    if (!read_sets(process_sets, &sets)) {
+        return NULL;
+    }
+    hvd_options_t options = {
+        .process_sets = (const int *const *)sets.ranks,
+        .process_set_sizes = sets.sizes,
+        .n_process_sets = sets.n,
+    };
+    char text[HVD_TEXT_BYTES] = "";
+    hvd_ctx_t *ctx = NULL;
+    hvd_status_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = hvd_init(&options, &ctx, text, sizeof text);
+    Py_END_ALLOW_THREADS
+    sets_free(&sets);
+    if (status != HVD_OK) {
+        return core_raise(status, text, "");
+    }
+    core.ctx = ctx;
+    core.pid = getpid();
+    core.life++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *shutdown(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_ctx_t *ctx = core.ctx;
+    if (ctx == NULL || core.closing || core.pid != getpid()) {
+        Py_RETURN_NONE;
+    }
+    core.closing = true;
+    while (core.n_inside > 0) { // they look up at the end of each slice of their wait
+        Py_BEGIN_ALLOW_THREADS
+        usleep(1000);
+        Py_END_ALLOW_THREADS
+    }
+    Py_BEGIN_ALLOW_THREADS
+    hvd_shutdown(ctx);
+    Py_END_ALLOW_THREADS
+    core.ctx = NULL;
+    core.closing = false;
+    core_sweep_dropped();
+    Py_RETURN_NONE;
+}
+
+static PyObject *is_initialized(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyBool_FromLong(core.ctx != NULL && core.pid == getpid());
+}
+
+static PyObject *context(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyLong_FromVoidPtr(core.ctx);
+}
+
+static PyObject *health(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_ctx_t *ctx = core_context();
+    if (ctx == NULL) {
+        return NULL;
+    }
+    char text[HVD_TEXT_BYTES] = "";
+    hvd_status_t status = hvd_health(ctx, text, sizeof text);
+    return Py_BuildValue("(ss)", hvd_status_name(status), text);
+}
+
+// --- Who am I ------------------------------------------------------------------------------------
+
+#define QUESTION(name)                                                 \
+    static PyObject *name(PyObject *module, PyObject *unused)          \
+    {                                                                  \
+        (void)module;                                                  \
+        (void)unused;                                                  \
+        hvd_ctx_t *ctx = core_context();                               \
+        return ctx != NULL ? PyLong_FromLong(hvd_##name(ctx)) : NULL;  \
+    }
+
+QUESTION(rank)
+QUESTION(size)
+QUESTION(local_rank)
+QUESTION(local_size)
+QUESTION(cross_rank)
+QUESTION(cross_size)
+
+static PyObject *is_homogeneous(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_ctx_t *ctx = core_context();
+    return ctx != NULL ? PyBool_FromLong(hvd_is_homogeneous(ctx)) : NULL;
+}
+
+static PyObject *config(PyObject *module, PyObject *name)
+{
+    (void)module;
+    hvd_ctx_t *ctx = core_context();
+    const char *env_name = ctx != NULL ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    if (env_name == NULL) {
+        return NULL;
+    }
+    char value[HVD_TEXT_BYTES] = "";
+    const char *origin = "";
+    hvd_status_t status = hvd_config(ctx, env_name, value, sizeof value, &origin);
+    return status == HVD_OK ? Py_BuildValue("(ss)", value, origin) : core_raise(status, NULL, "");
+}
+
+// --- Process sets --------------------------------------------------------------------------------
+
+static PyObject *process_set_add(PyObject *module, PyObject *sequence)
+{
+    (void)module;
+    hvd_ctx_t *ctx = core_context();
+    int *ranks;
+    int n;
+    if (ctx == NULL || !read_ranks(sequence, &ranks, &n)) {
+        return NULL;
+    }
+    char text[HVD_TEXT_BYTES] = "";
+    int id = -1;
+    hvd_status_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = hvd_process_set_add(ctx, ranks, n, &id, text, sizeof text);
+    Py_END_ALLOW_THREADS
+    free(ranks);
+    return status == HVD_OK ? PyLong_FromLong(id) : core_raise(status, text, "");
+}
+
+static PyObject *process_set_remove(PyObject *module, PyObject *id_object)
+{
+    (void)module;
+    hvd_ctx_t *ctx = core_context();
+    int id = ctx != NULL ? (int)PyLong_AsLong(id_object) : 0;
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    char text[HVD_TEXT_BYTES] = "";
+    hvd_status_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = hvd_process_set_remove(ctx, id, text, sizeof text);
+    Py_END_ALLOW_THREADS
+    if (status != HVD_OK) {
+        return core_raise(status, text, "");
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *ints_as_list(const int *values, int n)
+{
+    PyObject *list = PyList_New(n);
+    for (int i = 0; list != NULL && i < n; i++) {
+        PyList_SetItem(list, i, PyLong_FromLong(values[i]));
+    }
+    return list;
+}
+
+static PyObject *process_set_ids(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_ctx_t *ctx = core_context();
+    if (ctx == NULL) {
+        return NULL;
+    }
+    int n = hvd_process_set_count(ctx);
+    int *ids = malloc((size_t)n * sizeof *ids);
+    if (ids == NULL) {
+        return PyErr_NoMemory();
+    }
+    hvd_status_t status = hvd_process_set_ids(ctx, ids, n);
+    PyObject *list = status == HVD_OK ? ints_as_list(ids, n) : core_raise(status, NULL, "");
+    free(ids);
+    return list;
+}
+
+static PyObject *process_set_ranks(PyObject *module, PyObject *id_object)
+{
+    (void)module;
+    hvd_ctx_t *ctx = core_context();
+    int id = ctx != NULL ? (int)PyLong_AsLong(id_object) : 0;
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    int n = hvd_process_set_size(ctx, id);
+    if (n < 0) {
+        return core_raise((hvd_status_t)n, NULL, "");
+    }
+    int *ranks = malloc((size_t)n * sizeof *ranks);
+    if (ranks == NULL) {
+        return PyErr_NoMemory();
+    }
+    hvd_status_t status = hvd_process_set_ranks(ctx, id, ranks, n);
+    PyObject *list = status == HVD_OK ? ints_as_list(ranks, n) : core_raise(status, NULL, "");
+    free(ranks);
+    return list;
+}
+
+// --- Seeing inside -------------------------------------------------------------------------------
+
+static PyObject *timeline_start(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *path;
+    int mark_cycles;
+    hvd_ctx_t *ctx = core_context();
+    if (ctx == NULL || !PyArg_ParseTuple(args, "sp", &path, &mark_cycles)) {
+        return NULL;
+    }
+    hvd_status_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = hvd_timeline_start(ctx, path, mark_cycles != 0);
+    Py_END_ALLOW_THREADS
+    return PyUnicode_FromString(hvd_status_name(status));
+}
+
+static PyObject *timeline_stop(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_ctx_t *ctx = core_context();
+    if (ctx == NULL) {
+        return NULL;
+    }
+    hvd_status_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = hvd_timeline_stop(ctx);
+    Py_END_ALLOW_THREADS
+    return PyUnicode_FromString(hvd_status_name(status));
+}
+
+static PyObject *version(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(hvd_version());
+}
+
+// --- The module ----------------------------------------------------------------------------------
+
+static PyMethodDef methods[] = {
+    {"init", init, METH_O, "init(process_sets): joins the job; static sets as lists of ranks."},
+    {"shutdown", shutdown, METH_NOARGS, "shutdown(): leaves the job."},
+    {"is_initialized", is_initialized, METH_NOARGS, "is_initialized() -> bool"},
+    {"context", context, METH_NOARGS, "context(): address of the hvd_ctx_t, for other bindings."},
+    {"health", health, METH_NOARGS, "health(): (status name, sentence)."},
+    {"rank", rank, METH_NOARGS, "rank() -> int"},
+    {"size", size, METH_NOARGS, "size() -> int"},
+    {"local_rank", local_rank, METH_NOARGS, "local_rank() -> int"},
+    {"local_size", local_size, METH_NOARGS, "local_size() -> int"},
+    {"cross_rank", cross_rank, METH_NOARGS, "cross_rank() -> int"},
+    {"cross_size", cross_size, METH_NOARGS, "cross_size() -> int"},
+    {"is_homogeneous", is_homogeneous, METH_NOARGS, "is_homogeneous() -> bool"},
+    {"config", config, METH_O, "config(name): (value, origin) of a knob."},
+    {"process_set_add", process_set_add, METH_O, "process_set_add(ranks) -> id; collective."},
+    {"process_set_remove", process_set_remove, METH_O, "process_set_remove(id); collective."},
+    {"process_set_ids", process_set_ids, METH_NOARGS, "process_set_ids() -> list"},
+    {"process_set_ranks", process_set_ranks, METH_O, "process_set_ranks(id) -> list"},
+    {"timeline_start", timeline_start, METH_VARARGS,
+     "timeline_start(path, mark_cycles) -> status name"},
+    {"timeline_stop", timeline_stop, METH_NOARGS, "timeline_stop() -> status name"},
+    {"version", version, METH_NOARGS, "version() of libhvd"},
+    {"submit", (PyCFunction)(void (*)(void))core_submit, METH_FASTCALL,
+     "submit(op, name, dtype, reduce, root, process_set, prescale, postscale, inputs, outputs,\n"
+     "splits, waits, result, finish) -> Handle\n\n"
+     "inputs: a tensor, a tuple of them, or None; outputs: alike, or None to have memory made.\n"
+     "The handle's wait() returns result, or finish(handle)."},
+    {"wait_all", core_wait_all, METH_O, "wait_all(handles) -> list of results"},
+    {"rendezvous_start", core_rendezvous_start, METH_VARARGS,
+     "rendezvous_start(address, port, secret) -> (server, port)"},
+    {"rendezvous_stop", core_rendezvous_stop, METH_O, "rendezvous_stop(server)"},
+    {NULL, NULL, 0, NULL},
+};
+
+typedef struct constant {
+    const char *name;
+    int value;
+} constant_t;
+
+static const constant_t constants[] = {
+    {"ALLREDUCE", HVD_ALLREDUCE},
+    {"ALLGATHER", HVD_ALLGATHER},
+    {"BROADCAST", HVD_BROADCAST},
+    {"ALLTOALL", HVD_ALLTOALL},
+    {"REDUCESCATTER", HVD_REDUCESCATTER},
+    {"BARRIER", HVD_BARRIER},
+    {"JOIN", HVD_JOIN},
+    {"AVERAGE", HVD_AVERAGE},
+    {"SUM", HVD_SUM},
+    {"ADASUM", HVD_ADASUM},
+    {"MIN", HVD_MIN},
+    {"MAX", HVD_MAX},
+    {"PRODUCT", HVD_PRODUCT},
+    {"UINT8", HVD_UINT8},
+    {"INT8", HVD_INT8},
+    {"UINT16", HVD_UINT16},
+    {"INT16", HVD_INT16},
+    {"INT32", HVD_INT32},
+    {"INT64", HVD_INT64},
+    {"FLOAT16", HVD_FLOAT16},
+    {"FLOAT32", HVD_FLOAT32},
+    {"FLOAT64", HVD_FLOAT64},
+    {"BOOL", HVD_BOOL},
+    {"BFLOAT16", HVD_BFLOAT16},
+};
+
+static bool import_errors(void)
+{
+    PyObject *exceptions = PyImport_ImportModule("horovod.common.exceptions");
+    if (exceptions == NULL) {
+        return false;
+    }
+    core.internal_error = PyObject_GetAttrString(exceptions, "HorovodInternalError");
+    core.not_initialized_error = PyObject_GetAttrString(exceptions, "NotInitializedError");
+    core.package = PyObject_GetAttrString(exceptions, "PACKAGE_FOLDER");
+    Py_DECREF(exceptions);
+    return core.internal_error != NULL && core.not_initialized_error != NULL &&
+           core.package != NULL;
+}
+
+static bool make_names(void)
+{
+    core.s_data_ptr = PyUnicode_InternFromString("data_ptr");
+    core.s_shape = PyUnicode_InternFromString("shape");
+    core.s_f_back = PyUnicode_InternFromString("f_back");
+    core.s_co_filename = PyUnicode_InternFromString("co_filename");
+    return core.s_data_ptr != NULL && core.s_shape != NULL && core.s_f_back != NULL &&
+           core.s_co_filename != NULL;
+}
+
+static bool add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type_p)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    *type_p = (PyTypeObject *)type;
+    return type != NULL && PyModule_AddObjectRef(module, strrchr(spec->name, '.') + 1, type) == 0;
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "horovod._core",
+    .m_doc = "The C core, as the packages of horovod use it.",
+    .m_size = -1,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__core(void); // the interpreter finds it by name
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || !import_errors() || !make_names() ||
+        !add_type(module, &core_handle_spec, &core.handle_type) ||
+        !add_type(module, &core_memory_spec, &core.memory_type)) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) {
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) != 0) {
+            Py_DECREF(module);
+            return NULL;
+        }
+    }
+    return module;
+}

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs test functions as jobs of real ranks: every rank is a process of its own.
+
+    from ranks import run_ranks
+    results = run_ranks(2, "test_file", "function", arg, ...)
+
+The function lives in a module of this folder tree, is called on every rank, and its return values
+come back by rank. A rank that fails makes run_ranks() fail with that rank's output.
+"""
+import os
+import pathlib
+import pickle
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+
+from horovod import _core
+
+HERE = pathlib.Path(__file__).resolve().parent
+TIMEOUT_S = 120
+
+
+class RankFailed(AssertionError):
+    """Some ranks ended with an error; the message has their output."""
+
+
+def _rank_main():
+    folder, module, function, job_file, result_file = sys.argv[1:]
+    sys.path[:0] = [folder, str(HERE)]
+    with open(job_file, "rb") as file:
+        args = pickle.load(file)
+    value = getattr(__import__(module), function)(*args)
+    with open(result_file, "wb") as file:
+        pickle.dump(value, file)
+
+
+def _environment(rank, size, port, secret_file, hosts, extra):
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("HOROVOD_")}
+    environment.update({
+        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
+        "HOROVOD_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_SECRET_FILE": str(secret_file), "HOROVOD_HOSTNAME": f"host{rank % hosts}",
+        "OMP_NUM_THREADS": "1",
+    })
+    environment.update(extra or {})
+    return environment
+
+
+def run_ranks(size, module, function, *args, env=None, hosts=1, timeout_s=TIMEOUT_S, codes=None):
+    """Calls module.function(*args) on `size` ranks; their return values by rank.
+
+    module: a path below this folder without .py, as "torch/test_ops". hosts: how many hosts the
+    ranks pretend to be on. codes: expected exit codes by rank; ranks that do not end with 0 return
+    their output instead of a value.
+    """
+    codes = codes or [0] * size
+    folder, _, name = str(HERE / module).rpartition("/")
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        secret = secrets.token_bytes(32)
+        secret_file = scratch / "secret"
+        secret_file.touch(mode=0o600)
+        secret_file.write_text(secret.hex())
+        (scratch / "args").write_bytes(pickle.dumps(args))
+        server, port = _core.rendezvous_start(None, 0, secret)
+        ranks = []
+        try:
+            for rank in range(size):
+                output = open(scratch / f"out{rank}", "wb")
+                ranks.append(subprocess.Popen(
+                    [sys.executable, str(HERE / "ranks.py"), folder, name, function,
+                     str(scratch / "args"), str(scratch / f"result{rank}")],
+                    env=_environment(rank, size, port, secret_file, hosts, env),
+                    stdout=output, stderr=subprocess.STDOUT))
+                output.close()
+            _wait_for(ranks, timeout_s)
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+            _core.rendezvous_stop(server)
+        outputs = [(scratch / f"out{rank}").read_text(errors="replace") for rank in range(size)]
+        found = [process.returncode for process in ranks]
+        if found != codes:
+            parts = [f"--- rank {rank} ended with {found[rank]}\n{outputs[rank][-6000:]}"
+                     for rank in range(size)]
+            raise RankFailed(f"{module}.{function} on {size} ranks\n" + "\n".join(parts))
+        return [pickle.loads((scratch / f"result{rank}").read_bytes()) if codes[rank] == 0
+                else outputs[rank] for rank in range(size)]
+
+
+def _wait_for(ranks, timeout_s):
+    """Until all have ended, or some seconds after the first has failed, or time is up."""
+    deadline = time.monotonic() + timeout_s
+    failed_at = None
+    while any(process.poll() is None for process in ranks):
+        now = time.monotonic()
+        if failed_at is None and any(process.poll() not in (None, 0) for process in ranks):
+            failed_at = now
+        if now > deadline or (failed_at is not None and now > failed_at + 30):
+            return
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    _rank_main()

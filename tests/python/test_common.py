@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.common and the extension, without any framework: 1, 2 and 3 ranks."""
+import array
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from horovod import _core
+from horovod.common import basics, elastic, objects, util
+from horovod.common.compression import NoneCompressor, make_compression
+from horovod.common.exceptions import (HorovodInternalError, HostsUpdatedInterrupt,
+                                       NotInitializedError)
+from horovod.common.process_sets import (ProcessSet, add_process_set, global_process_set,
+                                         remove_process_set)
+from ranks import RankFailed, run_ranks
+
+THIS = "test_common"
+
+
+def submit(op, name, data, output, finish=None, reduce=_core.SUM, root=0, set_id=0, scale=1.0,
+           splits=None, dtype=_core.FLOAT32):
+    return _core.submit(op, name, dtype, reduce, root, set_id, scale, 1.0, data, output, splits,
+                        False, output, finish)
+
+
+def floats(*values):
+    return array.array("f", values)
+
+
+# --- On every rank --------------------------------------------------------------------------------
+
+
+def basics_on_a_rank():
+    with pytest.raises(NotInitializedError, match="use hvd.init()"):
+        basics.rank()
+    with pytest.raises(ValueError):
+        basics.size()
+    basics.init()
+    basics.init()  # does nothing
+    assert basics.is_initialized() and basics.is_homogeneous()
+    assert basics.size() == int(os.environ["HOROVOD_SIZE"])
+    assert basics.local_size() * basics.cross_size() == basics.size()
+    assert global_process_set.ranks == list(range(basics.size()))
+    assert global_process_set.included() and global_process_set.rank() == basics.rank()
+    assert basics.gloo_built() and not basics.mpi_enabled() and basics.nccl_built() == 0
+    with pytest.raises(ValueError, match="MPI is not enabled"):
+        basics.mpi_threads_supported()
+    with pytest.raises(ValueError, match="HOROVOD_TIMELINE=DYNAMIC"):
+        basics.start_timeline("timeline.json")
+    rank = basics.rank()
+    basics.shutdown()
+    assert not basics.is_initialized()
+    return rank
+
+
+def operations_on_a_rank():
+    basics.init()
+    rank, size = basics.rank(), basics.size()
+    data = floats(rank, 1)
+    submit(_core.ALLREDUCE, "sum", data, data).wait()
+    assert list(data) == [sum(range(size)), size]
+    separate = floats(0, 0)
+    submit(_core.ALLREDUCE, "mean", floats(rank, 1), separate, reduce=_core.AVERAGE).wait()
+    assert list(separate) == [sum(range(size)) / size, 1]
+    submit(_core.ALLREDUCE, "scaled", floats(1, 1), separate, scale=0.5).wait()
+    assert list(separate) == [size / 2, size / 2]
+
+    group = (floats(1), floats(2, 3))
+    assert submit(_core.ALLREDUCE, "group", group, group).wait() is group
+    assert [list(part) for part in group] == [[size], [2 * size, 3 * size]]
+
+    def gathered(handle):
+        memory, shape = handle.memory(0)
+        assert shape == (sum(range(1, size + 1)),)
+        return list(memoryview(memory).cast("B").cast("f"))
+
+    mine = floats(*[rank] * (rank + 1))
+    handle = submit(_core.ALLGATHER, "gather", mine, None, gathered)
+    expected = [float(r) for r in range(size) for _ in range(r + 1)]
+    assert handle.wait() == expected and handle.wait() == expected and handle.poll()
+    handle = submit(_core.ALLTOALL, "all to all", floats(*range(size)), None,
+                    lambda done: (done.received_splits, list(memoryview(done.memory(0)[0])
+                                                             .cast("B").cast("f"))),
+                    splits=[1] * size)
+    assert handle.wait() == ((1,) * size, [float(rank)] * size)
+    results = _core.wait_all([submit(_core.ALLREDUCE, f"many {i}", floats(i), floats(0))
+                              for i in range(100)])
+    assert [list(result) for result in results] == [[i * size] for i in range(100)]
+    handle = _core.submit(_core.JOIN, None, _core.UINT8, 0, 0, 0, 1.0, 1.0, None, None, None, True,
+                          None, lambda done: done.last_joined)
+    assert 0 <= handle.wait() < size
+    return "operations_on_a_rank" not in handle.where and __file__ in handle.where
+
+
+def dropped_handles_on_a_rank():
+    basics.init()
+    size = basics.size()
+    for i in range(200):
+        submit(_core.ALLREDUCE, f"dropped {i}", floats(*range(64)), floats(*range(64)))
+        submit(_core.ALLGATHER, f"dropped gather {i}", floats(*range(64)), None, lambda done: None)
+    data = floats(1)
+    submit(_core.ALLREDUCE, "kept", data, data).wait()
+    assert list(data) == [size]
+    pending = submit(_core.ALLREDUCE, f"alone {basics.rank()}", floats(1), floats(1))
+    if size > 1:
+        with pytest.raises((TimeoutError, HorovodInternalError)):  # the other may shut down first
+            pending.wait(0.05)
+    basics.shutdown()
+    if size > 1:
+        with pytest.raises(HorovodInternalError, match="Horovod has been shut down."):
+            pending.wait()
+    assert pending.poll()
+    basics.init()
+    submit(_core.ALLREDUCE, "again", data, data).wait()
+    return list(data) == [size * size]
+
+
+def errors_on_a_rank():
+    basics.init()
+    rank, size = basics.rank(), basics.size()
+    with pytest.raises(ValueError, match="invalid root rank 17"):
+        submit(_core.BROADCAST, "root", floats(1), floats(1), root=17)
+    with pytest.raises(ValueError, match="does not exist, or has not been registered"):
+        submit(_core.ALLREDUCE, "set", floats(1), floats(1), set_id=5)
+    with pytest.raises(HorovodInternalError, match="only supports AVERAGE and SUM"):
+        submit(_core.REDUCESCATTER, "min", floats(1), None, reduce=_core.MIN)
+    with pytest.raises(BufferError):
+        submit(_core.ALLREDUCE, "frozen", b"1234", b"1234")
+    if size > 1:
+        if rank == 0:  # the others come later, so the first is still in flight
+            first = submit(_core.ALLREDUCE, "twice", floats(1), floats(1))
+            with pytest.raises(ValueError, match="same name as another tensor"):
+                submit(_core.ALLREDUCE, "twice", floats(1), floats(1))
+        objects.allgather_object(rank)
+        if rank != 0:
+            first = submit(_core.ALLREDUCE, "twice", floats(1), floats(1))
+        first.wait()
+        bad = submit(_core.ALLREDUCE, "shapes", floats(*range(3 + rank)), floats(*range(3 + rank)))
+        with pytest.raises(HorovodInternalError, match="Mismatched") as caught:
+            bad.wait()
+        assert caught.value.status == "HVD_MISMATCH"
+        assert f"{__file__}:" in str(caught.value) and "try:" in str(caught.value)
+        with pytest.raises(HorovodInternalError, match="Mismatched"):
+            _core.wait_all([bad])
+    return True
+
+
+def process_sets_on_a_rank():
+    basics.init(process_sets="dynamic")
+    rank, size = basics.rank(), basics.size()
+    with pytest.raises(ValueError):
+        ProcessSet(["a"])
+    with pytest.raises(ValueError):
+        add_process_set(range(size))
+    if size > 1:
+        odd = add_process_set([1])
+        assert str(odd) == "ProcessSet(process_set_id=1, ranks=[1], mpi_comm=None)"
+        assert odd.size() == 1 and odd.included() == (rank == 1)
+        if rank == 1:
+            assert odd.rank() == 0
+            data = floats(3)
+            submit(_core.ALLREDUCE, "in the set", data, data, set_id=odd.process_set_id).wait()
+            assert list(data) == [3]
+        else:
+            with pytest.raises(ValueError, match="not part of provided process set"):
+                odd.rank()
+            with pytest.raises(ValueError, match="not a member of the provided process set"):
+                submit(_core.ALLREDUCE, "x", floats(1), floats(1), set_id=odd.process_set_id)
+        assert remove_process_set(odd) and not remove_process_set(odd)
+        assert odd.process_set_id is None and odd.size() is None and odd.rank() is None
+    assert not remove_process_set(global_process_set)
+    basics.shutdown()
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "0"
+    if size > 1:
+        twins = [ProcessSet([0, 1]), ProcessSet([1, 0])]
+        with pytest.raises(ValueError, match=r"process_sets\[1\]"):
+            basics.init(process_sets=twins)
+        two = [ProcessSet([0]), ProcessSet([1])]
+        basics.init(process_sets=two)
+        assert [each.process_set_id for each in two] == [1, 2]
+        with pytest.raises(ValueError, match="after init"):
+            add_process_set([0])
+    return True
+
+
+def objects_on_a_rank():
+    basics.init()
+    rank, size = basics.rank(), basics.size()
+    root = size - 1
+    thing = {"rank": rank, "blob": os.urandom(1000 * rank), "nested": [None, 1.5, "ü"]}
+    assert objects.broadcast_object(thing, root)["rank"] == root
+    everything = objects.allgather_object((rank, "x" * rank))
+    assert everything == [(r, "x" * r) for r in range(size)]
+    assert objects.broadcast_object(None if rank else [], 0) == []
+    return True
+
+
+def waits_in_threads_on_a_rank():
+    basics.init()
+    size = basics.size()
+    wrong = []
+
+    def work(thread):
+        for i in range(50):
+            data = floats(i)
+            submit(_core.ALLREDUCE, f"thread {thread}.{i}", data, data).wait()
+            if list(data) != [i * size]:
+                wrong.append((thread, i, list(data)))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stuck = submit(_core.ALLREDUCE, f"never {basics.rank()}", floats(1), floats(1))
+    seen = []
+
+    def wait():
+        try:
+            stuck.wait()
+        except HorovodInternalError as error:
+            seen.append(str(error))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    basics.shutdown()
+    waiter.join(60)
+    assert not waiter.is_alive()
+    return not wrong and (size == 1 or "shut down" in seen[0])
+
+
+def fork_on_a_rank():
+    basics.init()
+    child = os.fork()
+    if child == 0:
+        try:
+            assert not basics.is_initialized()
+            submit(_core.ALLREDUCE, "child", floats(1), floats(1))
+        except HorovodInternalError as error:
+            os._exit(0 if error.status == "HVD_FORKED" else 3)
+        os._exit(4)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    data = floats(1)
+    submit(_core.ALLREDUCE, "parent", data, data).wait()
+    return code == 0 and list(data) == [basics.size()]
+
+
+def one_rank_dies():
+    basics.init()
+    data = floats(1)
+    for i in range(20):
+        submit(_core.ALLREDUCE, f"together {i}", data, data).wait()
+        time.sleep(0.05)
+    if basics.rank() == 1:
+        os._exit(7)
+    submit(_core.ALLREDUCE, "waits", data, data).wait()
+
+
+# --- The tests ------------------------------------------------------------------------------------
+
+ON_RANKS = ["basics_on_a_rank", "operations_on_a_rank", "dropped_handles_on_a_rank",
+            "errors_on_a_rank", "process_sets_on_a_rank", "objects_on_a_rank",
+            "waits_in_threads_on_a_rank", "fork_on_a_rank"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("function", ON_RANKS)
+def test_on_ranks(function, size):
+    results = run_ranks(size, THIS, function)
+    assert all(result is not False for result in results)
+
+
+def test_over_tcp():
+    assert run_ranks(2, THIS, "operations_on_a_rank", hosts=2) == [True, True]
+
+
+def test_a_lost_rank_is_named():
+    output = run_ranks(2, THIS, "one_rank_dies", codes=[1, 7])[0]
+    assert "HorovodInternalError" in output and "rank 1" in output
+    assert "submitted at" in output and f"{THIS}.py:" in output
+
+
+def test_the_helper_notices_failures():
+    with pytest.raises(RankFailed, match="rank 1 ended with 7"):
+        run_ranks(2, THIS, "one_rank_dies")
+
+
+def test_average_and_op():
+    assert util.handle_average_backwards_compatibility(None, None) == basics.Average
+    assert util.handle_average_backwards_compatibility(basics.Max, None) == basics.Max
+    with pytest.warns(DeprecationWarning):
+        assert util.handle_average_backwards_compatibility(None, False) == basics.Sum
+    with pytest.raises(ValueError):
+        util.handle_average_backwards_compatibility(basics.Sum, True)
+
+
+def test_split_list():
+    assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]
+    assert util.split_list([1, 2], 5) == [[1], [2]]
+
+
+def test_init_refuses_communicators():
+    with pytest.raises(ValueError, match="comm"):
+        basics.init(comm=3)
+    with pytest.raises(ValueError, match="process sets"):
+        basics.init(comm=[0, 1])
+
+
+def test_compression():
+    class Number:
+        def __init__(self, value, dtype):
+            self.value, self.dtype = value, dtype
+
+    compression = make_compression("half", "bfloat16", lambda t: t.dtype != "int",
+                                   lambda t, dtype: Number(t.value, dtype))
+    sent, ctx = compression.fp16.compress(Number(1, "single"))
+    assert sent.dtype == "half" and ctx == "single"
+    assert compression.fp16.decompress(sent, ctx).dtype == "single"
+    whole = Number(1, "int")
+    assert compression.bf16.compress(whole) == (whole, None)
+    assert compression.none is NoneCompressor and compression.none.compress(whole)[0] is whole
+
+
+def test_elastic_state_and_loop():
+    state = elastic.ObjectState(lambda value: value, lambda: 0, batch=0, log=[])
+    steps = []
+    resets = []
+    state.register_reset_callbacks([lambda: resets.append("callback")])
+
+    def train(the_state):
+        while the_state.batch < 4:
+            the_state.batch += 1
+            the_state.log.append(the_state.batch)
+            steps.append(the_state.batch)
+            if len(steps) == 3:
+                raise HorovodInternalError("lost")
+            if len(steps) == 4:
+                elastic.notification_manager.handle_hosts_updated(
+                    1, elastic.HostUpdateResult.added)
+            if the_state.batch % 2 == 0:
+                the_state.commit()
+        return "done"
+
+    assert elastic.run_fn(train, lambda: resets.append("reset"))(state) == "done"
+    assert steps == [1, 2, 3, 3, 4]
+    assert state.log == [1, 2, 3, 4]
+    assert resets == ["reset", "callback"] * 2
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.on_hosts_updated(2, elastic.HostUpdateResult.removed)
+        state.check_host_updates()
+    assert caught.value.skip_sync
+    assert "horovod.torch" not in sys.modules
