@@ -143,7 +143,10 @@ const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES
         return text;
     }
     if (!read_process(peers->of[rank].pid, &process)) {
-        snprintf(text, PEER_TEXT_BYTES, "its process has ended");
+        snprintf(text, PEER_TEXT_BYTES, "its process has ended%s",
+                 peer_oom_kills() > peers->n_oom_kills
+                     ? "; the kernel's OOM killer has killed a process on this host meanwhile"
+                     : "");
         return text;
     }
     if (process.started != peers->of[rank].started) {

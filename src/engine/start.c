@@ -12,9 +12,11 @@
 
 #include "wire/codec.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define DRAIN_NS (5 * NS_PER_S)
@@ -134,6 +136,44 @@ static hvd_status_t meet(hvd_ctx_t *ctx, const hvd_options_t *options, answers_t
     buf_free(&card);
     check_homogeneous(ctx);
     return status;
+}
+
+// --- Descriptors ---------------------------------------------------------------------------------
+
+#define OWN_DESCRIPTORS 12 // listeners, event loop, wake-ups, and a few to spare
+#define MOST_PEERS 32      // a rank rarely speaks to more of them directly
+
+static int count_open_files(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int n = 0;
+
+    while (folder != NULL && readdir(folder) != NULL) {
+        n++;
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return MAX(n - 3, 0); // ".", ".." and the folder itself
+}
+
+// Better now, in a sentence with numbers, than in the middle of the work.
+static hvd_status_t check_descriptors(const hvd_ctx_t *ctx, err_t *err)
+{
+    int needed = OWN_DESCRIPTORS + 2 * MIN(ctx->job.size - 1, MOST_PEERS);
+    int open = count_open_files();
+    struct rlimit limit;
+
+    if (ctx->job.size == 1 || getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+        limit.rlim_cur == RLIM_INFINITY || (rlim_t)open + (rlim_t)needed <= limit.rlim_cur) {
+        return HVD_OK;
+    }
+    return fail(err, HVD_SYSTEM,
+                "rank %d needs about %d file descriptors, but %d of the %llu it may have are in "
+                "use: raise the limit (ulimit -n %d, LimitNOFILE= or docker --ulimit nofile) or "
+                "close files before init",
+                ctx->job.rank, needed, open, (unsigned long long)limit.rlim_cur,
+                MAX(1024, 2 * (open + needed)));
 }
 
 // --- Links ---------------------------------------------------------------------------------------
@@ -383,6 +423,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(read_knobs(ctx, options, err), out);
     TRY(boot_open(&ctx->config, &ctx->log, &ctx->job, &ctx->boot, err), out);
     ctx->log.rank = ctx->job.rank;
+    TRY(check_descriptors(ctx, err), out);
     size_t n = (size_t)ctx->job.size;
     ctx->host_of = calloc(n, sizeof *ctx->host_of);
     ctx->peers = (peers_t){

@@ -57,6 +57,10 @@ static void describe_progress(const coord_progress_t *progress, char *text, size
 
 static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *text, size_t bytes)
 {
+    static const char *const guesses[] = {
+        "its process is stopped, or gets no time to run",
+        "its process is stopped or gets no time to run, or the network to it is cut",
+    };
     char who[PEER_TEXT_BYTES], state[PEER_TEXT_BYTES], doing[192];
     bool here = ctx->host_of[d->rank] == ctx->host_of[ctx->job.rank];
 
@@ -64,10 +68,8 @@ static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *te
     peer_state(&ctx->peers, d->rank, state);
     describe_progress(d->progress, doing, sizeof doing);
     if (state[0] == '\0') {
-        snprintf(state, sizeof state, "%s",
-                 here ? "its process is stopped or gets no time to run"
-                      : "its host still answers, so its process is stopped, or gets no time to "
-                        "run");
+        // A cut network would have been noticed before a rank is given up; see net/tcp_probe.c.
+        snprintf(state, sizeof state, "%s", guesses[!here && d->status != HVD_PEER_LOST]);
     }
     snprintf(text, bytes, "%s has been silent for %.1f s: %s%s", who,
              (double)d->silent_ns / (double)NS_PER_S, state, doing);

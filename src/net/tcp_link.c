@@ -47,7 +47,8 @@ static hvd_status_t fail_socket(tcp_link_t *link, int code)
     }
     if (code == ECONNRESET || code == EPIPE) {
         return fail(err, HVD_PEER_LOST, "connection reset by %s at %s: %s", who, name,
-                    fate[0] != '\0' ? fate : "its process ended or was killed");
+                    fate[0] != '\0' ? fate : "its process ended or was killed, or a firewall "
+                                                       "cut the connection");
     }
     if (code == ETIMEDOUT) {
         return fail(err, HVD_PEER_LOST,

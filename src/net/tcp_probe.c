@@ -18,6 +18,7 @@
 #include <netinet/in.h>
 
 #define PROBES_PER_TIMEOUT 6
+#define UNANSWERED_PROBES 2
 
 static bool ask(const conn_t *conn, struct tcp_info *info_p)
 {
@@ -25,7 +26,7 @@ static bool ask(const conn_t *conn, struct tcp_info *info_p)
 
     memset(info_p, 0, sizeof *info_p);
     return getsockopt(conn->watch.fd, IPPROTO_TCP, TCP_INFO, info_p, &bytes) == 0 &&
-           bytes >= offsetof(struct tcp_info, tcpi_bytes_acked) + sizeof info_p->tcpi_bytes_acked;
+           bytes >= offsetof(struct tcp_info, tcpi_notsent_bytes) + sizeof(uint32_t);
 }
 
 static void give_up(tcp_link_t *link, const struct tcp_info *info, uint64_t silent_ns)
@@ -55,6 +56,14 @@ static void give_up(tcp_link_t *link, const struct tcp_info *info, uint64_t sile
     tcp_link_cut(link, &err);
 }
 
+// Sent and not acknowledged; or, where packets cannot even leave this host, held back while probes
+// go unanswered. A receiver that only does not read answers its probes.
+static bool has_unanswered(const struct tcp_info *info)
+{
+    return info->tcpi_unacked > 0 ||
+           (info->tcpi_notsent_bytes > 0 && info->tcpi_probes >= UNANSWERED_PROBES);
+}
+
 static void look(tcp_link_t *link, uint64_t now_ns, uint64_t timeout_ns)
 {
     conn_t *conn = link->conn;
@@ -63,7 +72,7 @@ static void look(tcp_link_t *link, uint64_t now_ns, uint64_t timeout_ns)
     if (!ask(conn, &info)) {
         return;
     }
-    if (info.tcpi_unacked == 0 || info.tcpi_bytes_acked != conn->n_acked_bytes ||
+    if (!has_unanswered(&info) || info.tcpi_bytes_acked != conn->n_acked_bytes ||
         conn->acked_ns == 0) {
         conn->n_acked_bytes = info.tcpi_bytes_acked;
         conn->acked_ns = now_ns;

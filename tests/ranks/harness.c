@@ -27,6 +27,8 @@
 #define FAILED_CHECK 99
 #define SECRET_DIGITS 64
 
+const char *ranks_server_address;
+
 const char *const layout_names[N_LAYOUTS] = {
     [LAYOUT_ONE] = "one",
     [LAYOUT_APART] = "apart",
@@ -531,7 +533,8 @@ static bool run_processes(job_t *job)
     bool started = fork_ranks(job, &children, to_children);
     hvd_rendezvous_t *server = NULL;
     char text[HVD_TEXT_BYTES];
-    if (started && hvd_rendezvous_start(NULL, 0, secret, &server, text, sizeof text) != HVD_OK) {
+    if (started && hvd_rendezvous_start(ranks_server_address, 0, secret, &server, text,
+                                        sizeof text) != HVD_OK) {
         fprintf(stderr, "%s\n", text);
         started = false;
     }

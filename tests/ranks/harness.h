@@ -90,6 +90,9 @@ typedef struct subtest {
 
 #define ONLY_LAYOUT(layout) (1u << (layout))
 
+// Where the rendezvous server listens; NULL: on loopback, where ranks look for it by default.
+extern const char *ranks_server_address;
+
 // Runs every subtest in every world; the exit status of the program.
 int ranks_main(int argc, char **argv, const subtest_t *subtests, int n_subtests);
 // One job. env: NAME=value strings, NULL at the end, or NULL.

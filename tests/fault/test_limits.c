@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// test_limits.c - too little of something: shared memory, disk, descriptors, memory, ports.
+//
+// The program moves into a mount namespace of its own in which /dev/shm has 1 MiB; it vanishes with
+// the processes in it. Memory is limited with a control group where the machine lets the test make
+// one (--only "out of memory" is a test of its own, skipped where it cannot run).
+//
+// Needs root, or a kernel that lets users make namespaces; without either it says so and fails.
+#define _GNU_SOURCE
+#include "fault.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SKIPPED 77 // as ctest is told in tests/tests.cmake
+
+// --- Shared memory, disk ------------------------------------------------------------------------
+
+// Sockets serve instead; the first rank says so, once, with numbers and what to do.
+static void small_shm(rank_t *r, void *arg)
+{
+    (void)arg;
+    fault_rank_t *f = fault_open(r);
+    for (int i = 0; i < 10; i++) {
+        CHECK_OK(r, fault_step(f, "over sockets", 50000));
+    }
+    if (r->rank == 0) {
+        CHECK_INT(r, fault_n_logged(f, "of shared memory"), 1);
+        CHECK(r, fault_logged(f, "/dev/shm has"));
+        CHECK(r, fault_logged(f, "use sockets instead"));
+        CHECK(r, fault_logged(f, "--shm-size"));
+    } else {
+        CHECK_INT(r, fault_n_logged(f, "of shared memory"), 0);
+    }
+    rank_barrier(r);
+    fault_leave(f);
+}
+
+// The timeline stops growing; the work goes on.
+static void disk_full(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_setenv(r, "HOROVOD_TIMELINE", "/dev/shm/timeline.json");
+    fault_rank_t *f = fault_open(r);
+    if (r->rank == 0) {
+        fault_run("head -c 1100000 /dev/zero > /dev/shm/filler 2>/dev/null");
+    }
+    rank_barrier(r);
+    char name[32];
+    for (int i = 0; i < 2000; i++) {
+        snprintf(name, sizeof name, "traced.%d", i);
+        CHECK_OK(r, fault_step(f, name, 10));
+    }
+    rank_barrier(r);
+    fault_leave(f);
+    if (r->rank == 0) {
+        unlink("/dev/shm/filler");
+        unlink("/dev/shm/timeline.json");
+    }
+}
+
+// --- Descriptors, ports -------------------------------------------------------------------------
+
+static void few_descriptors(rank_t *r, void *arg)
+{
+    (void)arg;
+    struct rlimit limit = {.rlim_cur = 16, .rlim_max = 16};
+    CHECK_INT(r, setrlimit(RLIMIT_NOFILE, &limit), 0);
+    double start = fault_now();
+    CHECK_STATUS(r, rank_try_open(r, NULL), HVD_SYSTEM);
+    CHECK(r, fault_now() - start < 1 * LOADED);
+    CHECK_HAS(r, r->text, "file descriptors, but");
+    CHECK_HAS(r, r->text, "of the 16 it may have are in use");
+    CHECK_HAS(r, r->text, "ulimit -n");
+}
+
+static void port_in_use(rank_t *r, void *arg)
+{
+    (void)arg;
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof name;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(r, bind(fd, (struct sockaddr *)&name, bytes) == 0 && listen(fd, 1) == 0);
+    CHECK_INT(r, getsockname(fd, (struct sockaddr *)&name, &bytes), 0);
+    uint8_t secret[32] = {1};
+    hvd_rendezvous_t *server;
+    char port[16];
+    CHECK_STATUS(r, hvd_rendezvous_start(NULL, ntohs(name.sin_port), secret, &server, r->text,
+                                         sizeof r->text),
+                 HVD_SYSTEM);
+    snprintf(port, sizeof port, "%d", ntohs(name.sin_port));
+    CHECK_HAS(r, r->text, port);
+    CHECK_HAS(r, r->text, "in use");
+    close(fd);
+}
+
+// --- Memory -------------------------------------------------------------------------------------
+
+static const struct {
+    const char *folder, *limit;
+} groups[] = {
+    {"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+    {"/sys/fs/cgroup", "memory.max"},
+};
+
+// A group of 64 MiB without a process in it; its folder, or "".
+static void make_group(char *folder, size_t bytes)
+{
+    char limit[256];
+    folder[0] = '\0';
+    for (size_t i = 0; i < N_ELEMENTS(groups); i++) {
+        snprintf(folder, bytes, "%s/hvd-test-%d", groups[i].folder, (int)getpid());
+        snprintf(limit, sizeof limit, "%s/%s", folder, groups[i].limit);
+        if (mkdir(folder, 0700) == 0 && fault_write_file(limit, "67108864")) {
+            return;
+        }
+        rmdir(folder);
+        folder[0] = '\0';
+    }
+}
+
+static char memory_group[200];
+
+static void out_of_memory(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = r->size - 1;
+    fault_rank_t *f = fault_open(r);
+    rank_barrier(r);
+    if (r->rank == victim) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/cgroup.procs", memory_group);
+        CHECK(r, fault_write_file(path, "0"));
+        rank_will_die(r);
+        for (size_t i = 0; i < 300; i++) {
+            volatile char *block = malloc(MIB);
+            for (size_t k = 0; block != NULL && k < MIB; k += 4 * KIB) {
+                block[k] = 1;
+            }
+        }
+        check_failed(r, __FILE__, __LINE__, "took 300 MiB in a group of 64");
+    }
+    CHECK_STATUS(r, fault_work(f, 1000, 20), HVD_PEER_LOST);
+    CHECK_NAMES(f, victim);
+    CHECK_HAS(r, r->text, "OOM killer");
+    fault_leave(f);
+}
+
+static int test_memory(int argc, char **argv)
+{
+    static const subtest_t subtest = {.name = "out of memory", .fn = out_of_memory};
+    make_group(memory_group, sizeof memory_group);
+    if (memory_group[0] == '\0') {
+        printf("not tested: this machine lets no memory control group be made\n");
+        return SKIPPED;
+    }
+    int status = ranks_main(argc, argv, &subtest, 1);
+    rmdir(memory_group);
+    return status;
+}
+
+// --- Table --------------------------------------------------------------------------------------
+
+static const subtest_t subtests[] = {
+    {.name = "small shm", .fn = small_shm, .min_ranks = 2},
+    {.name = "disk full", .fn = disk_full, .min_ranks = 2},
+    {.name = "few descriptors", .fn = few_descriptors, .min_ranks = 2},
+    {.name = "port in use", .fn = port_in_use, .one_world_only = true},
+};
+
+int main(int argc, char **argv)
+{
+    if (argc > 2 && strcmp(argv[argc - 1], "out of memory") == 0) {
+        return test_memory(argc, argv);
+    }
+    if (!fault_become_root() || unshare(CLONE_NEWNS) != 0 ||
+        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m") != 0) {
+        fprintf(stderr, "%s needs root, or the right to make mount namespaces: nothing was tested\n",
+                argv[0]);
+        return 1;
+    }
+    return ranks_main(argc, argv, subtests, (int)N_ELEMENTS(subtests));
+}

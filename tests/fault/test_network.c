@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// test_network.c - networks that are cut, slow, lossy or full of strangers, between real hosts.
+//
+// The program moves into a network namespace of its own and makes a second one, joined to it by a
+// pair of virtual Ethernet ends; ranks of the first host stay in the one, those of the second enter
+// the other. Both namespaces have no name and vanish with the processes in them, so nothing is left
+// behind even if the test is killed. Packets are dropped with nft, connections cut with ss -K.
+//
+// Needs root, or a kernel that lets users make namespaces; without either it says so and fails.
+#define _GNU_SOURCE
+#include "fault.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ADDRESS_A "10.77.0.1"
+#define ADDRESS_B "10.77.0.2"
+#define READY 0 // numbers all ranks see: the network is as the test wants it,
+#define CUT 1   // the fault has been made,
+#define OVER 2  // how many ranks are through
+
+static pid_t holder; // of the second namespace
+
+// --- Namespaces ---------------------------------------------------------------------------------
+
+static bool make_holder(void)
+{
+    int ready[2];
+    char byte = 0;
+    if (pipe(ready) != 0) {
+        return false;
+    }
+    holder = fork();
+    if (holder == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        bool ok = unshare(CLONE_NEWNET) == 0 && write(ready[1], &byte, 1) == 1;
+        close(ready[0]);
+        close(ready[1]);
+        while (ok) {
+            pause();
+        }
+        _exit(1);
+    }
+    close(ready[1]);
+    bool ok = holder > 0 && read(ready[0], &byte, 1) == 1;
+    close(ready[0]);
+    return ok;
+}
+
+static bool join_namespaces(void)
+{
+    return fault_run("ip link add va type veth peer name vb netns %d", (int)holder) &&
+           fault_run("ip addr add " ADDRESS_A "/24 dev va && ip link set va up") &&
+           fault_run("nsenter -t %d -n ip addr add " ADDRESS_B "/24 dev vb", (int)holder) &&
+           fault_run("nsenter -t %d -n ip link set vb up", (int)holder);
+}
+
+static bool make_network(void)
+{
+    return fault_become_root() && unshare(CLONE_NEWNET) == 0 && make_holder() && fault_run("ip link set lo up") &&
+           fault_run("nsenter -t %d -n ip link set lo up", (int)holder) && join_namespaces();
+}
+
+// Whole again, whatever the last test did.
+static bool mend_network(void)
+{
+    bool whole = fault_run("ip link show va >/dev/null 2>&1") || join_namespaces();
+    fault_run("tc qdisc del dev va root 2>/dev/null");
+    return whole && fault_run("nft flush ruleset") && fault_run("nsenter -t %d -n nft flush ruleset", (int)holder);
+}
+
+static int host_of(const rank_t *r, int rank)
+{
+    return layout_host(r->layout, rank, r->size);
+}
+
+static void enter_host(rank_t *r)
+{
+    if (r->rank == 0) {
+        CHECK(r, mend_network());
+        atomic_store(rank_shared(r, READY), 1);
+    }
+    rank_wait_for(r, rank_shared(r, READY), 1);
+    if (host_of(r, r->rank) == 1) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%d/ns/net", (int)holder);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        CHECK(r, fd >= 0 && setns(fd, CLONE_NEWNET) == 0);
+        close(fd);
+    }
+    rank_setenv(r, "HOROVOD_GLOO_IFACE", NULL); // as found: the two hosts name theirs differently
+    rank_setenv(r, "HOROVOD_RENDEZVOUS_ADDR", "127.0.1.1," ADDRESS_A);
+}
+
+// --- Cut ----------------------------------------------------------------------------------------
+
+#define DROP(interface)                                                                            \
+    "nft 'add table inet cut; add chain inet cut way { type filter hook input priority 0; }; "     \
+    "add rule inet cut way iifname \"" interface "\" drop'"
+
+typedef struct cut {
+    const char *here, *there; // commands in the two namespaces; NULL: none
+    size_t n;                 // elements of each operation; 0: nobody does anything
+    double seconds;
+} cut_t;
+
+static void *cut_later(void *arg)
+{
+    rank_t *r = ((void **)arg)[0];
+    const cut_t *c = ((void **)arg)[1];
+    usleep(300000);
+    CHECK(r, c->there == NULL || fault_run("nsenter -t %d -n %s", (int)holder, c->there));
+    CHECK(r, c->here == NULL || fault_run("%s", c->here));
+    atomic_store(rank_shared(r, CUT), 1);
+    return NULL;
+}
+
+// Both sides must name a rank of the other side, and both must know soon.
+static void check_named(fault_rank_t *f)
+{
+    rank_t *r = f->r;
+    for (int other = 0; other < r->size; other++) {
+        char name[128];
+        fault_name(r, other, name);
+        if (strstr(r->text, name) != NULL) {
+            return;
+        }
+    }
+    check_failed(r, __FILE__, __LINE__, "names no rank: %s", r->text);
+}
+
+static void cut_off(rank_t *r, void *arg)
+{
+    const cut_t *c = arg;
+    pthread_t thread;
+    void *pair[2] = {r, arg};
+    enter_host(r);
+    fault_rank_t *f = fault_open(r);
+    rank_barrier(r);
+    if (r->rank == 0) {
+        CHECK_INT(r, pthread_create(&thread, NULL, cut_later, pair), 0);
+    }
+    double start = fault_now() + 0.3;
+    rank_step(r, "works until the network is cut");
+    CHECK_STATUS(r, c->n > 0 ? fault_work(f, c->n, 10) : fault_idle(f, 10), HVD_PEER_LOST);
+    CHECK_WITHIN(f, start, c->seconds);
+    if (r->options->full) {
+        fprintf(stderr, "rank %d after %.1f s: %s\n", r->rank, fault_now() - start, r->text);
+    }
+    check_named(f);
+    if (c->seconds > 2) {
+        CHECK_HAS(r, r->text, "HOROVOD_NETWORK_TIMEOUT_SECONDS");
+    }
+    if (r->rank == 0) {
+        pthread_join(thread, NULL);
+    }
+    fault_leave(f);
+}
+
+// --- Slow, lossy, odd ---------------------------------------------------------------------------
+
+static void lossy(rank_t *r, void *arg)
+{
+    (void)arg;
+    enter_host(r);
+    fault_rank_t *f = fault_open(r);
+    rank_barrier(r);
+    if (r->rank == 0) {
+        CHECK(r, fault_run("nft 'add table inet cut; add chain inet cut way { type filter hook input "
+                     "priority 0; }; add rule inet cut way iifname \"va\" numgen random mod 100 < "
+                     "1 drop'"));
+        CHECK(r, fault_run("tc qdisc add dev va root tbf rate 100mbit burst 64kb latency 50ms"));
+    }
+    rank_barrier(r);
+    for (int i = 0; i < FEWER(30); i++) {
+        CHECK_OK(r, fault_step(f, "slow", 40000));
+    }
+    CHECK(r, !fault_logged(f, "silent"));
+    rank_barrier(r);
+    fault_leave(f);
+}
+
+// Every listening socket of the namespace belongs to the job: this rank's and the others'.
+static int speak_to_ports(rank_t *r)
+{
+    FILE *file = fopen("/proc/net/tcp", "r");
+    char line[256];
+    int n = 0;
+    dice_t dice = {.state = r->options->seed};
+    CHECK(r, file != NULL);
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned address, port, state;
+        if (sscanf(line, " %*d: %x:%x %*x:%*x %x", &address, &port, &state) != 3 || state != 0x0a) {
+            continue;
+        }
+        struct sockaddr_in to = {
+            .sin_family = AF_INET,
+            .sin_port = htons((uint16_t)port),
+            .sin_addr.s_addr = address != 0 ? address : htonl(INADDR_LOOPBACK),
+        };
+        uint8_t bytes[4096];
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            bytes[i] = (uint8_t)dice_next(&dice);
+        }
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct timeval limit = {.tv_sec = 5 * LOADED};
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+        CHECK_INT(r, connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+        (void)!send(fd, bytes, sizeof bytes, MSG_NOSIGNAL);
+        CHECK(r, recv(fd, bytes, sizeof bytes, 0) <= 0); // cut off without an answer
+        CHECK(r, errno != EAGAIN);
+        close(fd);
+        n++;
+    }
+    fclose(file);
+    return n;
+}
+
+static void strangers(rank_t *r, void *arg)
+{
+    (void)arg;
+    enter_host(r);
+    fault_rank_t *f = fault_open(r);
+    rank_barrier(r);
+    if (r->rank == 0) {
+        for (int turn = 0; turn < 5; turn++) {
+            CHECK(r, speak_to_ports(r) >= 2);
+        }
+    }
+    for (int i = 0; i < 20; i++) {
+        CHECK_OK(r, fault_step(f, "unharmed", 20000));
+    }
+    CHECK(r, fault_n_logged(f, "tcp") <= 1); // a line a minute at most
+    rank_barrier(r);
+    fault_leave(f);
+}
+
+// Nobody at any address: each is named with what happened there.
+static void wrong_address(rank_t *r, void *arg)
+{
+    (void)arg;
+    enter_host(r);
+    rank_setenv(r, "HOROVOD_RENDEZVOUS_ADDR", "127.0.1.1,10.77.0.9");
+    rank_setenv(r, "HOROVOD_RENDEZVOUS_PORT", "9");
+    double start = fault_now();
+    CHECK(r, rank_try_open(r, NULL) != HVD_OK);
+    CHECK(r, fault_now() - start < 10 * LOADED);
+    CHECK_HAS(r, r->text, "127.0.1.1");
+    CHECK_HAS(r, r->text, "10.77.0.9");
+}
+
+// A host whose clock stands an hour apart: only differences on one rank's own clock count.
+static void clock_apart(rank_t *r, void *arg)
+{
+    (void)arg;
+    if (r->rank == 1) {
+        CHECK_INT(r, unshare(CLONE_NEWTIME), 0);
+        CHECK(r, fault_write_file("/proc/self/timens_offsets", "monotonic 3600 0\nboottime 3600 0\n"));
+        int fd = open("/proc/self/ns/time_for_children", O_RDONLY | O_CLOEXEC);
+        CHECK(r, fd >= 0 && setns(fd, CLONE_NEWTIME) == 0);
+        close(fd);
+    }
+    enter_host(r);
+    fault_rank_t *f = fault_open(r);
+    double start = fault_now();
+    while (fault_now() - start < 2) {
+        CHECK_OK(r, fault_step(f, "apart", 1000));
+        usleep(20000);
+        if (fault_now() - start > 1.5) {
+            break;
+        }
+    }
+    CHECK(r, !fault_logged(f, "silent") && !fault_logged(f, "did not run"));
+    fault_leave(f);
+}
+
+// --- Table --------------------------------------------------------------------------------------
+
+static const cut_t both_ways = {DROP("va"), DROP("vb"), 100000, 5};
+static const cut_t both_idle = {DROP("va"), DROP("vb"), 0, 5};
+static const cut_t one_way = {NULL, DROP("vb"), 100000, 5};
+static const cut_t other_way = {DROP("va"), NULL, 0, 5};
+static const cut_t unplugged = {"ip link del va", NULL, 100000, 5};
+static const cut_t reset = {"ss -K dst " ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1};
+
+#define TWO_HOSTS ONLY_LAYOUT(LAYOUT_BLOCKS)
+
+static const subtest_t subtests[] = {
+    {.name = "cut both ways", .fn = cut_off, .arg = (void *)&both_ways, .layouts = TWO_HOSTS},
+    {.name = "cut while idle", .fn = cut_off, .arg = (void *)&both_idle, .layouts = TWO_HOSTS},
+    {.name = "cut one way", .fn = cut_off, .arg = (void *)&one_way, .layouts = TWO_HOSTS},
+    {.name = "cut the other way", .fn = cut_off, .arg = (void *)&other_way, .layouts = TWO_HOSTS},
+    {.name = "unplugged", .fn = cut_off, .arg = (void *)&unplugged, .layouts = TWO_HOSTS},
+    {.name = "connections reset", .fn = cut_off, .arg = (void *)&reset, .layouts = TWO_HOSTS},
+    {.name = "lossy and slow", .fn = lossy, .layouts = TWO_HOSTS},
+    {.name = "strangers", .fn = strangers, .layouts = TWO_HOSTS},
+    {
+        .name = "wrong address",
+        .fn = wrong_address,
+        .layouts = TWO_HOSTS,
+        .env = {"HOROVOD_START_TIMEOUT=2"},
+    },
+    {.name = "clock apart", .fn = clock_apart, .layouts = TWO_HOSTS},
+};
+
+int main(int argc, char **argv)
+{
+    if (!make_network()) {
+        fprintf(stderr, "%s needs root, or the right to make network namespaces, and the tools ip, "
+                        "nft, ss, tc and nsenter: nothing was tested\n",
+                argv[0]);
+        return 1;
+    }
+    ranks_server_address = "*";
+    int status = ranks_main(argc, argv, subtests, (int)N_ELEMENTS(subtests));
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
+    return status;
+}
