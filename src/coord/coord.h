@@ -158,6 +158,8 @@ uint64_t coord_next_tick(const coord_t *coord);
 
 // How long this rank did not run, if it does so again only since a moment ago; else 0.
 uint64_t coord_absence_ns(const coord_t *coord, uint64_t now_ns);
+// "it waited for 2 operations, the newest 'grad.7' (number 41, 3.0 s before)"
+void coord_progress_text(const coord_progress_t *progress, char *text, size_t bytes);
 // What the next pulses and answers tell of this rank.
 void coord_set_progress(coord_t *coord, const coord_progress_t *progress);
 

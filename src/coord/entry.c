@@ -211,6 +211,9 @@ void entry_open_round(coord_t *coord, entry_t *entry)
 {
     if (!entry->is_open) {
         entry->is_open = true;
+        if (entry->since_ns != 0) {
+            stall_note_step(coord, coord->now_ns - entry->since_ns);
+        }
         entry->since_ns = coord->now_ns;
         chain_append(&coord->open, &entry->open);
     }

@@ -257,6 +257,9 @@ typedef struct inquiry {
     uint8_t *answered; // per child
     int n_missing;     // children that have not answered
     uint64_t deadline_ns;
+    uint64_t warn_ns; // sequencer: how long the entries waited at least
+    char *said;       // what ranks that lack something last did, a line each; STALL_SAID_BYTES
+    size_t said_bytes;
 } inquiry_t;
 
 typedef struct late_branch {
@@ -275,6 +278,16 @@ typedef struct late {
     bool has_verdict;
     coord_late_t verdict;
 } late_t;
+
+#define STALL_SAID_BYTES (4 * KIB)
+
+// How often the job does the same thing again: what is learned from it is when to wonder.
+typedef struct rhythm {
+    uint64_t longest_ns, longest_before_ns; // of this span of steps and the one before
+    uint64_t noted_ns;
+    int n_steps;  // in this span
+    bool is_known; // enough of them have been seen
+} rhythm_t;
 
 struct coord {
     coord_params_t params;
@@ -324,6 +337,8 @@ struct coord {
     inquiry_t inquiry;
     uint32_t next_inquiry;
     uint64_t stall_checked_ns;
+    rhythm_t rhythm;
+    uint64_t early_ns; // when something was last asked about earlier than the knob says; 0: never
 
     coord_progress_t progress; // of this rank
     uint64_t pulse_due_ns;
@@ -464,6 +479,7 @@ size_t decide_memory(const coord_t *coord);
 // --- stall.c ------------------------------------------------------------------------------------
 
 void stall_tick(coord_t *coord);
+void stall_note_step(coord_t *coord, uint64_t interval_ns); // a name comes again after this long
 uint64_t stall_next_ns(const coord_t *coord);
 hvd_status_t stall_question(coord_t *coord, const control_line_t *line, err_t *err);
 hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *err);

@@ -16,6 +16,8 @@
 // No clock of its own and no I/O, like all of coord/. The holder of the engine calls.
 #include "coord/internal.h"
 
+#include <stdio.h>
+
 #define MAX_UNSENT_BYTES (64 * KIB) // a neighbour that reads nothing needs no more pulses
 #define REMEMBERED_NS (5 * NS_PER_S) // how long an absence explains an end
 
@@ -33,6 +35,26 @@ uint64_t pulse_next_ns(const coord_t *coord)
 void coord_set_progress(coord_t *coord, const coord_progress_t *progress)
 {
     coord->progress = *progress;
+}
+
+void coord_progress_text(const coord_progress_t *progress, char *text, size_t bytes)
+{
+    const char *plural = progress->n_in_flight == 1 ? "" : "s";
+    unsigned long long number = progress->n_submitted;
+    double seconds = (double)progress->quiet_ns / (double)NS_PER_S;
+
+    if (number == 0) {
+        snprintf(text, bytes, "it had submitted nothing");
+    } else if (progress->n_in_flight == 0) {
+        snprintf(text, bytes,
+                 "it had nothing in flight, and the last done was '%s' (number %llu, %.1f s "
+                 "before)",
+                 progress->last, number, seconds);
+    } else {
+        snprintf(text, bytes,
+                 "it waited for %u operation%s, the newest '%s' (number %llu, %.1f s before)",
+                 progress->n_in_flight, plural, progress->last, number, seconds);
+    }
 }
 
 static void report(coord_t *coord, int rank, hvd_status_t status, uint64_t silent_ns,

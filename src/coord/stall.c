@@ -5,8 +5,13 @@
 // The node that holds an incomplete entry for longer than the warning time says so, once, up to
 // the sequencer. The sequencer asks all ranks about up to 32 such entries at a time; answers come
 // back as bitmaps of the ranks that have each entry, merged on the way up; the report names the
-// rest and goes to all ranks. While an entry stays incomplete it is reported again once per warning
-// time, and past the second limit the job ends with the same information.
+// rest, with what each of those ranks last did, and goes to all ranks. While an entry stays
+// incomplete it is reported again once per warning time, and past the second limit the job ends
+// with the same information.
+//
+// A job that does the same step again every 200 ms need not wait a minute to know that something is
+// wrong: the first report of a stall comes after LEARNED_FACTOR times the longest recent step, once
+// there have been LEARNED_STEPS of them. One that is slow by nature is left alone.
 //
 // Rounds are kept in order of age, so as long as nothing stalls the cost is one comparison per call
 // of coord_next_tick. A branch that does not answer is taken to have nothing. The holder of the
@@ -18,6 +23,10 @@
 #define MAX_NAMES_PER_RANK 6
 #define MAX_NAME_SHOWN 100
 #define MAX_RANKS_SHOWN 64
+#define LEARNED_FACTOR 5
+#define LEARNED_LEAST_NS (3 * NS_PER_S)
+#define LEARNED_STEPS 20
+#define STEPS_PER_SPAN 50
 
 static size_t bitmap_bytes(const coord_t *coord)
 {
@@ -34,6 +43,39 @@ static bool bit_is_set(const uint8_t *bitmap, int rank)
     return (bitmap[rank / 8] >> (rank % 8) & 1) != 0;
 }
 
+// --- When to wonder -----------------------------------------------------------------------------
+
+// Many names come again in one step; one of them stands for it.
+void stall_note_step(coord_t *coord, uint64_t interval_ns)
+{
+    rhythm_t *rhythm = &coord->rhythm;
+
+    if (coord->now_ns - rhythm->noted_ns < interval_ns / 2) {
+        return;
+    }
+    rhythm->noted_ns = coord->now_ns;
+    rhythm->longest_ns = MAX(rhythm->longest_ns, interval_ns);
+    rhythm->n_steps++;
+    rhythm->is_known |= rhythm->n_steps >= LEARNED_STEPS;
+    if (rhythm->n_steps == STEPS_PER_SPAN) {
+        rhythm->longest_before_ns = rhythm->longest_ns;
+        rhythm->longest_ns = 0;
+        rhythm->n_steps = 0;
+    }
+}
+
+// How long an entry may wait before it is asked about for the first time.
+static uint64_t first_warn_ns(const coord_t *coord)
+{
+    const rhythm_t *rhythm = &coord->rhythm;
+    uint64_t warn_ns = coord->params.stall_warn_ns;
+    uint64_t longest_ns = MAX(rhythm->longest_ns, rhythm->longest_before_ns);
+    uint64_t learned_ns = MAX(LEARNED_LEAST_NS, LEARNED_FACTOR * longest_ns);
+    bool was_early = coord->early_ns != 0 && coord->now_ns - coord->early_ns < warn_ns;
+
+    return rhythm->is_known && !was_early ? MIN(warn_ns, learned_ns) : warn_ns;
+}
+
 // --- The question -------------------------------------------------------------------------------
 
 static void clear_inquiry(coord_t *coord)
@@ -45,6 +87,7 @@ static void clear_inquiry(coord_t *coord)
     }
     store_give(&coord->store, inquiry->have, inquiry->have_bytes);
     store_give(&coord->store, inquiry->answered, (size_t)coord->n_children + 1);
+    store_give(&coord->store, inquiry->said, STALL_SAID_BYTES);
     *inquiry = (inquiry_t){0};
 }
 
@@ -74,25 +117,51 @@ static entry_t *entry_of_asked(const coord_t *coord, const asked_t *asked)
     return set != NULL ? entry_find(set, asked->name, asked->name_bytes) : NULL;
 }
 
+static void add_said(inquiry_t *inquiry, const char *text, size_t bytes)
+{
+    if (inquiry->said_bytes + bytes <= STALL_SAID_BYTES) { // else the list is long enough
+        memcpy(inquiry->said + inquiry->said_bytes, text, bytes);
+        inquiry->said_bytes += bytes;
+    }
+}
+
+static void say_progress(inquiry_t *inquiry, int rank, const char *before,
+                         const coord_progress_t *progress)
+{
+    char doing[192], line[256];
+
+    coord_progress_text(progress, doing, sizeof doing);
+    int bytes = snprintf(line, sizeof line, "\nrank %d: %s%s", rank, before, doing);
+    add_said(inquiry, line, MIN((size_t)MAX(bytes, 0), sizeof line - 1));
+}
+
 // All entries are listed: waits for the children's answers, with this rank's own in place.
 static bool open_inquiry(coord_t *coord)
 {
     inquiry_t *inquiry = &coord->inquiry;
     int rank = coord->params.rank;
+    bool lacks_some = false;
 
     inquiry->have_bytes = MAX(bitmap_bytes(coord) * (size_t)inquiry->n_asked, 1);
     inquiry->have = store_take(&coord->store, inquiry->have_bytes);
     inquiry->answered = store_take(&coord->store, (size_t)coord->n_children + 1);
-    if (inquiry->have == NULL || inquiry->answered == NULL) {
+    inquiry->said = store_take(&coord->store, STALL_SAID_BYTES);
+    if (inquiry->have == NULL || inquiry->answered == NULL || inquiry->said == NULL) {
         return false;
     }
     memset(inquiry->have, 0, inquiry->have_bytes);
     memset(inquiry->answered, 0, (size_t)coord->n_children + 1);
     for (int i = 0; i < inquiry->n_asked; i++) {
         const entry_t *entry = entry_of_asked(coord, &inquiry->asked[i]);
+        const set_t *set = sets_find(coord, inquiry->asked[i].set);
         if (entry != NULL && entry->tag != 0) {
             bitmap_of(coord, i)[rank / 8] |= (uint8_t)(1 << (rank % 8));
+        } else {
+            lacks_some |= set != NULL && set->self >= 0 && coord->join_tag == 0;
         }
+    }
+    if (lacks_some) {
+        say_progress(inquiry, rank, "", &coord->progress);
     }
     inquiry->n_missing = coord->n_children;
     inquiry->is_open = true;
@@ -106,7 +175,8 @@ static void send_answer(coord_t *coord)
                            .id = inquiry->number,
                            .n_items = inquiry->n_asked,
                            .payload = inquiry->have,
-                           .payload_bytes = bitmap_bytes(coord) * (size_t)inquiry->n_asked};
+                           .payload_bytes = bitmap_bytes(coord) * (size_t)inquiry->n_asked,
+                           .text = {inquiry->said, inquiry->said_bytes}};
 
     control_put(line_to_parent(coord), &line);
     clear_inquiry(coord);
@@ -191,6 +261,53 @@ static void report_rank(const coord_t *coord, report_t *report, entry_t *const *
     }
 }
 
+// "0-3, 7": the ranks that have an entry.
+static void report_ready(const coord_t *coord, report_t *report, int asked)
+{
+    const uint8_t *bitmap = bitmap_of(coord, asked);
+    int size = coord->params.size, n_shown = 0;
+
+    report_add(report, "\n[%.*s]", MAX_NAME_SHOWN, coord->inquiry.asked[asked].name);
+    for (int rank = 0; rank < size && n_shown < MAX_RANKS_SHOWN; rank++) {
+        int last = rank;
+        if (!bit_is_set(bitmap, rank)) {
+            continue;
+        }
+        while (last + 1 < size && bit_is_set(bitmap, last + 1)) {
+            last++;
+        }
+        report_add(report, last > rank ? "%s %d-%d" : "%s %d", n_shown > 0 ? "," : "", rank, last);
+        n_shown++;
+        rank = last;
+    }
+}
+
+// What only the answers know: who has the entries, and what the others were doing.
+static void report_doings(coord_t *coord, report_t *report, entry_t *const *entries)
+{
+    inquiry_t *inquiry = &coord->inquiry;
+    int n_names = 0;
+
+    for (int child = 0; child < coord->n_children; child++) {
+        int i = coord->n_parents + child;
+        if (!inquiry->answered[child]) {
+            say_progress(inquiry, coord->outboxes[i].rank, "does not answer; when last heard, ",
+                         &coord->neighbours[i].progress);
+        }
+    }
+    report_add(report, "\nReady ranks:");
+    for (int i = 0; i < inquiry->n_asked && n_names < MAX_NAMES_PER_RANK; i++) {
+        if (entries[i] != NULL && entries[i]->is_open && !entries[i]->is_complete) {
+            report_ready(coord, report, i);
+            n_names++;
+        }
+    }
+    if (inquiry->said_bytes > 0) {
+        report_add(report, "\nWhat the missing ranks last did:%.*s", (int)inquiry->said_bytes,
+                   inquiry->said);
+    }
+}
+
 static void write_report(coord_t *coord, report_t *report)
 {
     const coord_params_t *params = &coord->params;
@@ -210,12 +327,21 @@ static void write_report(coord_t *coord, report_t *report)
         "of ranks and are waiting for remainder of ranks for more than %g seconds. Look for "
         "ranks that take another way through the program, wait for something else, or have "
         "stopped.\nMissing ranks:",
-        (double)params->stall_warn_ns / (double)NS_PER_S);
+        (double)(coord->inquiry.warn_ns / NS_PER_MS) / 1000);
     for (int rank = 0; rank < params->size; rank++) {
         report_rank(coord, report, entries, rank);
     }
     if (report->n_more > 0) {
         report_add(report, "\n... and %d more ranks", report->n_more);
+    }
+    if (report->n_ranks > 0) {
+        report_doings(coord, report, entries);
+    }
+    if (coord->inquiry.warn_ns < params->stall_warn_ns) {
+        report_add(report,
+                   "\nThis is said early, because the job's own steps have been much shorter; the "
+                   "next report comes after %g seconds (HOROVOD_STALL_CHECK_TIME_SECONDS).",
+                   (double)params->stall_warn_ns / (double)NS_PER_S);
     }
     if (report->must_end) {
         report_add(report,
@@ -261,6 +387,7 @@ hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line,
     for (size_t i = 0; i < line->payload_bytes; i++) {
         inquiry->have[i] |= line->payload[i];
     }
+    add_said(inquiry, line->text.at, line->text.bytes);
     inquiry->answered[child] = 1;
     if (--inquiry->n_missing > 0) {
         return HVD_OK;
@@ -279,12 +406,12 @@ hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line,
 // sequencer, so that what other nodes have to say has arrived.
 static uint64_t slack_ns(const coord_t *coord)
 {
-    return coord->params.stall_warn_ns / (is_sequencer(coord) ? 8 : 16);
+    return first_warn_ns(coord) / (is_sequencer(coord) ? 8 : 16);
 }
 
 uint64_t stall_next_ns(const coord_t *coord)
 {
-    uint64_t warn_ns = coord->params.stall_warn_ns, next_ns = NEVER_NS;
+    uint64_t warn_ns = first_warn_ns(coord), next_ns = NEVER_NS;
 
     if (warn_ns == 0 || coord->has_ended || chain_is_empty(&coord->open)) {
         return NEVER_NS;
@@ -319,6 +446,18 @@ static bool is_due(const coord_t *coord, const entry_t *entry)
            coord->now_ns - entry->asked_ns >= params->stall_warn_ns;
 }
 
+// Are the entries asked about only because the job is out of its rhythm?
+static bool is_early(const coord_t *coord)
+{
+    for (int i = 0; i < coord->inquiry.n_asked; i++) {
+        const entry_t *entry = entry_of_asked(coord, &coord->inquiry.asked[i]);
+        if (entry != NULL && coord->now_ns - entry->since_ns >= coord->params.stall_warn_ns) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void start_inquiry(coord_t *coord)
 {
     control_line_t line = {.kind = RECORD_INQUIRE, .id = coord->inquiry.number};
@@ -328,7 +467,11 @@ static void start_inquiry(coord_t *coord)
         coord->no_memory = true;
         return;
     }
-    coord->inquiry.deadline_ns = coord->now_ns + coord->params.stall_warn_ns / 2;
+    coord->inquiry.warn_ns = is_early(coord) ? first_warn_ns(coord) : coord->params.stall_warn_ns;
+    coord->inquiry.deadline_ns = coord->now_ns + coord->inquiry.warn_ns / 2;
+    if (coord->inquiry.warn_ns < coord->params.stall_warn_ns) {
+        coord->early_ns = coord->now_ns;
+    }
     buf_clear(&coord->record);
     control_put(&coord->record, &line);
     for (int i = 0; i < coord->inquiry.n_asked; i++) {
@@ -347,7 +490,7 @@ static void start_inquiry(coord_t *coord)
 
 void stall_tick(coord_t *coord)
 {
-    uint64_t warn_ns = coord->params.stall_warn_ns;
+    uint64_t warn_ns = first_warn_ns(coord);
 
     if (coord->now_ns < stall_next_ns(coord)) {
         return;

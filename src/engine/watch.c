@@ -38,23 +38,6 @@ void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
     ctx->next_progress_ns = now_ns + PROGRESS_NS;
 }
 
-// "; when last heard, it waited for 2 operations, the newest 'grad.7' (number 41)"
-static void describe_progress(const coord_progress_t *progress, char *text, size_t bytes)
-{
-    if (progress->n_submitted == 0) {
-        snprintf(text, bytes, "; when last heard, it had submitted nothing");
-    } else if (progress->n_in_flight == 0) {
-        snprintf(text, bytes,
-                 "; when last heard, it had nothing in flight, and '%s' (number %llu) was done",
-                 progress->last, (unsigned long long)progress->n_submitted);
-    } else {
-        snprintf(text, bytes,
-                 "; when last heard, it waited for %u operation%s, the newest '%s' (number %llu)",
-                 progress->n_in_flight, progress->n_in_flight == 1 ? "" : "s", progress->last,
-                 (unsigned long long)progress->n_submitted);
-    }
-}
-
 static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *text, size_t bytes)
 {
     static const char *const guesses[] = {
@@ -66,12 +49,12 @@ static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *te
 
     peer_name(&ctx->peers, d->rank, who);
     peer_state(&ctx->peers, d->rank, state);
-    describe_progress(d->progress, doing, sizeof doing);
+    coord_progress_text(d->progress, doing, sizeof doing);
     if (state[0] == '\0') {
         // A cut network would have been noticed before a rank is given up; see net/tcp_probe.c.
         snprintf(state, sizeof state, "%s", guesses[!here && d->status != HVD_PEER_LOST]);
     }
-    snprintf(text, bytes, "%s has been silent for %.1f s: %s%s", who,
+    snprintf(text, bytes, "%s has been silent for %.1f s: %s. When last heard, %s", who,
              (double)d->silent_ns / (double)NS_PER_S, state, doing);
 }
 

@@ -36,7 +36,8 @@ typedef enum control_kind {
     LINE_JOIN,      // rank
     LINE_EVICTED,   // id: nothing more will come under it from here
     LINE_STALLED,   // set, name, age: incomplete here for long
-    LINE_ANSWER,    // inquiry, bitmaps of the ranks that have each entry asked about
+    LINE_ANSWER,    // inquiry, bitmaps of the ranks that have each entry asked about, what the
+                    // others last did
     LINE_STOP,      // rank that asks for shutdown
     // Down: records of the log.
     RECORD_RUN,        // batch, set, entries

@@ -131,6 +131,7 @@ fault_rank_t *fault_open(rank_t *r)
     fault_rank_t *f = calloc(1, sizeof *f);
     CHECK(r, f != NULL);
     f->r = r;
+    f->flags = HVD_WAITS;
     pthread_mutex_init(&f->lock, NULL);
     atomic_store(rank_shared(r, FIRST_PID + r->rank), (int)getpid());
     rank_step(r, "init");
@@ -172,7 +173,7 @@ hvd_status_t fault_step(fault_rank_t *f, const char *name, size_t n)
         .reduce = HVD_SUM,
         .tensors = &tensor,
         .n_tensors = 1,
-        .flags = HVD_WAITS,
+        .flags = f->flags,
     };
     hvd_status_t status = rank_call(r, &request);
     int base = r->size * (r->size - 1) / 2 + r->size * (step % 7);

@@ -21,6 +21,7 @@ typedef struct fault_rank {
     char lines[64 * 1024]; // of the log, newline after each
     size_t len;
     int n_steps;
+    unsigned flags; // of each step; HVD_WAITS at first
 } fault_rank_t;
 
 // Joins the job with the log kept; tells the pid. The first sums are checked, so links exist.

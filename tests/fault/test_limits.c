@@ -184,7 +184,8 @@ int main(int argc, char **argv)
     if (!fault_become_root() || unshare(CLONE_NEWNS) != 0 ||
         mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m") != 0) {
-        fprintf(stderr, "%s needs root, or the right to make mount namespaces: nothing was tested\n",
+        fprintf(stderr,
+                "%s needs root, or the right to make mount namespaces: nothing was tested\n",
                 argv[0]);
         return 1;
     }

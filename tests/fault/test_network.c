@@ -67,7 +67,8 @@ static bool join_namespaces(void)
 
 static bool make_network(void)
 {
-    return fault_become_root() && unshare(CLONE_NEWNET) == 0 && make_holder() && fault_run("ip link set lo up") &&
+    return fault_become_root() && unshare(CLONE_NEWNET) == 0 && make_holder() &&
+           fault_run("ip link set lo up") &&
            fault_run("nsenter -t %d -n ip link set lo up", (int)holder) && join_namespaces();
 }
 
@@ -76,7 +77,8 @@ static bool mend_network(void)
 {
     bool whole = fault_run("ip link show va >/dev/null 2>&1") || join_namespaces();
     fault_run("tc qdisc del dev va root 2>/dev/null");
-    return whole && fault_run("nft flush ruleset") && fault_run("nsenter -t %d -n nft flush ruleset", (int)holder);
+    return whole && fault_run("nft flush ruleset") &&
+           fault_run("nsenter -t %d -n nft flush ruleset", (int)holder);
 }
 
 static int host_of(const rank_t *r, int rank)
@@ -176,9 +178,9 @@ static void lossy(rank_t *r, void *arg)
     fault_rank_t *f = fault_open(r);
     rank_barrier(r);
     if (r->rank == 0) {
-        CHECK(r, fault_run("nft 'add table inet cut; add chain inet cut way { type filter hook input "
-                     "priority 0; }; add rule inet cut way iifname \"va\" numgen random mod 100 < "
-                     "1 drop'"));
+        CHECK(r, fault_run("nft 'add table inet cut; add chain inet cut way { type filter hook "
+                           "input priority 0; }; add rule inet cut way iifname \"va\" numgen "
+                           "random mod 100 < 1 drop'"));
         CHECK(r, fault_run("tc qdisc add dev va root tbf rate 100mbit burst 64kb latency 50ms"));
     }
     rank_barrier(r);
@@ -265,7 +267,8 @@ static void clock_apart(rank_t *r, void *arg)
     (void)arg;
     if (r->rank == 1) {
         CHECK_INT(r, unshare(CLONE_NEWTIME), 0);
-        CHECK(r, fault_write_file("/proc/self/timens_offsets", "monotonic 3600 0\nboottime 3600 0\n"));
+        CHECK(r, fault_write_file("/proc/self/timens_offsets",
+                                  "monotonic 3600 0\nboottime 3600 0\n"));
         int fd = open("/proc/self/ns/time_for_children", O_RDONLY | O_CLOEXEC);
         CHECK(r, fd >= 0 && setns(fd, CLONE_NEWTIME) == 0);
         close(fd);

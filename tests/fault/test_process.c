@@ -225,6 +225,56 @@ static void shuts_down_early(rank_t *r, void *arg)
     fault_leave(f);
 }
 
+// --- Skips --------------------------------------------------------------------------------------
+
+// One rank goes another way through the program. The job has shown its rhythm, so the report comes
+// long before the minute of the knob, once, and says what that rank did last.
+static void skips(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = victim_of(r);
+    char last[128];
+    fault_rank_t *f = fault_open(r);
+    f->flags = 0;
+    for (int i = 0; i < 40; i++) {
+        CHECK_OK(r, fault_step(f, "step", 1000));
+        usleep(1000);
+    }
+    if (r->rank == victim) {
+        fault_wait_logged(f, "Missing ranks:", 5);
+    }
+    rank_step(r, "waits for rank %d", victim);
+    CHECK_OK(r, fault_step(f, "step", 1000));
+    CHECK_INT(r, fault_n_logged(f, "Missing ranks:"), 1);
+    snprintf(last, sizeof last, "Missing ranks: %d: [step] Ready ranks: [step] 0", victim);
+    CHECK(r, fault_logged(f, last));
+    snprintf(last, sizeof last,
+             "rank %d: it had nothing in flight, and the last done was 'step' (number 46", victim);
+    if (!fault_logged(f, last)) {
+        check_failed(r, __FILE__, __LINE__, "no \"%s\" in the log:\n%.3000s", last, f->lines);
+    }
+    CHECK(r, fault_logged(f, "This is said early"));
+    rank_barrier(r);
+    fault_leave(f);
+}
+
+// It never comes: past the limit everybody is told, also the one that was missing.
+static void never_comes(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = victim_of(r);
+    fault_rank_t *f = fault_open(r);
+    rank_barrier(r);
+    double start = fault_now();
+    CHECK_STATUS(r, r->rank == victim ? fault_idle(f, 10) : fault_step(f, "waited for", 1000),
+                 HVD_STALLED);
+    CHECK_WITHIN(f, start, 4);
+    CHECK_HAS(r, r->text, "Missing ranks:");
+    CHECK_HAS(r, r->text, "[waited for]");
+    CHECK_HAS(r, r->text, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS");
+    fault_leave(f);
+}
+
 // --- Table --------------------------------------------------------------------------------------
 
 static const fault_case_t kill_small = {.n = 10, .signal = SIGKILL, .victim = -1, .seconds = 0.5};
@@ -270,6 +320,13 @@ static const subtest_t subtests[] = {
         .env = SHORT_HEARTBEAT,
     },
     {.name = "stopped briefly", .fn = stopped_briefly, .layouts = ONLY_LAYOUT(LAYOUT_ONE)},
+    {.name = "skips", .fn = skips, .min_ranks = 3},
+    {
+        .name = "never comes",
+        .fn = never_comes,
+        .min_ranks = 3,
+        .env = {"HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2"},
+    },
     {.name = "exits normally", .fn = exits_normally, .min_ranks = 3},
     {.name = "shuts down early", .fn = shuts_down_early, .min_ranks = 3},
 };

@@ -68,6 +68,9 @@ typedef struct seen {
     uint64_t tag;
     hvd_status_t status;
     int last_joined;
+    int rank; // DECIDE_SILENT
+    uint64_t silent_ns;
+    char last[64];
     char *text;
     int n_entries;
     uint64_t *tags;
@@ -183,7 +186,11 @@ static inline void world_note(world_t *world, int rank, const decision_t *decisi
                      .tag = decision->tag,
                      .status = decision->status,
                      .last_joined = decision->last_joined,
+                     .rank = decision->rank,
+                     .silent_ns = decision->silent_ns,
                      .n_entries = decision->n_entries};
+    snprintf(seen->last, sizeof(seen->last), "%s",
+             decision->progress != NULL ? decision->progress->last : "");
     seen->text = strdup(decision->text != NULL ? decision->text : "");
     seen->tags = calloc((size_t)seen->n_entries + 1, sizeof(uint64_t));
     seen->names = calloc((size_t)seen->n_entries + 1, sizeof(char *));

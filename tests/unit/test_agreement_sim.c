@@ -171,6 +171,7 @@ typedef struct edge {
     int first, n, cap;
     uint64_t last_ns;
     uint64_t speed_ns;
+    bool is_cut; // what is sent is lost
 } edge_t;
 
 typedef enum event_kind {
@@ -182,7 +183,9 @@ typedef enum event_kind {
     EVENT_STOP,
     EVENT_ABORT,
     EVENT_KILL,
-    EVENT_LOST
+    EVENT_LOST,
+    EVENT_FREEZE, // a rank stops running, and goes on later
+    EVENT_CUT     // the link to a rank's parent loses everything, in one direction or both
 } event_kind_t;
 
 typedef struct event {
@@ -197,7 +200,13 @@ typedef struct batch_info {
     int n_entries, n_started;
 } batch_info_t;
 
-typedef enum ending { END_BY_ITSELF, END_BY_SHUTDOWN, END_BY_ABORT, END_BY_DEATH } ending_t;
+typedef enum ending {
+    END_BY_ITSELF,
+    END_BY_SHUTDOWN,
+    END_BY_ABORT,
+    END_BY_DEATH,
+    END_BY_SILENCE
+} ending_t;
 
 typedef struct sim {
     uint64_t seed;
@@ -219,10 +228,13 @@ typedef struct sim {
     ending_t ending;
     hvd_status_t end_status; // expected once something ended the job
     bool may_end;
+    int silent[2];    // who may be found silent: a frozen rank, or the ends of a cut link; -1: none
+    int frozen;       // a rank that does not run until thaw_ns; -1: none
+    uint64_t thaw_ns;
     bool has_removed; // late lines are allowed
     bool reports_allowed;
     bool keeps_sets;                            // no changes of process sets
-    size_t n_runs, n_fused, n_fails, n_reports; // as told to all ranks together
+    size_t n_runs, n_fused, n_fails, n_reports, n_silences; // as told to all ranks together
     coord_params_t params;
 } sim_t;
 
@@ -1388,6 +1400,24 @@ static void on_ended(sim_t *sim, int rank, const decision_t *decision)
     self->has_ended = true;
 }
 
+// Only neighbours of whoever cannot be heard may say so, and nobody who was away himself.
+static void on_silence(sim_t *sim, int rank, const decision_t *decision)
+{
+    int about = decision->rank;
+
+    if (about == rank) {
+        CHECK(sim, rank == sim->frozen, "rank %d thinks it was away", rank);
+        return;
+    }
+    CHECK(sim, about == sim->silent[0] || about == sim->silent[1], "rank %d finds rank %d silent",
+          rank, about);
+    CHECK(sim, rank != sim->frozen, "rank %d was away and blames rank %d", rank, about);
+    sim->n_silences++;
+    if (decision->status == HVD_PEER_LOST) {
+        coord_abort(sim->ranks[rank].coord, HVD_PEER_LOST, "a neighbour is silent");
+    }
+}
+
 static void on_decision(sim_t *sim, int rank, const decision_t *decision)
 {
     CHECK(sim, !sim->ranks[rank].has_ended, "rank %d is told more after the end", rank);
@@ -1410,7 +1440,7 @@ static void on_decision(sim_t *sim, int rank, const decision_t *decision)
         sim->n_reports++;
         break;
     case DECIDE_SILENT:
-        CHECK(sim, false, "rank %d finds rank %d silent", rank, decision->rank);
+        on_silence(sim, rank, decision);
         break;
     case DECIDE_ENDED:
         on_ended(sim, rank, decision);
@@ -1424,6 +1454,9 @@ static void push_frame(sim_t *sim, int index, const uint8_t *body, size_t bytes)
 {
     edge_t *edge = &sim->edges[index];
 
+    if (edge->is_cut) {
+        return;
+    }
     if (edge->n == edge->cap) {
         edge->cap = MAX(4, edge->cap * 2);
         edge->frames = realloc(edge->frames, (size_t)edge->cap * sizeof(frame_t));
@@ -1534,10 +1567,40 @@ static void kill_rank(sim_t *sim, int rank)
     }
 }
 
+static void freeze_rank(sim_t *sim, int rank)
+{
+    sim->may_end = true;
+    sim->end_status = HVD_PEER_LOST;
+    sim->frozen = sim->silent[0] = rank;
+    sim->thaw_ns = sim->now_ns + 2 * sim->params.pulse_fail_ns;
+}
+
+static void cut_link(sim_t *sim, int rank)
+{
+    int parent = sim->parent[rank];
+    int which = 1 + below(&sim->chance, 3); // bits: up, down
+
+    sim->may_end = true;
+    sim->end_status = HVD_PEER_LOST;
+    sim->silent[0] = rank;
+    sim->silent[1] = parent;
+    for (int i = 0; i < 2 * (sim->size - 1); i++) {
+        edge_t *edge = &sim->edges[i];
+        edge->is_cut |= (which & 1) != 0 && edge->from == rank && edge->to == parent;
+        edge->is_cut |= (which & 2) != 0 && edge->from == parent && edge->to == rank;
+    }
+}
+
 static void handle(sim_t *sim, const event_t *event)
 {
     int rank = event->what;
     rank_state_t *self = event->kind == EVENT_DELIVER ? NULL : &sim->ranks[rank];
+    int whose = self != NULL ? rank : sim->edges[event->what].to;
+
+    if (whose == sim->frozen && sim->now_ns < sim->thaw_ns) {
+        schedule(sim, sim->thaw_ns, event->kind, event->what);
+        return;
+    }
 
     if (self != NULL && self->is_dead) {
         return;
@@ -1577,6 +1640,12 @@ static void handle(sim_t *sim, const event_t *event)
     case EVENT_KILL:
         kill_rank(sim, rank);
         return;
+    case EVENT_FREEZE:
+        freeze_rank(sim, rank);
+        return;
+    case EVENT_CUT:
+        cut_link(sim, rank);
+        return;
     }
     pump(sim, rank);
 }
@@ -1602,9 +1671,11 @@ static void choose_params(sim_t *sim)
                          .cycle_ns = chance(state, 25) ? 200 : 0,
                          .reduce = plain_reduce};
     if (chance(state, 30)) {
-        // So short that reports come all the time; they must not disturb anything.
+        // So short that reports come all the time; they must not disturb anything. Each takes as
+        // many messages as there are ranks.
         sim->reports_allowed = true;
-        sim->params.stall_warn_ns = 500 + (uint64_t)below(state, 5000);
+        sim->params.stall_warn_ns =
+            (500 + (uint64_t)below(state, 5000)) * (sim->size > 100 ? 20 : 1);
     } else if (chance(state, 50)) {
         sim->params.stall_warn_ns = NS_PER_S;
     }
@@ -1677,15 +1748,22 @@ static void plan(sim_t *sim)
 
 static void choose_ending(sim_t *sim)
 {
-    static const event_kind_t kinds[] = {EVENT_STOP, EVENT_STOP, EVENT_ABORT, EVENT_KILL};
+    static const event_kind_t kinds[] = {EVENT_STOP, EVENT_STOP,   EVENT_ABORT,
+                                         EVENT_KILL, EVENT_FREEZE, EVENT_CUT};
+    static const ending_t endings[] = {
+        [EVENT_STOP] = END_BY_SHUTDOWN,   [EVENT_ABORT] = END_BY_ABORT,
+        [EVENT_KILL] = END_BY_DEATH,      [EVENT_FREEZE] = END_BY_SILENCE,
+        [EVENT_CUT] = END_BY_SILENCE,
+    };
     uint64_t at_ns = rnd(&sim->chance) % ((uint64_t)1000 << below(&sim->chance, 10));
-    int how = below(&sim->chance, 8), rank = below(&sim->chance, sim->size);
+    int how = below(&sim->chance, 10), rank = below(&sim->chance, sim->size);
 
     sim->ending = END_BY_ITSELF;
-    if (how < (int)N_ELEMENTS(kinds)) {
-        sim->ending = kinds[how] == EVENT_STOP    ? END_BY_SHUTDOWN
-                      : kinds[how] == EVENT_ABORT ? END_BY_ABORT
-                                                  : END_BY_DEATH;
+    if (how < (int)N_ELEMENTS(kinds) && endings[kinds[how]] == END_BY_SILENCE) {
+        rank = MAX(rank, sim->size > 1); // the first rank has no parent to be cut from
+    }
+    if (how < (int)N_ELEMENTS(kinds) && sim->size > 1) {
+        sim->ending = endings[kinds[how]];
         schedule(sim, at_ns, kinds[how], rank);
     }
 }
@@ -1702,13 +1780,22 @@ static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool 
                    .keeps_sets = is_plain};
     sim->parent = zeros((size_t)size, sizeof(int));
     make_tree(sim->parent, size, below(&sim->chance, N_TREES), &sim->chance);
+    sim->frozen = sim->silent[0] = sim->silent[1] = -1;
     choose_params(sim);
     plan(sim);
-    make_ranks(sim);
-    make_edges(sim);
     if (!is_plain) {
         choose_ending(sim);
     }
+    // Pulses never end by themselves, so only worlds that fall silent have them. The slowest links
+    // take a fifth of a millisecond; the end is far off for reports that come all the time.
+    if (sim->ending == END_BY_SILENCE) {
+        sim->params.stall_warn_ns = NS_PER_S;
+        sim->params.pulse_ns = 50 * NS_PER_US;
+        sim->params.pulse_warn_ns = 500 * NS_PER_US;
+        sim->params.pulse_fail_ns = 2 * NS_PER_MS;
+    }
+    make_ranks(sim);
+    make_edges(sim);
     return sim;
 }
 
@@ -1818,8 +1905,8 @@ static void sim_free(sim_t *sim)
 
 // What a test has seen, to show that it has seen enough.
 typedef struct totals {
-    size_t n_worlds, n_events, n_runs, n_fused, n_fails, n_reports;
-    size_t n_endings[END_BY_DEATH + 1];
+    size_t n_worlds, n_events, n_runs, n_fused, n_fails, n_reports, n_silences;
+    size_t n_endings[END_BY_SILENCE + 1];
 } totals_t;
 
 static void run_world(uint64_t seed, int size, totals_t *totals)
@@ -1834,18 +1921,19 @@ static void run_world(uint64_t seed, int size, totals_t *totals)
     totals->n_fused += sim->n_fused;
     totals->n_fails += sim->n_fails;
     totals->n_reports += sim->n_reports;
+    totals->n_silences += sim->n_silences;
     totals->n_endings[sim->ending]++;
     sim_free(sim);
 }
 
 static void show(const totals_t *totals)
 {
-    print_message("%zu worlds (%zu shut down, %zu aborted, %zu lost a rank), %zu events, %zu "
-                  "batches run (%zu fused), %zu failures, %zu reports\n",
+    print_message("%zu worlds (%zu shut down, %zu aborted, %zu lost a rank, %zu fell silent), %zu "
+                  "events, %zu batches run (%zu fused), %zu failures, %zu reports, %zu silences\n",
                   totals->n_worlds, totals->n_endings[END_BY_SHUTDOWN],
                   totals->n_endings[END_BY_ABORT], totals->n_endings[END_BY_DEATH],
-                  totals->n_events, totals->n_runs, totals->n_fused, totals->n_fails,
-                  totals->n_reports);
+                  totals->n_endings[END_BY_SILENCE], totals->n_events, totals->n_runs,
+                  totals->n_fused, totals->n_fails, totals->n_reports, totals->n_silences);
 }
 
 // --- Tests --------------------------------------------------------------------------------------

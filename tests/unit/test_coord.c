@@ -1392,6 +1392,168 @@ static void a_rank_that_does_not_answer_is_missing(void **state)
     world_free(world);
 }
 
+// A job that repeats a step every 100 ms is told after 3 s, once, and then as the knob says.
+static void a_stall_out_of_rhythm_is_reported_early(void **state)
+{
+    coord_params_t params = world_params();
+    coord_progress_t doing = {.n_submitted = 41, .quiet_ns = 5 * NS_PER_S, .last = "grad.6"};
+
+    (void)state;
+    params.stall_warn_ns = 60 * NS_PER_S;
+    world_t *world = world_new(5, params);
+    for (int i = 0; i < 30; i++) {
+        submit(world, ALL_RANKS, (ask_t){.name = "grad"});
+        world_tick(world, 100 * NS_PER_MS);
+    }
+    coord_set_progress(world->ranks[4], &doing);
+    for (int rank = 0; rank < 4; rank++) {
+        submit(world, rank, (ask_t){.name = "grad"});
+    }
+    for (int i = 0; i < 29; i++) {
+        world_tick(world, 100 * NS_PER_MS);
+    }
+    assert_null(report_on(world, 2, 0));
+    for (int i = 0; i < 300; i++) {
+        world_tick(world, 100 * NS_PER_MS);
+    }
+    const seen_t *report = report_on(world, 2, 0);
+    assert_non_null(report);
+    assert_has(report->text, "for more than 3 seconds");
+    assert_has(report->text, "Missing ranks:\n4: [grad]\nReady ranks:\n[grad] 0-3\n");
+    assert_has(report->text, "What the missing ranks last did:\nrank 4: it had nothing in flight, "
+                             "and the last done was 'grad.6' (number 41, 5.0 s before)");
+    assert_has(report->text, "This is said early");
+    assert_null(report_on(world, 2, 1)); // once
+    for (int i = 0; i < 600; i++) {
+        world_tick(world, 100 * NS_PER_MS);
+    }
+    assert_has(report_on(world, 2, 1)->text, "for more than 60 seconds");
+    world_free(world);
+}
+
+// One that is slow by nature, or has only begun, is left alone.
+static void slow_jobs_are_not_hurried(void **state)
+{
+    coord_params_t params = world_params();
+
+    (void)state;
+    params.stall_warn_ns = 60 * NS_PER_S;
+    for (int n_steps = 10; n_steps <= 30; n_steps += 20) {
+        world_t *world = world_new(3, params);
+        for (int i = 0; i < n_steps; i++) {
+            submit(world, ALL_RANKS, (ask_t){.name = "grad"});
+            world_tick(world, n_steps == 10 ? 100 * NS_PER_MS : 10 * NS_PER_S);
+        }
+        submit(world, 1, (ask_t){.name = "grad"});
+        for (int i = 0; i < 45; i++) {
+            world_tick(world, NS_PER_S);
+        }
+        assert_null(report_on(world, 0, 0));
+        world_free(world);
+    }
+}
+
+// --- Pulses -------------------------------------------------------------------------------------
+
+static coord_params_t pulse_params(void)
+{
+    coord_params_t params = world_params();
+
+    params.pulse_ns = NS_PER_S / 2;
+    params.pulse_warn_ns = 3 * NS_PER_S;
+    params.pulse_fail_ns = 10 * NS_PER_S;
+    params.pulse_first_ns = 30 * NS_PER_S;
+    return params;
+}
+
+static const seen_t *silence_on(const world_t *world, int rank, int which)
+{
+    for (int i = 0; i < world->n_seen[rank]; i++) {
+        if (world->seen[rank][i].kind == DECIDE_SILENT && which-- == 0) {
+            return &world->seen[rank][i];
+        }
+    }
+    return NULL;
+}
+
+static void pulse_for(world_t *world, int n_halves)
+{
+    for (int i = 0; i < n_halves; i++) {
+        world_tick(world, NS_PER_S / 2);
+    }
+}
+
+static void a_silent_neighbour_is_reported_then_given_up(void **state)
+{
+    world_t *world = world_new(5, pulse_params());
+    coord_progress_t doing = {.n_submitted = 7, .n_in_flight = 1, .last = "grad.3"};
+
+    (void)state;
+    coord_set_progress(world->ranks[1], &doing);
+    pulse_for(world, 20);
+    for (int rank = 0; rank < 5; rank++) {
+        assert_null(silence_on(world, rank, 0));
+    }
+    world->is_dead[1] = true; // the parent of 3 and 4, a child of 0
+    pulse_for(world, 5);
+    assert_null(silence_on(world, 0, 0));
+    pulse_for(world, 2);
+    const int neighbours[] = {0, 3, 4};
+    for (size_t i = 0; i < N_ELEMENTS(neighbours); i++) {
+        const seen_t *seen = silence_on(world, neighbours[i], 0);
+        assert_non_null(seen);
+        assert_int_equal(seen->rank, 1);
+        assert_int_equal(seen->status, HVD_IN_PROGRESS);
+        assert_true(seen->silent_ns >= 3 * NS_PER_S);
+        assert_string_equal(seen->last, "grad.3");
+    }
+    pulse_for(world, 12);
+    assert_null(silence_on(world, 0, 1));
+    pulse_for(world, 2);
+    assert_int_equal(silence_on(world, 0, 1)->status, HVD_PEER_LOST);
+    assert_null(silence_on(world, 2, 0)); // no neighbour of it
+    world_free(world);
+}
+
+// A rank that was stopped blames nobody; the others only see it come back.
+static void a_rank_that_was_away_knows_it(void **state)
+{
+    world_t *world = world_new(3, pulse_params());
+
+    (void)state;
+    pulse_for(world, 4);
+    world->is_dead[2] = true;
+    pulse_for(world, 10);
+    assert_int_equal(coord_absence_ns(world->ranks[1], world->now_ns), 0);
+    assert_true(coord_absence_ns(world->ranks[2], world->now_ns) >= 5 * NS_PER_S);
+    world->is_dead[2] = false;
+    pulse_for(world, 4);
+    assert_int_equal(silence_on(world, 2, 0)->rank, 2);
+    assert_true(silence_on(world, 2, 0)->silent_ns >= 5 * NS_PER_S);
+    assert_null(silence_on(world, 2, 1));
+    assert_true(coord_absence_ns(world->ranks[2], world->now_ns) >= 5 * NS_PER_S);
+    assert_int_equal(silence_on(world, 0, 0)->status, HVD_IN_PROGRESS);
+    assert_int_equal(silence_on(world, 0, 1)->status, HVD_OK);
+    pulse_for(world, 20);
+    assert_int_equal(coord_absence_ns(world->ranks[2], world->now_ns), 0);
+    assert_null(silence_on(world, 0, 2));
+    world_free(world);
+}
+
+// Links may take long to be made: a rank that was never heard has more time, but not for ever.
+static void one_that_was_never_heard_has_more_time(void **state)
+{
+    world_t *world = world_new(2, pulse_params());
+
+    (void)state;
+    world->is_dead[1] = true;
+    pulse_for(world, 78);
+    assert_null(silence_on(world, 0, 0));
+    pulse_for(world, 4);
+    assert_int_equal(silence_on(world, 0, 0)->status, HVD_PEER_LOST);
+    world_free(world);
+}
+
 // --- Broken neighbours --------------------------------------------------------------------------
 
 static void frames_of_another_epoch_are_counted(void **state)
@@ -1607,6 +1769,7 @@ static const control_line_t lines[] = {
     {.kind = RECORD_REPORT, .batch = 2, .text = {"text", 4}},
     {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5},
     {.kind = LINE_ABORT, .status = HVD_SYSTEM, .text = {"text", 4}},
+    {.kind = LINE_PULSE, .batch = 9, .id = 2, .age_ns = 77, .name = {"last", 4}},
 };
 
 static void assert_same_line(const control_line_t *got, const control_line_t *line)
@@ -1737,6 +1900,11 @@ int main(void)
         cmocka_unit_test(joined_ranks_are_not_missing),
         cmocka_unit_test(a_stall_beyond_the_second_limit_ends_the_job),
         cmocka_unit_test(a_rank_that_does_not_answer_is_missing),
+        cmocka_unit_test(a_stall_out_of_rhythm_is_reported_early),
+        cmocka_unit_test(slow_jobs_are_not_hurried),
+        cmocka_unit_test(a_silent_neighbour_is_reported_then_given_up),
+        cmocka_unit_test(a_rank_that_was_away_knows_it),
+        cmocka_unit_test(one_that_was_never_heard_has_more_time),
         cmocka_unit_test(frames_of_another_epoch_are_counted),
         cmocka_unit_test(nonsense_is_refused),
         cmocka_unit_test(trees_are_checked),
