@@ -28,7 +28,8 @@
 #include <stdlib.h>
 
 // In order of preference.
-static const transport_t *const transports[] = {&transport_self, &transport_shm, &transport_tcp};
+static const transport_t *const transports[] = {
+    &transport_self, &transport_shm, &transport_ofi, &transport_tcp};
 
 #define N_TRANSPORTS ((int)N_ELEMENTS(transports))
 #define NO_ROW (-1)
@@ -625,6 +626,9 @@ static void explain(net_t *net, int peer, int row, char *text, size_t bytes)
 static net_link_t *make_link(net_t *net, int peer, lane_t lane, err_t *err)
 {
     int row = net->offers[peer].chosen;
+    if (row != NO_ROW && transports[row]->is_for_data && lane == LANE_CONTROL) {
+        row = row_of(&transport_tcp); // always there, if only for lifelines
+    }
     const char *hook = net->job.config->hook;
     net_link_t *link = NULL;
 
@@ -734,6 +738,11 @@ unsigned net_before_sleep(net_t *net)
         hook_progress(net->hooked[i], &due_ns);
     }
     atomic_store(&net->hook_due_ns, due_ns);
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        if (net->rows[i].domain != NULL && transports[i]->arm != NULL) {
+            transports[i]->arm(net->rows[i].domain);
+        }
+    }
     return sleeper_announce(net->sleeper);
 }
 

@@ -18,6 +18,8 @@
 
 typedef enum lane { LANE_CONTROL, LANE_DATA, N_LANES } lane_t;
 
+enum { ENCRYPT_AUTO, ENCRYPT_ALWAYS, ENCRYPT_NEVER }; // the choices of HOROVOD_ENCRYPT
+
 typedef struct net_link net_link_t;
 typedef struct net net_t;
 
@@ -92,7 +94,7 @@ static inline void link_close(net_link_t *l)
 
 typedef struct domain domain_t; // a transport's state in one context; each transport has its own
 
-// attach, is_attached, settle, progress, wait_fd, wake_word and health may be NULL.
+// attach, is_attached, settle, progress, wait_fd, wake_word, health and arm may be NULL.
 typedef struct transport {
     const char *name;
     // May answer HVD_UNSUPPORTED with the reason in err: the transport is then left out.
@@ -123,9 +125,12 @@ typedef struct transport {
     // The first link of this lane that ended by itself; HVD_OK if none did.
     hvd_status_t (*health)(domain_t *domain, lane_t lane, err_t *err);
     void (*close)(domain_t *domain);
+    // About to sleep: wait_fd must tell of everything from here on.
+    void (*arm)(domain_t *domain);
+    bool is_for_data; // the agreement, which is always encrypted, goes another way
 } transport_t;
 
-extern const transport_t transport_self, transport_shm, transport_tcp;
+extern const transport_t transport_self, transport_shm, transport_ofi, transport_tcp;
 
 // A wake word is 1 while its rank sleeps. Whoever makes work visible to that rank calls wake_ring
 // after. wake_claim is its first half: true for exactly one caller, who must then end the sleep.

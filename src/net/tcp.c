@@ -36,7 +36,6 @@
 #define BACKLOG 1024         // the kernel lowers it to somaxconn
 #define LOG_EVERY_NS (60 * NS_PER_S) // what strangers or a full table can cause over and over
 
-enum { ENCRYPT_AUTO, ENCRYPT_ALWAYS, ENCRYPT_NEVER }; // the choices of HOROVOD_ENCRYPT
 
 // --- Small questions -----------------------------------------------------------------------------
 

@@ -16,14 +16,13 @@
 #define HVD_NET_TCP_H
 
 #include "net/net.h"
+#include "net/tcp_addr.h"
 #include "wire/codec.h"
 
 #include <net/if.h>
 #include <sys/socket.h>
 
-#define TCP_MAX_ADDRS 32
 #define TCP_TOKEN_BYTES 8
-#define TCP_ADDR_TEXT 56 // "[ipv6]:port"
 #define TCP_TICK_NS (50 * NS_PER_MS)
 
 typedef struct conn conn_t;
@@ -31,19 +30,6 @@ typedef struct dial dial_t;
 typedef struct tcp_link tcp_link_t;
 
 // --- Addresses (tcp_addr.c) ----------------------------------------------------------------------
-
-typedef struct tcp_addr {
-    int family;     // AF_INET or AF_INET6
-    uint16_t port;
-    uint8_t ip[16]; // network order; AF_INET uses 4
-} tcp_addr_t;
-
-typedef struct tcp_iface {
-    char name[IF_NAMESIZE];
-    tcp_addr_t addr;
-    int prefix_bits;
-    bool is_loopback;
-} tcp_iface_t;
 
 // What a rank tells all others.
 typedef struct tcp_offer {
@@ -53,10 +39,6 @@ typedef struct tcp_offer {
     tcp_addr_t addrs[TCP_MAX_ADDRS];
 } tcp_offer_t;
 
-// Addresses of the interfaces named in `wanted` (empty: all that are up), loopback last.
-hvd_status_t tcp_list_ifaces(const char *wanted, tcp_iface_t ifaces[TCP_MAX_ADDRS], int *n_p,
-                             err_t *err);
-void tcp_addr_text(const tcp_addr_t *addr, char text[TCP_ADDR_TEXT]);
 socklen_t tcp_addr_to_socket(const tcp_addr_t *addr, struct sockaddr_storage *out);
 tcp_addr_t tcp_addr_of_socket(const struct sockaddr_storage *in);
 void tcp_offer_encode(const tcp_offer_t *offer, buf_t *out);

@@ -25,11 +25,16 @@ static size_t ip_bytes(int family)
 
 // --- Text and sockets ----------------------------------------------------------------------------
 
+void tcp_ip_text(const tcp_addr_t *addr, char text[TCP_ADDR_TEXT])
+{
+    inet_ntop(addr->family, addr->ip, text, TCP_ADDR_TEXT);
+}
+
 void tcp_addr_text(const tcp_addr_t *addr, char text[TCP_ADDR_TEXT])
 {
-    char ip[INET6_ADDRSTRLEN];
+    char ip[TCP_ADDR_TEXT];
 
-    inet_ntop(addr->family, addr->ip, ip, sizeof ip);
+    tcp_ip_text(addr, ip);
     snprintf(text, TCP_ADDR_TEXT, addr->family == AF_INET6 ? "[%s]:%u" : "%s:%u", ip, addr->port);
 }
 

@@ -171,7 +171,7 @@ static void unknown_transport_is_an_error(void **state)
     assert_int_equal(net_open(&place.job, &net, &err), HVD_INVALID_ARGUMENT);
     assert_null(net);
     assert_non_null(strstr(err.text, "\"pigeon\""));
-    assert_non_null(strstr(err.text, "self, shm, tcp"));
+    assert_non_null(strstr(err.text, "self, shm, ofi, tcp"));
     place_free(&place);
 }
 
@@ -257,8 +257,8 @@ static void unattached_transports_are_not_used(void **state)
             must(attach_one(w, r, &err), &err);
             w->attached[r] = net_attached(w->nets[r]);
         }
-        assert_true(w->attached[1] & 1u << 2); // bits are rows: self, shm, tcp
-        w->attached[1] &= i == 0 ? 1u << 0 | 1u << 2 : 1u << 0;
+        assert_true(w->attached[1] & 1u << 3); // bits are rows: self, shm, ofi, tcp
+        w->attached[1] &= i == 0 ? 1u << 0 | 1u << 3 : 1u << 0;
         for (int r = 0; r < 2; r++) {
             must(net_settle(w->nets[r], w->attached, &err), &err);
             assert_string_equal(net_transport_name(w->nets[r], 1 - r, why, sizeof why), left[i]);
