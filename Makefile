@@ -8,7 +8,8 @@
 #   make bench        measurements                                make clean        remove builds
 #   make wheel        the Python package, in dist/
 #   make fuzz         every parser, SECONDS=600 each
-.PHONY: all setup demo test bench fuzz clean check-style
+#   make test-launchers  ranks under real mpiruns and srun (installs them)
+.PHONY: all setup demo test test-launchers bench fuzz clean check-style
 
 build_of_ := build
 build_of_address := build-asan
@@ -28,6 +29,10 @@ demo: setup
 test:
 	@tools/setup.sh --no-build
 	@tools/test.sh
+
+test-launchers: setup
+	@tests/launchers/setup.sh
+	@tests/launchers/run.py build
 
 bench: setup
 	@bench/run.sh

@@ -7,16 +7,27 @@
 // offers every address of rank 0's host (HOROVOD_GLOO_IFACE chooses interfaces), loopback last:
 // nobody knows which of them a peer can reach, and only the right server can prove the secret. A
 // card is a secret: it travels through the launcher's own channel and is wiped wherever it was.
+//
+// Kept cards are the only thing that outlives a context. The process's table of descriptors holds
+// them, where a later init finds them by name: the library has no state of its own.
 #define _GNU_SOURCE
 #include "boot/way.h"
 #include "net/tcp.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define CARD_MARK "hvd1/"
 #define MARK_BYTES (sizeof(CARD_MARK) - 1)
 #define MAX_PORT 65535
+#define KEPT_NAME "hvd-card"
+#define KEPT_LINK "/memfd:" KEPT_NAME " (deleted)" // as /proc shows it
+#define SEALS (F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK)
 
 // --- Cards ---------------------------------------------------------------------------------------
 
@@ -87,6 +98,66 @@ hvd_status_t card_decode(const char *text, card_t *card_p, err_t *err)
                      "the same version of the library on every host");
 }
 
+// --- Keeping a card ------------------------------------------------------------------------------
+
+typedef struct kept {
+    int size;
+    char text[CARD_BYTES];
+} kept_t;
+
+// If it cannot, a later init asks the launcher again, and says what it answers.
+void card_keep(const char text[CARD_BYTES], int size)
+{
+    int fd = memfd_create(KEPT_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    kept_t kept = {.size = size};
+
+    if (fd < 0) {
+        return;
+    }
+    snprintf(kept.text, sizeof kept.text, "%s", text);
+    if (write(fd, &kept, sizeof kept) != (ssize_t)sizeof kept ||
+        fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
+        close(fd);
+    }
+    wipe(&kept, sizeof kept);
+}
+
+static bool read_kept(int fd, char text[CARD_BYTES], int *size_p)
+{
+    kept_t kept;
+    bool ok = (fcntl(fd, F_GET_SEALS) & SEALS) == SEALS &&
+              pread(fd, &kept, sizeof kept, 0) == (ssize_t)sizeof kept;
+
+    if (ok) {
+        kept.text[sizeof kept.text - 1] = '\0';
+        snprintf(text, CARD_BYTES, "%s", kept.text);
+        *size_p = kept.size;
+    }
+    wipe(&kept, sizeof kept);
+    return ok;
+}
+
+bool card_find_kept(char text[CARD_BYTES], int *size_p)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    bool found = false;
+
+    while (folder != NULL && !found && (entry = readdir(folder)) != NULL) {
+        char target[64];
+        int fd;
+        ssize_t bytes = readlinkat(dirfd(folder), entry->d_name, target, sizeof target);
+        if (bytes == (ssize_t)strlen(KEPT_LINK) && memcmp(target, KEPT_LINK, (size_t)bytes) == 0 &&
+            place_parse(entry->d_name, INT_MAX, &fd)) {
+            found = read_kept(fd, text, size_p);
+        }
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return found;
+}
+
 // --- Hosting -------------------------------------------------------------------------------------
 
 static hvd_status_t list_addresses(const config_t *config, card_t *card, err_t *err)
@@ -107,7 +178,7 @@ static hvd_status_t list_addresses(const config_t *config, card_t *card, err_t *
     return status;
 }
 
-static hvd_status_t start_server(const card_t *card, meeting_t *meeting, err_t *err)
+hvd_status_t meeting_host_at(const card_t *card, meeting_t *meeting, err_t *err)
 {
     char text[HVD_TEXT_BYTES] = "";
     hvd_status_t status = hvd_rendezvous_start("*", card->port, card->secret, &meeting->server,
@@ -120,11 +191,6 @@ static hvd_status_t start_server(const card_t *card, meeting_t *meeting, err_t *
     return HVD_OK;
 }
 
-hvd_status_t meeting_host_again(const card_t *card, meeting_t *meeting, err_t *err)
-{
-    return start_server(card, meeting, err);
-}
-
 hvd_status_t meeting_host(const config_t *config, card_t *card_p, meeting_t *meeting, err_t *err)
 {
     card_t card = {.port = (int)config->rendezvous_port};
@@ -132,7 +198,7 @@ hvd_status_t meeting_host(const config_t *config, card_t *card_p, meeting_t *mee
 
     TRY(list_addresses(config, &card, err), out);
     TRY(random_bytes(card.secret, sizeof card.secret, err), out);
-    TRY(start_server(&card, meeting, err), out);
+    TRY(meeting_host_at(&card, meeting, err), out);
     card.port = hvd_rendezvous_port(meeting->server);
     *card_p = card;
 out:
@@ -148,6 +214,27 @@ hvd_status_t meeting_join(const card_t *card, uint64_t deadline_ns, boot_job_t *
     // Rank 0 is at home.
     return kv_connect(meeting->server != NULL ? "127.0.0.1,::1" : card->addresses, card->port,
                       card->secret, deadline_ns, &meeting->client, err);
+}
+
+hvd_status_t meeting_again(uint64_t deadline_ns, boot_job_t *job, meeting_t *meeting,
+                           bool *met_before_p, err_t *err)
+{
+    char text[CARD_BYTES];
+    card_t card = {.port = 0};
+    hvd_status_t status = HVD_OK;
+
+    *met_before_p = card_find_kept(text, &job->size);
+    if (*met_before_p) {
+        TRY(card_decode(text, &card, err), out);
+        if (job->rank == 0) {
+            TRY(meeting_host_at(&card, meeting, err), out);
+        }
+        TRY(meeting_join(&card, deadline_ns, job, meeting, err), out);
+    }
+out:
+    wipe(text, sizeof text);
+    wipe(&card, sizeof card);
+    return status;
 }
 
 void meeting_close(meeting_t *meeting)

@@ -6,8 +6,7 @@
 // Rank 0 hosts the rendezvous and leaves its card with the manager (put); after a barrier the
 // others take it (get). Then this process says that it is done (finalize): a manager kills the job
 // when the descriptor of a process that has not is closed. After that it answers no more, so the
-// descriptor is replaced by a sealed piece of memory with the card in it: an init after a shutdown
-// finds it there, and rank 0 hosts again at the same port.
+// card is kept for an init after a shutdown, and rank 0 hosts again at the same port.
 //
 // Where an MPI library is already initialised in this process it owns the connection: the card goes
 // through all the same, but greeting and goodbye are left to it.
@@ -22,13 +21,11 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define MAX_FD 1048576
-#define MAX_CARDS 100000 // inits of one process under an MPI library
-#define SEALS (F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK)
+#define CARD_KEY "hvd-card"
 
 static const place_vars_t place_vars = {SEEN_PMI_RANK, SEEN_PMI_SIZE, SEEN_MPI_LOCALRANKID,
                                         SEEN_MPI_LOCALNRANKS};
@@ -163,45 +160,27 @@ static hvd_status_t demand(pmi_t *pmi, const char *cmd, const char *fields, cons
 
 // --- The card ------------------------------------------------------------------------------------
 
-// Each init leaves one more card: "hvd-card-0", "hvd-card-1", ... False where there is none.
-static hvd_status_t get_card(pmi_t *pmi, int number, char text[CARD_BYTES], bool *found_p,
-                             err_t *err)
+static hvd_status_t get_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
 {
     char fields[384];
-    snprintf(fields, sizeof fields, " kvsname=%s key=hvd-card-%d", pmi->kvsname, number);
+    snprintf(fields, sizeof fields, " kvsname=%s key=" CARD_KEY, pmi->kvsname);
     hvd_status_t status = ask(pmi, "get", fields, "get_result", err);
 
-    if (status == HVD_OK) {
-        *found_p =
-            pmi1_succeeded(&pmi->line) && pmi1_value(&pmi->line, "value", text, CARD_BYTES);
+    if (status == HVD_OK && !(pmi1_succeeded(&pmi->line) &&
+                              pmi1_value(&pmi->line, "value", text, CARD_BYTES))) {
+        status = fail(err, HVD_PROTOCOL,
+                      "rank %d: rank 0 left nothing with the process manager; do all ranks run the "
+                      "same program?",
+                      pmi->rank);
     }
     return status;
 }
 
-// The number of cards; text has the last.
-static hvd_status_t last_card(pmi_t *pmi, char text[CARD_BYTES], int *n_cards_p, err_t *err)
-{
-    hvd_status_t status = HVD_OK;
-    bool found = true;
-
-    *n_cards_p = 0;
-    while (*n_cards_p < MAX_CARDS) {
-        status = get_card(pmi, *n_cards_p, text, &found, err);
-        if (status != HVD_OK || !found) {
-            return status;
-        }
-        ++*n_cards_p;
-    }
-    return fail(err, HVD_PROTOCOL, "rank %d: the process manager has every card that is asked for",
-                pmi->rank);
-}
-
-static hvd_status_t put_card(pmi_t *pmi, int number, const char *text, err_t *err)
+static hvd_status_t put_card(pmi_t *pmi, const char *text, err_t *err)
 {
     char fields[384 + CARD_BYTES];
 
-    snprintf(fields, sizeof fields, " kvsname=%s key=hvd-card-%d value=%s", pmi->kvsname, number,
-             text);
+    snprintf(fields, sizeof fields, " kvsname=%s key=" CARD_KEY " value=%s", pmi->kvsname, text);
     hvd_status_t status = demand(pmi, "put", fields, "put_result", err);
     wipe(fields, sizeof fields);
     return status;
@@ -210,32 +189,21 @@ static hvd_status_t put_card(pmi_t *pmi, int number, const char *text, err_t *er
 // Rank 0 gives `text`; the others get it there.
 static hvd_status_t exchange_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
 {
-    char before[CARD_BYTES];
-    int n_cards = 0;
     hvd_status_t status;
 
     TRY(demand(pmi, "get_my_kvsname", "", "my_kvsname", err), out);
     if (!pmi1_value(&pmi->line, "kvsname", pmi->kvsname, sizeof pmi->kvsname)) {
-        status = fail(err, HVD_PROTOCOL, "rank %d: the process manager names no key space",
-                      pmi->rank);
-        goto out;
+        return fail(err, HVD_PROTOCOL, "rank %d: the process manager names no key space",
+                    pmi->rank);
     }
     if (pmi->rank == 0) {
-        TRY(last_card(pmi, before, &n_cards, err), out);
-        TRY(put_card(pmi, n_cards, text, err), out);
+        TRY(put_card(pmi, text, err), out);
     }
     TRY(demand(pmi, "barrier_in", "", "barrier_out", err), out);
     if (pmi->rank != 0) {
-        TRY(last_card(pmi, text, &n_cards, err), out);
-        if (n_cards == 0) {
-            status = fail(err, HVD_PROTOCOL,
-                          "rank %d: rank 0 left nothing with the process manager; do all ranks run "
-                          "the same program?",
-                          pmi->rank);
-        }
+        TRY(get_card(pmi, text, err), out);
     }
 out:
-    wipe(before, sizeof before);
     return status;
 }
 
@@ -266,34 +234,6 @@ static bool mpi_is_running(void)
         }
     }
     return running;
-}
-
-// --- Again after a shutdown ----------------------------------------------------------------------
-
-// Puts sealed memory with the card where the spent connection was. If it cannot, a later init says
-// that the connection is closed.
-static void keep_card(int fd, const char *text)
-{
-    int kept = memfd_create("hvd-card", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-    if (kept < 0) {
-        return;
-    }
-    size_t bytes = strlen(text);
-    if (write(kept, text, bytes) == (ssize_t)bytes && fcntl(kept, F_ADD_SEALS, SEALS) == 0) {
-        dup3(kept, fd, O_CLOEXEC);
-    }
-    close(kept);
-}
-
-static bool find_kept_card(int fd, char text[CARD_BYTES])
-{
-    if ((fcntl(fd, F_GET_SEALS) & SEALS) != SEALS) {
-        return false;
-    }
-    ssize_t n = pread(fd, text, CARD_BYTES - 1, 0);
-    text[MAX(n, 0)] = '\0';
-    return n > 0;
 }
 
 // --- Joining -------------------------------------------------------------------------------------
@@ -336,7 +276,6 @@ static hvd_status_t converse(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
     TRY(exchange_card(pmi, text, err), out);
     if (!mpi_owns) {
         TRY(demand(pmi, "finalize", "", "finalize_ack", err), out);
-        keep_card(pmi->fd, text);
     }
 out:
     return status;
@@ -349,19 +288,14 @@ static hvd_status_t meet(const config_t *config, pmi_t *pmi, boot_job_t *job, me
     card_t card = {.port = 0};
     hvd_status_t status;
 
-    if (find_kept_card(pmi->fd, text)) {
-        TRY(card_decode(text, &card, err), out);
-        if (pmi->rank == 0) {
-            TRY(meeting_host_again(&card, meeting, err), out);
-        }
-    } else {
-        if (pmi->rank == 0) {
-            TRY(meeting_host(config, &card, meeting, err), out);
-            card_encode(&card, text);
-        }
-        TRY(converse(pmi, text, err), out);
-        TRY(card_decode(text, &card, err), out);
+    if (pmi->rank == 0) {
+        TRY(meeting_host(config, &card, meeting, err), out);
+        card_encode(&card, text);
     }
+    TRY(find_fd(config, pmi, err), out);
+    TRY(converse(pmi, text, err), out);
+    TRY(card_decode(text, &card, err), out);
+    card_keep(text, pmi->size);
     TRY(meeting_join(&card, pmi->deadline_ns, job, meeting, err), out);
 out:
     wipe(text, sizeof text);
@@ -380,8 +314,11 @@ static hvd_status_t pmi_join(const boot_way_t *way, const config_t *config, uint
     pmi.rank = job->rank;
     pmi.size = job->size;
     if (job->size > 1) {
-        TRY(find_fd(config, &pmi, err), out);
-        TRY(meet(config, &pmi, job, meeting, err), out);
+        bool met_before;
+        TRY(meeting_again(deadline_ns, job, meeting, &met_before, err), out);
+        if (!met_before) {
+            TRY(meet(config, &pmi, job, meeting, err), out);
+        }
     }
 out:
     return status;

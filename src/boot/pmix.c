@@ -4,11 +4,12 @@
 // time, leads to the launcher's daemon on this host. Nothing is linked, no header of it is needed.
 //
 // Rank 0 hosts the rendezvous and publishes its card; after a fence the others read it. A PMIx
-// library can be initialised only once in a process, starts threads and has waits without end, so
-// a forked child talks to it, hands the answer up through a pipe and ends: the user's process stays
-// as it was, init works again after a shutdown, an MPI library may still be initialised later, and
-// a child that hangs is killed at the deadline. Where PMIx already runs in this process (an MPI
-// library did it) it is used here, since a forked copy of it has lost its threads.
+// library starts threads, has waits without end and survives only one init and finalize, so a
+// forked child talks to it, hands the answer up through a pipe and ends: the user's process stays
+// as it was, and a child that hangs is killed at the deadline. Where PMIx already runs in this
+// process (an MPI library did it) it is used here, since a forked copy of it has lost its threads.
+// The card is kept for an init after a shutdown: daemons on several hosts do not fence again with a
+// rank that has finalised.
 //
 // The library next to the launcher is tried first: it speaks the same version.
 // Threads: the one that calls hvd_init; the child has one.
@@ -399,16 +400,13 @@ static hvd_status_t find_rank(const config_t *config, int *rank_p, err_t *err)
     return HVD_OK;
 }
 
-static hvd_status_t pmix_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
-                              boot_job_t *job, meeting_t *meeting, err_t *err)
+static hvd_status_t meet(const config_t *config, uint64_t deadline_ns, boot_job_t *job,
+                         meeting_t *meeting, err_t *err)
 {
     answer_t answer = {.size = 0};
     card_t card = {.port = 0};
     hvd_status_t status;
 
-    (void)way;
-    job->local_rank = job->local_size = job->cross_rank = job->cross_size = -1;
-    TRY(find_rank(config, &job->rank, err), out);
     if (job->rank == 0) {
         TRY(meeting_host(config, &card, meeting, err), out);
         card_encode(&card, answer.card);
@@ -426,10 +424,28 @@ static hvd_status_t pmix_join(const boot_way_t *way, const config_t *config, uin
         goto out;
     }
     TRY(card_decode(answer.card, &card, err), out);
+    card_keep(answer.card, job->size);
     TRY(meeting_join(&card, deadline_ns, job, meeting, err), out);
 out:
     wipe(&answer, sizeof answer);
     wipe(&card, sizeof card);
+    return status;
+}
+
+static hvd_status_t pmix_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
+                              boot_job_t *job, meeting_t *meeting, err_t *err)
+{
+    bool met_before;
+    hvd_status_t status;
+
+    (void)way;
+    job->local_rank = job->local_size = job->cross_rank = job->cross_size = -1;
+    TRY(find_rank(config, &job->rank, err), out);
+    TRY(meeting_again(deadline_ns, job, meeting, &met_before, err), out);
+    if (!met_before) {
+        TRY(meet(config, deadline_ns, job, meeting, err), out);
+    }
+out:
     return status;
 }
 

@@ -175,7 +175,7 @@ static hvd_status_t meet_across(const sched_t *sched, const config_t *config, co
     }
     TRY(make_card(sched, config, job_text, deadline_ns, &card, err), out);
     if (job->rank == 0) {
-        TRY(meeting_host_again(&card, meeting, err), out);
+        TRY(meeting_host_at(&card, meeting, err), out);
     }
     TRY(meeting_join(&card, deadline_ns, job, meeting, err), out);
 out:

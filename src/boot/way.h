@@ -75,13 +75,21 @@ typedef struct card {
 
 // A new secret, and a server at any free port of every interface.
 hvd_status_t meeting_host(const config_t *config, card_t *card_p, meeting_t *meeting, err_t *err);
-// The server of a card that was made before; its port must still be free.
-hvd_status_t meeting_host_again(const card_t *card, meeting_t *meeting, err_t *err);
+// Hosts where the card says; the port must be free.
+hvd_status_t meeting_host_at(const card_t *card, meeting_t *meeting, err_t *err);
 // The connection every rank has, rank 0 included; fills job->secret.
 hvd_status_t meeting_join(const card_t *card, uint64_t deadline_ns, boot_job_t *job,
                           meeting_t *meeting, err_t *err);
+// Meets as this process has before, by the card it kept; job->rank is known, job->size is filled.
+hvd_status_t meeting_again(uint64_t deadline_ns, boot_job_t *job, meeting_t *meeting,
+                           bool *met_before_p, err_t *err);
 // Leaves and ends what is there. Safe on what is empty.
 void meeting_close(meeting_t *meeting);
+
+// A launcher hands a card over once in the life of a process; an init after a shutdown needs it
+// again. It is kept in sealed memory behind a descriptor that is not inherited by programs.
+void card_keep(const char text[CARD_BYTES], int size);
+bool card_find_kept(char text[CARD_BYTES], int *size_p);
 
 // Printable, without blanks and '='.
 void card_encode(const card_t *card, char text[CARD_BYTES]);

