@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Spark task does for its rank: registers with the driver, starts the rank, carries bytes.
+
+One thread, one loop. The agent calls the driver (never the other way round), proves the job's
+secret and says where it is; the driver answers with the rank's place and the pickled function. The
+function and the secret go to the rank as memory files it inherits, never as arguments or
+environment. Output and result flow back as they come; when the driver says so or cannot be reached
+any more, the rank is ended. The task itself returns nothing through Spark.
+"""
+import hashlib
+import json
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
+
+from horovod.spark import rank, task
+from horovod.spark.line import Frame, Kind, Line, dial, wait
+
+PIPE_BYTES = 1 << 16
+# No more is read from the rank while this much waits for the driver.
+QUEUE_LIMIT_BYTES = 4 << 20
+# How long a rank may take to exit after it has handed over its result.
+LINGER_SECONDS = 30.0
+FAREWELL_SECONDS = 60.0
+# What Spark puts into its workers' environment for itself.
+SPARK_SECRETS = ("PYTHON_WORKER_FACTORY_SECRET", "_SPARK_AUTH_SECRET")
+
+
+class JobSpec(NamedTuple):
+    """What travels in Spark's closure."""
+    addresses: List[str]
+    port: int
+    secret: bytes
+    start_timeout: float
+
+
+class DriverGone(Exception):
+    pass
+
+
+def host_key() -> str:
+    """Equal for tasks that share a machine and its namespaces: containers are hosts of their own."""
+    parts = [platform.node(), os.environ.get("CONTAINER_ID", "")]
+    for name in ("cgroup", "ipc", "mnt", "net", "user", "uts"):
+        try:
+            parts.append(os.readlink(f"/proc/self/ns/{name}"))
+        except OSError:
+            pass
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return f"{platform.node().split('.')[0]}-{digest[:12]}"
+
+
+def serve(spec: JobSpec, index: int, attempt: int, devices: List[str], cpus: int) -> None:
+    """The whole life of one task."""
+    deadline = time.monotonic() + spec.start_timeout
+    line = dial(spec.addresses, spec.port, spec.secret, deadline)
+    try:
+        line.post_json(Kind.REGISTER, {
+            "index": index, "attempt": attempt, "host": host_key(), "name": platform.node(),
+            "pid": os.getpid(), "devices": devices, "cpus": cpus})
+        Agent(line, spec.secret, devices).run()
+    except (DriverGone, ConnectionError):
+        pass  # the driver knows, or is no more
+    finally:
+        line.close()
+
+
+def serve_partition(spec: JobSpec, indexes: Iterable[int]) -> Iterator[Any]:
+    """For mapPartitions: one element, the partition's number."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    for index in indexes:
+        serve(spec, index, context.attemptNumber(), task.get_available_devices(), context.cpus())
+    return iter(())
+
+
+def memory_file(name: str, data: bytes = b"") -> int:
+    fd = os.memfd_create(name)
+    os.fchmod(fd, 0o600)
+    rank.write_all(fd, data)
+    return fd
+
+
+class Agent:
+    def __init__(self, line: Line, secret: bytes, devices: List[str]) -> None:
+        self._line = line
+        self._secret = secret
+        self._devices = devices
+        self._frames: List[Frame] = []
+        self._process: Optional[subprocess.Popen] = None
+        self._life_fd = -1
+        self._error: Optional[Dict[str, Any]] = None
+        self._part = b""  # which part of the rank's report is being read
+        self._error_text = bytearray()
+        self._has_result = False
+
+    def run(self) -> None:
+        start = self._await_start()
+        if start is None:
+            return
+        code_fd = self._await_code()
+        if code_fd is None:
+            return
+        try:
+            self._carry(self._spawn(start, code_fd))
+        except BaseException:
+            self._kill()
+            raise
+        self._say_farewell()
+
+    # --- Before the rank ---------------------------------------------------------------------
+
+    def _next_frame(self) -> Frame:
+        while not self._frames:
+            self._line.push()
+            wait(self._line, 1.0)
+            try:
+                self._frames = self._line.pump()
+            except ConnectionError as error:
+                raise DriverGone from error
+        return self._frames.pop(0)
+
+    def _await_start(self) -> Optional[Dict[str, Any]]:
+        kind, payload = self._next_frame()
+        return json.loads(payload) if kind == Kind.START else None
+
+    def _await_code(self) -> Optional[int]:
+        fd = memory_file("horovod function")
+        while True:
+            kind, payload = self._next_frame()
+            if kind != Kind.CODE:
+                os.close(fd)
+                return None
+            if not payload:
+                return fd
+            rank.write_all(fd, payload)
+
+    def _environment(self, start: Dict[str, Any], secret_fd: int) -> Dict[str, str]:
+        environment = {name: value for name, value in os.environ.items()
+                       if name not in SPARK_SECRETS}
+        if self._devices and "CUDA_VISIBLE_DEVICES" not in start["environment"]:
+            environment["CUDA_VISIBLE_DEVICES"] = visible_devices(
+                self._devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        # Modules the worker can import, the rank can: Spark adds folders of its own.
+        added = [path for path in sys.path if path and not path.startswith(sys.base_prefix)
+                 and not path.startswith(sys.prefix)]
+        environment["PYTHONPATH"] = os.pathsep.join(
+            added + [path for path in environment.get("PYTHONPATH", "").split(os.pathsep)
+                     if path and path not in added])
+        for name, value in start["environment"].items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        environment.update(PYTHONUNBUFFERED="1", HOROVOD_HOSTNAME=host_key(),
+                           HOROVOD_SECRET_FILE=f"/proc/self/fd/{secret_fd}",
+                           HOROVOD_SPARK_WORK_DIR=os.getcwd())
+        environment[task.DEVICES_VARIABLE] = ",".join(self._devices)
+        return environment
+
+    def _spawn(self, start: Dict[str, Any], code_fd: int) -> int:
+        """Starts the warden, which starts the rank; the descriptor results come from."""
+        secret_fd = memory_file("horovod secret", self._secret.hex().encode())
+        result_fd, result_end = os.pipe()
+        life_end, self._life_fd = os.pipe()
+        given = (code_fd, secret_fd, result_end, life_end)
+        executable = start.get("executable") or sys.executable
+        try:
+            self._process = subprocess.Popen(
+                [executable, "-m", "horovod.spark.warden", str(code_fd), str(result_end),
+                 str(life_end)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                pass_fds=given, env=self._environment(start, secret_fd))
+        except OSError as error:
+            self._report_ended(1, {"type": type(error).__name__, "traceback": "",
+                                   "text": f"cannot start {executable}: {error}"})
+            raise DriverGone from error
+        finally:
+            for fd in given:
+                os.close(fd)
+        return result_fd
+
+    # --- While the rank runs -----------------------------------------------------------------
+
+    def _carry(self, result_fd: int) -> None:
+        process = self._process
+        assert process is not None and process.stdout and process.stderr
+        kinds = {process.stdout.fileno(): Kind.STDOUT, process.stderr.fileno(): Kind.STDERR,
+                 result_fd: Kind.RESULT}
+        kill_at = float("inf")
+        while kinds:
+            reads: List[Any] = [self._line]
+            if self._line.n_queued_bytes < QUEUE_LIMIT_BYTES:
+                reads += kinds
+            writes = [self._line] if self._line.wants_write() else []
+            readable, _, _ = select.select(reads, writes, [], 1.0)
+            for fd in readable:
+                if fd is self._line:
+                    self._obey()
+                    continue
+                data = os.read(fd, PIPE_BYTES)
+                if data and kinds[fd] == Kind.RESULT:
+                    self._take_report(data)
+                elif data:
+                    self._line.post(kinds[fd], data)
+                else:
+                    if kinds[fd] == Kind.RESULT:
+                        kill_at = time.monotonic() + LINGER_SECONDS
+                    del kinds[fd]
+            self._line.push()
+            if time.monotonic() > kill_at:
+                self._end_rank()
+        os.close(result_fd)
+        code = process.wait()
+        lingered = self._has_result and time.monotonic() > kill_at
+        if self._error_text:
+            self._error = json.loads(self._error_text.decode())
+        self._report_ended(0 if lingered else code if code >= 0 else 128 - code, self._error)
+
+    def _obey(self) -> None:
+        """Whatever the driver says now, or its silence, means: end."""
+        try:
+            frames = self._line.pump()
+        except ConnectionError as error:
+            raise DriverGone from error
+        if any(kind == Kind.LEAVE for kind, _ in frames):
+            self._end_rank()
+
+    def _take_report(self, data: bytes) -> None:
+        """The rank's own report: RUNNING, then RESULT or ERROR with what follows."""
+        if self._part == b"" and data[:1] == rank.RUNNING:
+            self._line.post(Kind.RUNNING)
+            data = data[1:]
+            self._part = rank.RUNNING
+        if self._part in (b"", rank.RUNNING) and data:
+            self._part, data = data[:1], data[1:]
+            self._has_result = self._part == rank.RESULT
+        if self._part == rank.ERROR:
+            self._error_text += data
+        elif self._part == rank.RESULT and data:
+            self._line.post(Kind.RESULT, data)
+
+    def _report_ended(self, code: int, error: Optional[Dict[str, Any]]) -> None:
+        self._line.post_json(Kind.ENDED, {"code": code, "error": error,
+                                          "has_result": self._has_result})
+
+    # --- The end -----------------------------------------------------------------------------
+
+    def _end_rank(self) -> None:
+        if self._life_fd >= 0:
+            try:
+                os.write(self._life_fd, b"T")
+            except BrokenPipeError:
+                pass  # it has just ended by itself
+
+    def _kill(self) -> None:
+        """The warden sees the end of its pipe and kills; it is waited for, but not for ever."""
+        if self._life_fd >= 0:
+            os.close(self._life_fd)
+            self._life_fd = -1
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(signal.SIGKILL)  # the rank goes with its warden
+                self._process.wait()
+
+    def _say_farewell(self) -> None:
+        """Stays until the driver has everything, and says so."""
+        self._kill()
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while time.monotonic() < deadline:
+            kind, _ = self._next_frame()
+            if kind == Kind.LEAVE:
+                return
+
+
+def visible_devices(devices: List[str], visible: Optional[str]) -> str:
+    """Spark counts the devices its executor sees; CUDA may know them by other names."""
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    return ",".join(names[int(device)] if device.isdigit() and int(device) < len(names) else device
+                    for device in devices)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.spark.run: a Horovod job on the task slots of a Spark application.
+
+The Spark job runs in a thread of its own, so that the calling thread can wait in short steps:
+Ctrl-C, a failed rank and a failed Spark job all end up in the same place, which tells the agents to
+end their ranks, cancels the job group if that is not enough, and raises. A barrier job is used
+unless dynamic allocation is on, which Spark does not allow together: then plain tasks, and the desk
+refuses copies and retries.
+"""
+import functools
+import itertools
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, TextIO
+
+from horovod import _core
+from horovod.spark import slots
+from horovod.spark.agent import JobSpec, serve_partition
+from horovod.spark.driver import Desk, Failure
+from horovod.spark.output import Output
+
+DEFAULT_START_TIMEOUT = 600.0
+WAIT_SECONDS = 0.1
+# How long agents have to end their ranks before Spark is asked to; Spark then needs some seconds.
+LEAVE_SECONDS = 4.0
+CANCEL_SECONDS = 10.0
+# How long to wait for Spark's own words about a task that is gone.
+SPARK_WORDS_SECONDS = 3.0
+
+_group_numbers = itertools.count()
+
+
+def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, Any]] = None,
+        num_proc: Optional[int] = None, start_timeout: Optional[float] = None,
+        use_mpi: Optional[bool] = None, use_gloo: Optional[bool] = None,
+        extra_mpi_args: Optional[str] = None, env: Optional[Mapping[str, Optional[str]]] = None,
+        stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None, verbose: int = 1,
+        nics: Any = None, prefix_output_with_timestamp: bool = False,
+        executable: Optional[str] = None, *, resource_profile: Any = None) -> List[Any]:
+    """Runs fn(*args, **kwargs) on num_proc Spark tasks as one Horovod job; results by rank.
+
+    num_proc: default: all task slots. start_timeout: seconds until all tasks must run the function;
+    default: HOROVOD_SPARK_START_TIMEOUT, or 600. env: variables for the ranks, besides the
+    executors' own; None removes one. stdout, stderr: files that get the ranks' lines, each with
+    "[rank]<stdout>:" in front; default: this process's own, without. verbose 0: says nothing
+    itself. nics: network interfaces to use. executable: the ranks' Python; default: that of the
+    Spark workers. resource_profile: a pyspark.resource.ResourceProfile for the tasks.
+    use_gloo is accepted: there is one way to run, and it needs no MPI.
+    """
+    if use_mpi:
+        raise ValueError("use_mpi=True: horovod.spark starts its processes itself and needs no "
+                         "MPI; leave use_mpi and extra_mpi_args out")
+    if num_proc is not None and num_proc < 1:
+        raise ValueError(f"num_proc is {num_proc}: at least one process is needed")
+    sc = active_context()
+    start_timeout = start_timeout_of(start_timeout)
+    job = SparkRun(sc, start_timeout, resource_profile)
+    n = num_proc or slots.default_num_proc(sc, job.deadline, resource_profile)
+    if verbose >= 1:
+        print(f"Running {n} processes...", flush=True)
+    output = Output(stdout, stderr, prefix=stdout is not None or stderr is not None,
+                    timestamp=prefix_output_with_timestamp, bar_is_up=shows_bar(sc, stdout))
+    return job.run(n, pickle_call(fn, args, kwargs), rank_environment(sc, env, nics, start_timeout),
+                   output, executable)
+
+
+def active_context() -> Any:
+    from pyspark import SparkContext
+
+    sc = SparkContext._active_spark_context
+    if sc is None or sc._jsc is None:
+        raise Exception("Could not find an active SparkContext, are you running in a PySpark "
+                        "session?")
+    return sc
+
+
+def start_timeout_of(start_timeout: Optional[float]) -> float:
+    if start_timeout is not None:
+        return float(start_timeout)
+    return float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or DEFAULT_START_TIMEOUT)
+
+
+def pickle_call(fn: Callable[..., Any], args: Any, kwargs: Optional[Mapping[str, Any]]) -> bytes:
+    """Before anything is started: a function that cannot travel is the caller's error."""
+    import cloudpickle
+
+    return cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})), protocol=5)
+
+
+def shows_bar(sc: Any, stdout: Optional[TextIO]) -> bool:
+    enabled = sc.getConf().get("spark.ui.showConsoleProgress", "false").lower() == "true"
+    return bool(enabled and stdout is None and sys.stdout.isatty())
+
+
+def rank_environment(sc: Any, env: Optional[Mapping[str, Optional[str]]], nics: Any,
+                     start_timeout: float) -> Dict[str, Optional[str]]:
+    """What the ranks get besides the executors' environment and their place."""
+    environment: Dict[str, Optional[str]] = {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}"}
+    conf = sc.getConf()
+    if any(conf.get(key, "false").lower() == "true"
+           for key in ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption",
+                       "spark.ssl.enabled")):
+        environment["HOROVOD_ENCRYPT"] = "always"  # as private as the rest of the application
+    if nics:
+        environment["HOROVOD_GLOO_IFACE"] = nics if isinstance(nics, str) else ",".join(nics)
+    environment.update(env or {})
+    return environment
+
+
+def driver_addresses(sc: Any) -> List[str]:
+    if slots.is_local(sc):
+        return ["127.0.0.1"]
+    return [sc.getConf().get("spark.driver.host")]
+
+
+def bind_address(sc: Any) -> str:
+    """Where the driver listens: where Spark does, if that can be told; else everywhere."""
+    if slots.is_local(sc):
+        return "127.0.0.1"
+    conf = sc.getConf()
+    name = conf.get("spark.driver.bindAddress", conf.get("spark.driver.host"))
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0))
+        return str(address[0])
+    except OSError:
+        return "0.0.0.0"
+
+
+class SparkRun:
+    """One call of run(), from the secret to the results."""
+
+    def __init__(self, sc: Any, start_timeout: float, profile: Any) -> None:
+        self.sc = sc
+        self.start_timeout = start_timeout
+        self.deadline = time.monotonic() + start_timeout
+        self._profile = profile
+        self._group = f"horovod.spark.run.{next(_group_numbers)}"
+        self._secret = secrets.token_bytes(32)
+        self._spark_error: Optional[BaseException] = None
+        self._thread: Optional[threading.Thread] = None
+
+    def run(self, n: int, code: bytes, environment: Dict[str, Optional[str]], output: Output,
+            executable: Optional[str]) -> List[Any]:
+        if not slots.is_dynamic(self.sc):
+            slots.wait_for(self.sc, n, self.deadline, self.start_timeout, self._profile)
+        here = bind_address(self.sc)
+        desk = Desk(n, self._secret, here, output)
+        server, port = _core.rendezvous_start("*" if here == "0.0.0.0" else here, 0, self._secret)
+        addresses = driver_addresses(self.sc)
+        environment = {**environment, "HOROVOD_RENDEZVOUS_ADDR": ",".join(addresses),
+                       "HOROVOD_RENDEZVOUS_PORT": str(port), "HOROVOD_JOB_ID": self._group}
+        try:
+            desk.open(code, environment, executable)
+            self._submit(n, JobSpec(addresses, desk.port, self._secret, self.start_timeout))
+            self._watch(desk, n)
+        finally:
+            self._end(desk)
+            _core.rendezvous_stop(server)
+        return load_results(desk)
+
+    # --- The Spark job -------------------------------------------------------------------------
+
+    def _submit(self, n: int, spec: JobSpec) -> None:
+        from pyspark import InheritableThread
+
+        barrier = wants_barrier(self.sc)
+
+        def job() -> None:
+            try:
+                self.sc.setJobGroup(self._group, "Horovod Spark Run", interruptOnCancel=True)
+                rdd = self.sc.parallelize(range(n), n)
+                if self._profile is not None:
+                    rdd = rdd.withResources(self._profile)
+                serve = functools.partial(serve_partition, spec)
+                # Ends in collect, so that Spark never runs a barrier stage again by itself.
+                (rdd.barrier() if barrier else rdd).mapPartitions(serve).collect()
+            except BaseException as error:
+                self._spark_error = error
+
+        self._thread = InheritableThread(target=job, name=self._group, daemon=True)
+        self._thread.start()
+
+    def _watch(self, desk: Desk, n: int) -> None:
+        """Until the job is over; raises if it is not well over."""
+        assert self._thread is not None
+        while not desk.done.wait(WAIT_SECONDS):
+            if not self._thread.is_alive() and not desk.done.wait(WAIT_SECONDS):
+                raise self._spark_failure()
+            if desk.n_running < n and time.monotonic() >= self.deadline:
+                raise slots.timed_out(self._how_far(desk, n), self.start_timeout)
+        if desk.crash is not None:
+            raise RuntimeError("the driver could not go on with the job") from desk.crash
+        if desk.failure is not None:
+            raise self._rank_failure(desk.failure)
+
+    def _how_far(self, desk: Desk, n: int) -> str:
+        try:
+            found = f", and the application has {slots.count(self.sc, self._profile)} task slots"
+        except Exception:  # a context that has been stopped meanwhile
+            found = ""
+        hosts = ", ".join(f"{name} ({count})" for name, count in sorted(desk.hosts().items()))
+        return (f"Of {n} tasks {desk.n_registered} have registered"
+                f"{' from ' + hosts if hosts else ''} and {desk.n_running} run the function"
+                f"{found} ({slots.task_needs(self.sc)}).")
+
+    def _end(self, desk: Desk) -> None:
+        """Whatever happened: nothing of the job is left when this returns."""
+        desk.stop()
+        if not desk.finished.wait(LEAVE_SECONDS) or self._thread is None:
+            self._cancel()
+        if self._thread is not None:
+            self._thread.join(LEAVE_SECONDS)
+            if self._thread.is_alive():
+                self._cancel()
+                self._thread.join(CANCEL_SECONDS)
+
+    def _cancel(self) -> None:
+        try:
+            self.sc.cancelJobGroup(self._group)
+        except Exception:
+            pass  # a context that has been stopped has cancelled everything
+
+    # --- What went wrong -----------------------------------------------------------------------
+
+    def _spark_failure(self) -> Exception:
+        error = self._spark_error
+        if error is None:
+            return RuntimeError("Spark job has failed: it came to an end while its tasks were "
+                                "still wanted; was it cancelled?")
+        failure = RuntimeError(f"Spark job has failed, see the error above.\n{first_words(error)}")
+        failure.__cause__ = error
+        return failure
+
+    def _rank_failure(self, failure: Failure) -> Exception:
+        if failure.code is None:
+            assert self._thread is not None
+            self._thread.join(SPARK_WORDS_SECONDS)
+            if self._spark_error is not None:
+                problem = self._spark_failure()
+                problem.args = (f"{problem.args[0]}\nThe task of {failure.where()} was lost.",)
+                return problem
+            return RuntimeError(f"Lost the Spark task of {failure.where()}: its executor or its "
+                                "Python worker ended, or the network between it and the driver "
+                                "was cut.")
+        return RuntimeError(describe(failure))
+
+
+def wants_barrier(sc: Any) -> bool:
+    """HOROVOD_SPARK_BARRIER=1 or 0 forces one kind of job."""
+    forced = os.environ.get("HOROVOD_SPARK_BARRIER", "")
+    return forced == "1" if forced in ("0", "1") else not slots.is_dynamic(sc)
+
+
+def first_words(error: BaseException) -> str:
+    """Spark's reason without the Java stack."""
+    lines = str(error).split("\n")
+    reason = [line for line in lines if line.strip() and not line.startswith("\tat ")]
+    return "\n".join(reason[:4])
+
+
+def describe(failure: Failure) -> str:
+    text = ("Horovod detected that one or more processes exited with non-zero status, thus causing "
+            "the job to be terminated. The first process to do so was:\n"
+            f"Process name: {failure.rank}\nExit code: {failure.code}\n")
+    error = failure.error
+    if error is not None:
+        return f"{text}{failure.where()} raised {error['type']}:\n{error['traceback']}"
+    if failure.code == 0:
+        return f"{text}{failure.where()} left without a result: the function called exit."
+    if failure.code is not None and failure.code > 128:
+        return f"{text}{failure.where()} was killed by signal {failure.code - 128}."
+    return f"{text}{failure.where()} ended without raising an exception."
+
+
+def load_results(desk: Desk) -> List[Any]:
+    import cloudpickle
+
+    results = []
+    for rank, data in enumerate(desk.results()):
+        try:
+            results.append(cloudpickle.loads(data))
+        except Exception as error:
+            raise RuntimeError(f"The result of rank {rank} cannot be unpickled on the driver: "
+                               f"{type(error).__name__}: {error}") from error
+    return results

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions for the tests that need Spark: one application at a time, made by its settings."""
+import os
+import stat
+import sys
+import time
+
+import pytest
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+COMMON = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+          "spark.driver.memory": "1g"}
+
+
+class Sessions:
+    """Keeps the application while the same one is asked for."""
+
+    def __init__(self):
+        self._key = None
+        self._spark = None
+
+    def get(self, master="local[4]", **conf):
+        from pyspark.sql import SparkSession
+
+        conf = {key.replace("__", "."): value for key, value in conf.items()}
+        key = (master, tuple(sorted(conf.items())))
+        if key != self._key:
+            self.stop()
+            if master.startswith("local-cluster"):
+                import pyspark
+
+                os.environ["SPARK_HOME"] = os.path.dirname(pyspark.__file__)
+            builder = SparkSession.builder.master(master).appName("horovod tests")
+            for name, value in {**COMMON, **conf}.items():
+                builder = builder.config(name, value)
+            self._spark = builder.getOrCreate()
+            self._spark.sparkContext.setLogLevel("OFF")
+            self._key = key
+        return self._spark
+
+    def stop(self):
+        if self._spark is not None:
+            self._spark.stop()
+        self._spark = self._key = None
+
+
+@pytest.fixture(scope="session")
+def sessions():
+    kept = Sessions()
+    yield kept
+    kept.stop()
+
+
+@pytest.fixture
+def spark(sessions):
+    return sessions.get()
+
+
+@pytest.fixture
+def gpu_script(tmp_path):
+    """What Spark calls to find out about GPUs: four of them."""
+    script = tmp_path / "gpus.sh"
+    script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1", "2", "3"]}\'\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
+
+
+def is_gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def pids_in(folder):
+    """Process ids of the ranks that have said so."""
+    return [int(name) for name in os.listdir(folder) if name.isdigit()]
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """A folder ranks leave their process ids in, and questions about it."""
+    class Ranks:
+        folder = str(tmp_path)
+
+        def wait_for(self, n):
+            wait_until(lambda: len(pids_in(self.folder)) >= n)
+
+        def wait_gone(self, seconds=15):
+            assert pids_in(self.folder)
+            wait_until(lambda: all(is_gone(pid) for pid in pids_in(self.folder)), seconds)
+
+    return Ranks()

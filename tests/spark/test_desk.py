@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The desk, agents, wardens and ranks, with processes of ours in the place of Spark tasks."""
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import cloudpickle
+import pytest
+
+from horovod.spark import driver
+from horovod.spark.launch import describe
+from horovod.spark.line import Kind, Line, dial
+from horovod.spark.output import Output
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import the tests
+
+SECRET = bytes(range(32))
+PATIENCE_SECONDS = 60
+
+AGENT = ("import sys; from horovod.spark.agent import JobSpec, serve;"
+         "serve(JobSpec(['127.0.0.1'], int(sys.argv[1]), bytes(range(32)), 60.0),"
+         " int(sys.argv[2]), int(sys.argv[3]), [], 1)")
+
+
+class Job:
+    """n agents on this machine, and the desk they call."""
+
+    def __init__(self, n, fn, args=(), env=None):
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.desk = driver.Desk(n, SECRET, "127.0.0.1", Output(self.out, self.err))
+        self.desk.open(cloudpickle.dumps((fn, args, {})), env or {}, None)
+        self.agents = [self.start_agent(index) for index in range(n)]
+
+    def start_agent(self, index, attempt=0):
+        return subprocess.Popen([sys.executable, "-c", AGENT, str(self.desk.port), str(index),
+                                 str(attempt)])
+
+    def wait(self):
+        assert self.desk.done.wait(PATIENCE_SECONDS)
+
+    def close(self):
+        self.desk.stop()
+        assert self.desk.finished.wait(PATIENCE_SECONDS)
+        return [agent.wait(timeout=PATIENCE_SECONDS) for agent in self.agents]
+
+
+def is_gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_for(condition, seconds=PATIENCE_SECONDS):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def say_who(folder):
+    rank = os.environ["HOROVOD_RANK"]
+    with open(f"{folder}/{rank}.tmp", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{folder}/{rank}.tmp", f"{folder}/{rank}")
+
+
+def pids_in(folder):
+    return [int(open(f"{folder}/{name}").read()) for name in os.listdir(folder)
+            if name.isdigit() and not name.endswith(".tmp")]
+
+
+def test_results_and_output():
+    def fn(x):
+        print(f"rank {os.environ['HOROVOD_RANK']} of {os.environ['HOROVOD_SIZE']}")
+        return os.environ["HOROVOD_RANK"], x, os.environ["COLOUR"]
+
+    job = Job(2, fn, (b"x" * 3000000,), {"COLOUR": "blue"})
+    job.wait()
+    assert job.desk.failure is None
+    results = [cloudpickle.loads(data) for data in job.desk.results()]
+    assert results == [("0", b"x" * 3000000, "blue"), ("1", b"x" * 3000000, "blue")]
+    assert job.close() == [0, 0]
+    assert sorted(job.out.getvalue().split("\n")) == ["", "rank 0 of 2", "rank 1 of 2"]
+
+
+def test_the_secret_is_a_memory_file():
+    def fn():
+        path = os.environ["HOROVOD_SECRET_FILE"]
+        twice = [open(path).read() for _ in range(2)]
+        everything = open("/proc/self/environ").read() + open("/proc/self/cmdline").read()
+        return twice, oct(os.stat(path).st_mode), bytes(range(32)).hex() in everything
+
+    job = Job(1, fn)
+    job.wait()
+    twice, mode, seen = cloudpickle.loads(job.desk.results()[0])
+    job.close()
+    assert twice == [SECRET.hex()] * 2 and mode.endswith("600") and not seen
+
+
+def test_the_cause_is_told_not_its_consequence(tmp_path):
+    def fn(folder):
+        if os.environ["HOROVOD_RANK"] == "0":
+            class HorovodInternalError(RuntimeError):
+                pass
+            raise HorovodInternalError("rank 1 has left")
+        time.sleep(0.2)
+        raise KeyError("the cause")
+
+    job = Job(2, fn, (str(tmp_path),))
+    job.wait()
+    job.close()
+    assert job.desk.failure.rank == 1 and job.desk.failure.code == 1
+    text = describe(job.desk.failure)
+    assert "Process name: 1\nExit code: 1\n" in text
+    assert "KeyError: 'the cause'" in text and "in fn" in text
+    assert "KeyError: 'the cause'" in job.err.getvalue()
+
+
+@pytest.mark.parametrize("fn, code, words", [
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), 137, "killed by signal 9"),
+    (lambda: sys.exit(3), 3, "ended without raising"),
+    (lambda: sys.exit(0), 0, "left without a result"),
+    (lambda: (x for x in ()), 1, "cannot be pickled"),
+])
+def test_ways_to_fail(fn, code, words):
+    job = Job(1, fn)
+    job.wait()
+    job.close()
+    assert job.desk.failure.code == code
+    assert words in describe(job.desk.failure)
+
+
+def test_stop_ends_ranks_and_all_they_started(tmp_path):
+    def fn(folder):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        with open(f"{folder}/1{daemon.pid}", "w") as file:
+            file.write(str(daemon.pid))
+        say_who(folder)
+        time.sleep(600)
+
+    job = Job(2, fn, (str(tmp_path),))
+    wait_for(lambda: len(pids_in(tmp_path)) == 4)
+    began = time.monotonic()
+    job.close()
+    assert time.monotonic() - began < 15  # 1.5 s of grace, on a busy machine
+    wait_for(lambda: all(is_gone(pid) for pid in pids_in(tmp_path)), 15)
+
+
+def test_a_killed_agent_takes_its_rank_along(tmp_path):
+    def fn(folder):
+        say_who(folder)
+        time.sleep(600)
+
+    job = Job(2, fn, (str(tmp_path),))
+    wait_for(lambda: len(pids_in(tmp_path)) == 2)
+    job.agents[1].kill()
+    job.wait()
+    assert job.desk.failure.code is None and "rank 1" in job.desk.failure.where()
+    job.close()
+    wait_for(lambda: all(is_gone(pid) for pid in pids_in(tmp_path)), 15)
+
+
+def test_a_vanished_driver_ends_everything(tmp_path):
+    def fn(folder):
+        say_who(folder)
+        time.sleep(600)
+
+    job = Job(1, fn, (str(tmp_path),))
+    wait_for(lambda: len(pids_in(tmp_path)) == 1)
+    for line in list(job.desk._lines):  # as a killed driver's kernel would
+        line.sock.shutdown(socket.SHUT_RDWR)
+    wait_for(lambda: all(is_gone(pid) for pid in pids_in(tmp_path)), 15)
+    job.close()
+
+
+def test_copies_and_retries_are_not_started(tmp_path):
+    def fn(folder):
+        say_who(folder)
+        while not os.path.exists(f"{folder}/go"):
+            time.sleep(0.05)
+        return os.getpid()
+
+    job = Job(1, fn, (str(tmp_path),))
+    wait_for(lambda: len(pids_in(tmp_path)) == 1)
+    job.agents.append(job.start_agent(0, attempt=0))
+    job.agents.append(job.start_agent(0, attempt=1))
+    wait_for(lambda: sum(line.is_open for line in list(job.desk._lines)) == 3)
+    (tmp_path / "go").write_text("")
+    job.wait()
+    assert job.desk.failure is None
+    assert cloudpickle.loads(job.desk.results()[0]) == pids_in(tmp_path)[0]
+    assert job.close() == [0, 0, 0]
+
+
+def test_strangers_do_not_get_in():
+    job = Job(1, lambda: "fine")
+    with pytest.raises(ConnectionError):
+        dial(["127.0.0.1"], job.desk.port, bytes(32), time.monotonic() + 1)
+    silent = socket.create_connection(("127.0.0.1", job.desk.port))
+    rude = socket.create_connection(("127.0.0.1", job.desk.port))
+    rude.send(b"GET / HTTP/1.1\r\n" * 8)
+    job.wait()
+    assert cloudpickle.loads(job.desk.results()[0]) == "fine"
+    job.close()
+    silent.close()
+    rude.close()
+
+
+def test_a_frame_that_claims_too_much_is_refused():
+    ours, theirs = socket.socketpair()
+    lines = Line(ours, True, SECRET), Line(theirs, False, SECRET)
+    while not all([line.shake() for line in lines]):
+        pass
+    lines[0].post(Kind.RESULT, b"y" * 5000)
+    assert lines[1].pump() == [(Kind.RESULT, b"y" * 5000)]
+    lines[0]._channel.send(b"\x08\xff\xff\xff\xff")
+    with pytest.raises(ConnectionError, match="claims"):
+        lines[1].pump()
+    for line in lines:
+        line.close()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks from partitions, and lines from bytes: no Spark, no processes."""
+import io
+
+import pytest
+
+from horovod.spark import agent, plan, slots
+from horovod.spark.output import Output
+from horovod.runner.common.util.timeout import TimeoutException
+
+
+def test_ranks_go_host_by_host():
+    # Spark deals partitions round-robin; four hosts of four slots.
+    names = ["c", "a", "d", "b"]
+    host_of = {index: names[index % 4] for index in range(16)}
+    placed = plan.places(host_of)
+    assert plan.hosts_in_order(host_of) == ["c", "d", "a", "b"]
+    assert sorted(place.rank for place in placed.values()) == list(range(16))
+    assert placed[0] == plan.Place(0, 16, 0, 4, 0, 4)
+    assert [placed[index].rank for index in (0, 4, 8, 12)] == [0, 1, 2, 3]
+    assert all(place.local_rank == place.rank % 4 for place in placed.values())
+
+
+def test_uneven_hosts():
+    placed = plan.places({0: "b", 1: "a", 2: "b", 3: "b"})
+    assert placed[0] == plan.Place(0, 4, 0, 3, 0, 2)
+    assert placed[2] == plan.Place(1, 4, 1, 3, 0, 1)
+    assert placed[3] == plan.Place(2, 4, 2, 3, 0, 1)
+    assert placed[1] == plan.Place(3, 4, 0, 1, 1, 2)
+    assert placed[1].environment()["HOROVOD_CROSS_SIZE"] == "2"
+
+
+@pytest.mark.parametrize("prefix, wanted", [
+    (False, "one\ntwo \u00fc\nbar\rlast"),
+    (True, "[3]<stdout>:one\n[3]<stdout>:two \u00fc\n[3]<stdout>:bar\r[3]<stdout>:last"),
+])
+def test_lines_come_whole(prefix, wanted):
+    out = io.StringIO()
+    output = Output(out, io.StringIO(), prefix=prefix)
+    for byte in "one\ntwo \u00fc\nbar\rlast".encode():
+        output.take(3, "stdout", bytes([byte]))
+    assert "last" not in out.getvalue()
+    output.end(3)
+    assert out.getvalue() == wanted
+
+
+def test_lines_of_ranks_do_not_mix():
+    out = io.StringIO()
+    output = Output(out, out)
+    output.take(0, "stdout", b"he")
+    output.take(1, "stdout", b"wor")
+    output.take(1, "stderr", b"err\n")
+    output.take(0, "stdout", b"llo\n")
+    output.take(1, "stdout", b"ld\r\n")
+    assert out.getvalue() == "err\nhello\nworld\r\n"
+
+
+def test_timestamps_stand_in_front():
+    out = io.StringIO()
+    Output(out, None, timestamp=True).take(2, "stdout", b"x\n")
+    assert out.getvalue().endswith("[2]<stdout>:x\n") and len(out.getvalue()) > 20
+
+
+@pytest.mark.parametrize("devices, visible, wanted", [
+    (["2"], None, "2"), (["1", "0"], "4,5,6", "5,4"), (["GPU-x"], "4,5", "GPU-x"),
+    (["7"], "4,5", "7")])
+def test_visible_devices(devices, visible, wanted):
+    assert agent.visible_devices(devices, visible) == wanted
+
+
+class FakeContext:
+    """As much of a SparkContext as slots.py looks at; slots come as time goes by."""
+    defaultParallelism = 2
+
+    def __init__(self, counts, **conf):
+        self.master = "spark://x:7077"
+        self.counts = list(counts)
+        self.conf = {key.replace("_", "."): value for key, value in conf.items()}
+        self.now = 0.0
+        self._jsc = self
+
+    def getConf(self):
+        return self
+
+    def get(self, key, default=None):
+        return self.conf.get(key, default)
+
+    def getAll(self):
+        return list(self.conf.items())
+
+    def sc(self):
+        return self
+
+    resourceProfileManager = defaultResourceProfile = sc
+
+    def maxNumConcurrentTasks(self, _):
+        return self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def clock(self):
+        return self.now
+
+
+def test_num_proc_waits_for_executors():
+    sc = FakeContext([0, 0, 4, 4, 8, 8, 16])
+    assert slots.default_num_proc(sc, 600, None, sc.clock, sc.sleep) == 16
+    assert slots.QUIET_SECONDS <= sc.now < 5
+
+
+def test_num_proc_is_what_the_user_set():
+    sc = FakeContext([4], spark_default_parallelism="2")
+    assert slots.default_num_proc(sc, 600, None, sc.clock, sc.sleep) == 2
+
+
+def test_too_few_slots_are_told():
+    sc = FakeContext([3], spark_task_cpus="2", spark_task_resource_gpu_amount="1")
+    with pytest.raises(TimeoutException, match="^Timed out waiting for Spark tasks to start.") as e:
+        slots.wait_for(sc, 5, 10, 10, None, sc.clock, sc.sleep)
+    text = str(e.value)
+    for part in ("5 task slots", "3 were found", "spark.task.cpus=2",
+                 "spark.task.resource.gpu.amount=1", "start_timeout", "Timeout after 10 seconds."):
+        assert part in text
+    assert 10 <= sc.now < 11
