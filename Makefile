@@ -7,9 +7,10 @@
 #   make test         all builds, all tests, style                make check-style  style only
 #   make bench        measurements                                make clean        remove builds
 #   make wheel        the Python package, in dist/
+#   make test-spark   horovod.spark on real Spark, some minutes; make setup-spark first
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-launchers  ranks under real mpiruns and srun (installs them)
-.PHONY: all setup demo test test-launchers bench fuzz clean check-style
+.PHONY: all setup demo test test-launchers bench fuzz clean check-style wheel setup-spark test-spark
 
 build_of_ := build
 build_of_address := build-asan
@@ -45,6 +46,12 @@ fuzz:
 
 wheel: setup
 	@tools/wheel.sh
+
+setup-spark:
+	@tools/setup-spark.sh
+
+test-spark:
+	@.venv/bin/python -m pytest tests/spark
 
 check-style:
 	@tools/check-style

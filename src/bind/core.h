@@ -48,6 +48,7 @@ typedef struct core {
     PyObject *not_initialized_error;
     PyTypeObject *handle_type;
     PyTypeObject *memory_type;
+    PyTypeObject *channel_type;
     PyObject *s_data_ptr, *s_shape, *s_f_back, *s_co_filename;
 } core_t;
 
@@ -74,6 +75,9 @@ extern PyType_Spec core_handle_spec;
 // core_memory.c: takes over `data`.
 PyObject *core_memory_new(void *data, size_t bytes);
 extern PyType_Spec core_memory_spec;
+
+// core_channel.c
+extern PyType_Spec core_channel_spec;
 
 // core_rendezvous.c
 PyObject *core_rendezvous_start(PyObject *module, PyObject *args);

@@ -456,7 +456,8 @@ PyMODINIT_FUNC PyInit__core(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || !import_errors() || !make_names() ||
         !add_type(module, &core_handle_spec, &core.handle_type) ||
-        !add_type(module, &core_memory_spec, &core.memory_type)) {
+        !add_type(module, &core_memory_spec, &core.memory_type) ||
+        !add_type(module, &core_channel_spec, &core.channel_type)) {
         Py_XDECREF(module);
         return NULL;
     }

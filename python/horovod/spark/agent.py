@@ -44,7 +44,7 @@ class DriverGone(Exception):
 
 
 def host_key() -> str:
-    """Equal for tasks that share a machine and its namespaces: containers are hosts of their own."""
+    """Equal for tasks on one machine in the same namespaces: containers are their own hosts."""
     parts = [platform.node(), os.environ.get("CONTAINER_ID", "")]
     for name in ("cgroup", "ipc", "mnt", "net", "user", "uts"):
         try:

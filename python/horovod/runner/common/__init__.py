@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that users of the launcher import."""

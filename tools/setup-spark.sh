@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Adds what the Spark tests need to a machine tools/setup.sh has made ready: a Java runtime, and
+# PySpark (some 500 MB, which is why it is not part of `make setup`) in .venv.
+#
+#   tools/setup-spark.sh [VERSION]    default: the version below
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+version=${1:-4.3.0}
+
+tools/setup.sh
+if ! command -v java >/dev/null; then
+    as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo)
+    "${as_root[@]}" apt-get update -q
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends openjdk-17-jre-headless
+fi
+have=$(.venv/bin/python -c 'import pyspark; print(pyspark.__version__)' 2>/dev/null || true)
+if [ "$have" != "$version" ]; then
+    echo "setup: installing PySpark $version"
+    .venv/bin/python -m pip install -q --disable-pip-version-check \
+        "pyspark==$version" pyarrow pandas fsspec
+fi
