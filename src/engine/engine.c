@@ -38,9 +38,6 @@ static void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
 {
     batches_drop(ctx);
     requests_end(ctx, status, text);
-    if (status != HVD_SHUTDOWN) {
-        monitor_dump(ctx, DUMP_FAILURE);
-    }
 }
 
 void engine_fail(hvd_ctx_t *ctx, const err_t *err)

@@ -26,7 +26,7 @@
 
 #define WRITE_EVERY_MS 50 // while a timeline runs
 #define ANSWER_NS (30 * NS_PER_S)
-#define DUMP_EVERY_NS (10 * NS_PER_S) // for one reason
+#define DUMP_EVERY_NS (10 * NS_PER_S) // while it stalls
 #define MAX_BELLS 64
 #define SIGNAL_RING ((uint64_t)1 << 32) // added to a bell by the handler, 1 by everyone else
 
@@ -197,7 +197,9 @@ static void dump(monitor_t *m, dump_reason_t reason)
     if (now_ns < m->next_dump_ns[reason]) {
         return;
     }
-    m->next_dump_ns[reason] = now_ns + (reason == DUMP_SIGNAL ? 0 : DUMP_EVERY_NS);
+    m->next_dump_ns[reason] = reason == DUMP_FAILURE ? NEVER_NS // there is only one end
+                              : reason == DUMP_STALL ? now_ns + DUMP_EVERY_NS
+                                                     : 0;
     buf_t summary = {0};
     buf_t page = {0};
     char path[4096] = "";

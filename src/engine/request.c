@@ -268,6 +268,9 @@ void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
             request_complete(ctx, request, status, text);
         }
     }
+    if (ctx->ended.status != HVD_SHUTDOWN) {
+        monitor_dump(ctx, DUMP_FAILURE);
+    }
     requests_wake(ctx);
 }
 
