@@ -44,6 +44,12 @@ fuzz:
 	@tools/build.sh build-fuzz
 	@HVD_FUZZ_SECONDS=$(SECONDS) ctest --test-dir build-fuzz --output-on-failure --parallel "$$(nproc)"
 
+# Which lines the C tests reach.
+.PHONY: coverage
+coverage:
+	@tools/setup.sh --no-build
+	@tools/coverage.sh
+
 wheel: setup
 	@tools/wheel.sh
 
@@ -57,4 +63,4 @@ check-style:
 	@tools/check-style
 
 clean:
-	rm -rf build build-clang build-asan build-tsan build-wheel dist build-fuzz
+	rm -rf build build-clang build-asan build-tsan build-wheel dist build-fuzz build-cov

@@ -18,8 +18,10 @@ pkg_check_modules(cmocka REQUIRED IMPORTED_TARGET cmocka)
 # Instrumented programs are slower, and stop at the first finding.
 set(time_factor 1)
 set(sanitize_environment "")
-if(HVD_SANITIZE)
+if(HVD_SANITIZE OR HVD_COVERAGE)
     set(time_factor 4)
+endif()
+if(HVD_SANITIZE)
     set(sanitize_environment
         ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1:allocator_may_return_null=1
         UBSAN_OPTIONS=print_stacktrace=1
