@@ -24,6 +24,7 @@ ninja-build         | command -v ninja
 pkg-config          | command -v pkg-config
 libssl-dev          | pkg-config --exists "openssl >= 3"
 libfabric-dev       | test -e /usr/include/rdma/fabric.h
+libyaml-dev         | test -e /usr/include/yaml.h
 libcmocka-dev       | pkg-config --exists cmocka
 python3             | command -v python3
 python3-dev         | has_python_header

@@ -298,6 +298,13 @@ extern const knob_info_t knob_infos[N_KNOBS];
 hvd_status_t config_load(config_t *config, const char *const *env, const log_t *log, err_t *err);
 void config_free(config_t *config);
 void config_format(const config_t *config, enum knob_id id, char *text, size_t bytes);
+// One value: reads `text` as the row's kind into *field, a KNOB_TYPE_ of that kind, which a TEXT
+// then owns. `said_as` is the name the user gave it under, for the error's sentence.
+hvd_status_t knob_parse(const knob_info_t *info, const char *said_as, const char *text, void *field,
+                        err_t *err);
+// How many letters must be changed, added or taken away to make one of the other; upper and lower
+// case are the same. SIZE_MAX if b is longer than any name of ours.
+size_t edit_distance(const char *a, const char *b);
 // Names starting with HOROVOD_ that are not knobs of the core but belong to other parts.
 bool config_is_foreign_name(const char *name);
 

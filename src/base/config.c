@@ -346,6 +346,7 @@ static const char *const foreign_names[] = {
     "HOROVOD_NCCL*",
     "HOROVOD_NUM_NCCL_STREAMS",
     "HOROVOD_NVTX_INCLUDE",
+    "HOROVOD_RUN_*",
     "HOROVOD_SKIP_COMPILE",
     "HOROVOD_SPARK_*",
     "HOROVOD_VERSION",
@@ -373,25 +374,52 @@ static const char *env_value(const char *const *env, const char *name)
     return NULL;
 }
 
+static const knob_kind_t *kind_of(const knob_info_t *info)
+{
+    static const struct {
+        const char *name;
+        const knob_kind_t *kind;
+    } kinds[] = {
+        {KIND_NAME_BOOL, &kind_of_BOOL}, {KIND_NAME_INT, &kind_of_INT},
+        {KIND_NAME_BYTES, &kind_of_BYTES}, {KIND_NAME_REAL, &kind_of_REAL},
+        {KIND_NAME_CHOICE, &kind_of_CHOICE},
+    };
+
+    for (size_t i = 0; i < N_ELEMENTS(kinds); i++) {
+        if (strcmp(info->kind, kinds[i].name) == 0) {
+            return kinds[i].kind;
+        }
+    }
+    return &kind_of_TEXT;
+}
+
+hvd_status_t knob_parse(const knob_info_t *info, const char *said_as, const char *text, void *field,
+                        err_t *err)
+{
+    const knob_kind_t *kind = kind_of(info);
+    hvd_status_t status = kind->parse(info, text, field);
+    char allowed[256];
+
+    if (status == HVD_INVALID_ARGUMENT) {
+        kind->allowed(info, allowed, sizeof(allowed));
+        return fail(err, status, "%s is \"%.*s\", but must be %s%s%s (%s); correct it or unset it",
+                    said_as, SHOWN_VALUE_BYTES, text, allowed,
+                    info->unit[0] != '\0' ? ", in " : "", info->unit, info->help);
+    }
+    if (status != HVD_OK) {
+        return fail(err, status, "no memory for the value of %s", said_as);
+    }
+    return HVD_OK;
+}
+
 static hvd_status_t load_knob(config_t *config, enum knob_id id, const char *const *env, err_t *err)
 {
     const knob_info_t *info = &knob_infos[id];
     const char *from_env = env_value(env, info->env);
-    const char *value = from_env != NULL ? from_env : info->default_text;
-    hvd_status_t status = places[id].kind->parse(info, value, field_of(config, id));
-    char allowed[256];
 
     config->origin[id] = from_env != NULL ? FROM_ENVIRONMENT : FROM_DEFAULT;
-    if (status == HVD_INVALID_ARGUMENT) {
-        places[id].kind->allowed(info, allowed, sizeof(allowed));
-        return fail(err, status, "%s is \"%.*s\", but must be %s%s%s (%s); correct it or unset it",
-                    info->env, SHOWN_VALUE_BYTES, value, allowed,
-                    info->unit[0] != '\0' ? ", in " : "", info->unit, info->help);
-    }
-    if (status != HVD_OK) {
-        return fail(err, status, "no memory for the value of %s", info->env);
-    }
-    return HVD_OK;
+    return knob_parse(info, info->env, from_env != NULL ? from_env : info->default_text,
+                      field_of(config, id), err);
 }
 
 // The environment may change later: the texts are ours.
@@ -409,13 +437,14 @@ static hvd_status_t load_launch_vars(config_t *config, const char *const *env, e
 
 // --- Names nobody knows -------------------------------------------------------------------------
 
-// How many letters must be changed, added or taken away to make one of the other; upper and lower
-// case are the same. Only for texts up to LONGEST_NAME.
-static size_t edit_distance(const char *a, const char *b)
+size_t edit_distance(const char *a, const char *b)
 {
     size_t row[LONGEST_NAME + 1];
     size_t a_bytes = strlen(a), b_bytes = strlen(b);
 
+    if (b_bytes > LONGEST_NAME) {
+        return SIZE_MAX;
+    }
     for (size_t j = 0; j <= b_bytes; j++) {
         row[j] = j;
     }

@@ -143,9 +143,11 @@ class Pages(unittest.TestCase):
 
     def test_tool_options_exist(self):
         usages = {"hvd-info": run(BUILD / "hvd-info", "--help"),
-                  "hvd-bench": (ROOT / "src/tools/hvd-bench.c").read_text()}
+                  "hvd-bench": (ROOT / "src/tools/hvd-bench.c").read_text(),
+                  "horovodrun": run(BUILD / "horovodrun", "--help") +
+                  (ROOT / "src/launch/options.def").read_text()}
         for path, text in pages():
-            for tool, words in re.findall(r"(hvd-info|hvd-bench)((?:[ \n]+[\w,.-]+)+)", text):
+            for tool, words in re.findall(r"(hvd-info|hvd-bench|horovodrun)((?:[ \n]+[\w,.-]+)+)", text):
                 for option in re.findall(r"(?<=\s)--([a-z-]+)", words):
                     self.assertRegex(usages[tool], rf'(--|"){option}\b', f"{path.name}: {tool}")
 

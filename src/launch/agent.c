@@ -1,0 +1,711 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// agent.c - the launcher's hand on one host: starts the ranks there, passes on what they say, and
+// sees to it that they end.
+//
+// `horovodrun --agent` gets orders on stdin and reports on stdout (frame.c); on this host they are
+// one socket, on others an ssh session. It says hello, gets a plan, starts the ranks, forwards
+// output in pieces, reports each end. It stops the ranks when told to, when it is terminated, and
+// when the launcher is gone: SIGTERM, a while, SIGKILL, to whole process groups. Orphans of ranks
+// become its children and are killed in the end. The secret lies in a file that only this user can
+// read, in a directory that the keeper (keeper.c) removes whatever happens here.
+//
+// One thread, one poll. No order is trusted beyond its length: what cannot be read ends the agent.
+#define _GNU_SOURCE
+#include "launch/launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BACKLOG_BYTES (4 * MIB) // unsent output above which ranks are not read
+#define PING_MS 5000
+#define ORPHANED_GRACE_MS 1000 // the launcher is gone: ranks end within two seconds
+#define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
+#define RESULT_CHUNK MIB
+
+typedef struct agent_rank {
+    int rank;
+    child_t child; // fds -1 once at their end
+    bool is_running;
+    char result[128]; // path, or ""
+} agent_rank_t;
+
+typedef struct agent {
+    channel_t channel;
+    int signal_fd;
+    keeper_t keeper;
+    bool has_keeper;
+    char directory[96], program[4096];
+    agent_rank_t *ranks;
+    int n_ranks, n_running;
+    bool has_plan, is_stopping, was_killed, is_done;
+    uint64_t kill_at_ns, close_at_ns; // NEVER_NS: not
+    uint64_t silence_ns, heard_ns, ping_at_ns;
+    uint64_t oom_at_start;
+} agent_t;
+
+// --- Reports -------------------------------------------------------------------------------------
+
+static void report_hello(agent_t *agent)
+{
+    char name[256] = "";
+    struct timespec now;
+    size_t begin = frame_begin(&agent->channel, FRAME_HELLO);
+
+    gethostname(name, sizeof name - 1);
+    clock_gettime(CLOCK_REALTIME, &now);
+    put_text(&agent->channel.out, hvd_version());
+    put_text(&agent->channel.out, name);
+    put_u32(&agent->channel.out, (uint32_t)getpid());
+    put_u64(&agent->channel.out, (uint64_t)now.tv_sec);
+    frame_end(&agent->channel, begin);
+}
+
+static void report_problem(agent_t *agent, int rank, int code, const char *text)
+{
+    size_t begin = frame_begin(&agent->channel, FRAME_PROBLEM);
+    put_u32(&agent->channel.out, (uint32_t)rank);
+    put_u32(&agent->channel.out, (uint32_t)code);
+    put_text(&agent->channel.out, text);
+    frame_end(&agent->channel, begin);
+}
+
+static void report_simple(agent_t *agent, uint8_t type, int rank, int value)
+{
+    size_t begin = frame_begin(&agent->channel, type);
+    put_u32(&agent->channel.out, (uint32_t)rank);
+    put_u32(&agent->channel.out, (uint32_t)value);
+    frame_end(&agent->channel, begin);
+}
+
+static void report_exit(agent_t *agent, int rank, int status)
+{
+    int signo = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    int code = signo > 0 ? EXIT_BY_SIGNAL + signo : WEXITSTATUS(status);
+    bool was_oom = signo == SIGKILL && !agent->was_killed && oom_kills() > agent->oom_at_start;
+    size_t begin = frame_begin(&agent->channel, FRAME_EXITED);
+
+    put_u32(&agent->channel.out, (uint32_t)rank);
+    put_u32(&agent->channel.out, (uint32_t)code);
+    put_u32(&agent->channel.out, (uint32_t)signo);
+    put_u8(&agent->channel.out, was_oom);
+    frame_end(&agent->channel, begin);
+}
+
+// --- Output --------------------------------------------------------------------------------------
+
+// One read; false: nothing more for now.
+static bool forward_once(agent_t *agent, agent_rank_t *rank, int stream)
+{
+    buf_t *out = &agent->channel.out;
+    size_t begin = frame_begin(&agent->channel, FRAME_OUTPUT);
+
+    put_u32(out, (uint32_t)rank->rank);
+    put_u8(out, (uint8_t)stream);
+    if (!buf_reserve(out, OUTPUT_CHUNK)) {
+        agent->channel.is_closed = true;
+        return false;
+    }
+    ssize_t n = read(rank->child.fds[stream], out->data + out->len, OUTPUT_CHUNK);
+    if (n > 0) {
+        out->len += (size_t)n;
+        frame_end(&agent->channel, begin);
+        return true;
+    }
+    out->len = begin;
+    if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+        close(rank->child.fds[stream]);
+        rank->child.fds[stream] = -1;
+    }
+    return n < 0 && errno == EINTR;
+}
+
+static void forward_all(agent_t *agent, agent_rank_t *rank)
+{
+    for (int stream = 0; stream < N_STREAMS; stream++) {
+        while (rank->child.fds[stream] >= 0 && forward_once(agent, rank, stream)) {
+        }
+    }
+}
+
+static void forward_result(agent_t *agent, agent_rank_t *rank)
+{
+    int fd = rank->result[0] == '\0' ? -1 : open(rank->result, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    buf_t *out = &agent->channel.out;
+    ssize_t n = fd >= 0;
+
+    while (n > 0) {
+        size_t begin = frame_begin(&agent->channel, FRAME_RESULT);
+        put_u32(out, (uint32_t)rank->rank);
+        if (!buf_reserve(out, RESULT_CHUNK)) {
+            agent->channel.is_closed = true;
+            break;
+        }
+        n = read(fd, out->data + out->len, RESULT_CHUNK);
+        out->len = n > 0 ? out->len + (size_t)n : begin;
+        if (n > 0) {
+            frame_end(&agent->channel, begin);
+        }
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+// --- The plan ------------------------------------------------------------------------------------
+
+static hvd_status_t make_directory(agent_t *agent, err_t *err)
+{
+    static const char *const places[] = {"/dev/shm", "/tmp", "/var/tmp"};
+
+    for (size_t i = 0; i < N_ELEMENTS(places); i++) {
+        snprintf(agent->directory, sizeof agent->directory, "%s/horovod-XXXXXX", places[i]);
+        if (mkdtemp(agent->directory) != NULL) {
+            return HVD_OK;
+        }
+    }
+    agent->directory[0] = '\0';
+    return fail_errno(err, errno,
+                      "cannot make a directory for the job's secret in /dev/shm or /tmp");
+}
+
+static hvd_status_t write_private(const char *path, const void *data, size_t bytes, err_t *err)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const uint8_t *at = data;
+    ssize_t n = 0;
+
+    while (fd >= 0 && bytes > 0 && (n = write(fd, at, bytes)) >= 0) {
+        at += n;
+        bytes -= (size_t)n;
+    }
+    int code = errno;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return fd < 0 || bytes > 0 ? fail_errno(err, code, "cannot write %s", path) : HVD_OK;
+}
+
+static hvd_status_t write_secret(agent_t *agent, const uint8_t *secret, err_t *err)
+{
+    char path[128], digits[2 * SECRET_BYTES + 1];
+
+    for (int i = 0; i < SECRET_BYTES; i++) {
+        snprintf(digits + 2 * i, 3, "%02x", secret[i]);
+    }
+    snprintf(path, sizeof path, "%s/secret", agent->directory);
+    hvd_status_t status = write_private(path, digits, 2 * SECRET_BYTES, err);
+    wipe(digits, sizeof digits);
+    return status;
+}
+
+static void put_entry(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
+
+static void put_entry(buf_t *list, const char *format, ...)
+{
+    char text[8192];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    buf_append(list, text, strlen(text) + 1);
+}
+
+// The launcher as this host sees it is the best address of all: it is how ssh got here.
+static void prefer_ssh_address(buf_t *list)
+{
+    const char *connection = environment("SSH_CONNECTION");
+    const char *name = "HOROVOD_RENDEZVOUS_ADDR=";
+    const char *end = (const char *)list->data + list->len;
+
+    for (const char *at = (const char *)list->data; connection != NULL && at < end;
+         at += strlen(at) + 1) {
+        if (strncmp(at, name, strlen(name)) == 0) {
+            char *before = strdup(at + strlen(name));
+            if (before != NULL) {
+                put_entry(list, "%s%.*s,%s", name, (int)strcspn(connection, " "), connection,
+                          before);
+            }
+            free(before);
+            return;
+        }
+    }
+}
+
+// What PLAN brings, pointing into the frame.
+typedef struct order {
+    const uint8_t *secret;
+    bool is_remote, wants_results;
+    const char *directory;
+    char **argv;
+    const uint8_t *env, *payload;
+    size_t env_bytes, payload_bytes;
+} order_t;
+
+static void put_rank_environment(agent_t *agent, const order_t *order, agent_rank_t *rank,
+                                 buf_t *list)
+{
+    put_entry(list, "HOROVOD_SECRET_FILE=%s/secret", agent->directory);
+    put_entry(list, "HOROVOD_SECRET_FD=-1");
+    put_entry(list, "HOROVOD_RUN_PROGRAM=%s", agent->program);
+    if (order->payload_bytes > 0) {
+        put_entry(list, "HOROVOD_RUN_PAYLOAD=%s/payload", agent->directory);
+    }
+    if (order->wants_results) {
+        snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);
+        put_entry(list, "HOROVOD_RUN_RESULT=%s", rank->result);
+    }
+}
+
+static const char *advice_for(const char *step, int code)
+{
+    static const struct {
+        int code;
+        const char *advice;
+    } advices[] = {
+        {ENOENT, "is it installed there, and in the same place? The launcher's PATH is used on all "
+                 "hosts"},
+        {EACCES, "it is not executable; try chmod +x, or start it through its interpreter"},
+        {ENOEXEC, "it is no program for this machine; a script needs a first line like "
+                  "#!/usr/bin/env python3"},
+        {EAGAIN, "too many processes; raise ulimit -u on that host"},
+        {EMFILE, "too many open files; raise ulimit -n on that host"},
+    };
+    if (strstr(step, "directory") != NULL) {
+        return "the directory horovodrun is started in must exist on all hosts: share it, make it, "
+               "or start from another";
+    }
+    for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
+        if (advices[i].code == code) {
+            return advices[i].advice;
+        }
+    }
+    return "see the reason above";
+}
+
+static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
+                       const uint8_t *own_env, size_t own_bytes)
+{
+    buf_t list = {0};
+    const char *step = "make memory for";
+    int code = ENOMEM;
+    bool has_started = false;
+
+    put_bytes(&list, order->env, order->env_bytes);
+    put_bytes(&list, own_env, own_bytes);
+    put_rank_environment(agent, order, rank, &list);
+    if (order->is_remote) {
+        prefer_ssh_address(&list);
+    }
+    char **env = list.failed ? NULL : environ_merge(environ, list.data, list.len);
+    if (env != NULL) {
+        has_started = spawn_rank(order->argv, env, order->directory, &rank->child, &code, &step);
+    }
+    free(env);
+    buf_free(&list);
+    if (has_started) {
+        rank->is_running = true;
+        agent->n_running++;
+        keeper_add(&agent->keeper, rank->child.pid);
+        report_simple(agent, FRAME_STARTED, rank->rank, rank->child.pid);
+        return true;
+    }
+    char text[HVD_TEXT_BYTES];
+    snprintf(text, sizeof text, "cannot %s %s: %s; %s", step,
+             strstr(step, "directory") != NULL ? order->directory : order->argv[0], strerror(code),
+             advice_for(step, code));
+    report_problem(agent, rank->rank, code == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE, text);
+    return false;
+}
+
+static bool read_order(reader_t *reader, order_t *order, uint64_t *silence_ns_p)
+{
+    order->secret = get_bytes(reader, SECRET_BYTES);
+    order->is_remote = get_u8(reader);
+    *silence_ns_p = get_u32(reader) * NS_PER_MS;
+    order->directory = get_text(reader);
+    size_t argc = get_u32(reader);
+    if (reader->bad || argc == 0 || argc > reader_left(reader)) {
+        return false;
+    }
+    order->argv = calloc(argc + 1, sizeof *order->argv);
+    if (order->argv == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < argc; i++) {
+        order->argv[i] = (char *)get_text(reader);
+    }
+    order->env_bytes = get_u32(reader);
+    order->env = get_bytes(reader, order->env_bytes);
+    order->wants_results = get_u8(reader);
+    order->payload_bytes = get_u32(reader);
+    order->payload = get_bytes(reader, order->payload_bytes);
+    return !reader->bad;
+}
+
+static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
+{
+    char path[128];
+    hvd_status_t status;
+
+    TRY(make_directory(agent, err), out);
+    TRY(keeper_start(agent->directory, &agent->keeper, err), out);
+    agent->has_keeper = true;
+    TRY(write_secret(agent, order->secret, err), out);
+    if (order->payload_bytes > 0) {
+        snprintf(path, sizeof path, "%s/payload", agent->directory);
+        TRY(write_private(path, order->payload, order->payload_bytes, err), out);
+    }
+out:
+    return status;
+}
+
+static void on_plan(agent_t *agent, reader_t *reader)
+{
+    order_t order = {0};
+    err_t err = {0};
+    bool goes_on = read_order(reader, &order, &agent->silence_ns);
+    size_t n_ranks = get_u32(reader);
+
+    agent->has_plan = true;
+    agent->oom_at_start = oom_kills();
+    goes_on = goes_on && !reader->bad && n_ranks <= reader_left(reader);
+    agent->ranks = goes_on ? calloc(n_ranks + 1, sizeof *agent->ranks) : NULL;
+    if (agent->ranks == NULL) {
+        report_problem(agent, -1, EXIT_INTERNAL, "the agent cannot read its orders");
+    } else if (prepare(agent, &order, &err) != HVD_OK) {
+        report_problem(agent, -1, EXIT_INTERNAL, err.text);
+    } else {
+        for (size_t i = 0; i < n_ranks && goes_on; i++) {
+            agent_rank_t *rank = &agent->ranks[agent->n_ranks++];
+            *rank = (agent_rank_t){.rank = (int)get_u32(reader), .child = {.fds = {-1, -1}}};
+            size_t bytes = get_u32(reader);
+            const uint8_t *own_env = get_bytes(reader, bytes);
+            goes_on = !reader->bad && start_rank(agent, &order, rank, own_env, bytes);
+        }
+    }
+    free(order.argv);
+}
+
+// --- Ending --------------------------------------------------------------------------------------
+
+static void signal_ranks(agent_t *agent, int signo)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        if (agent->ranks[i].is_running) {
+            kill_group(agent->ranks[i].child.pid, signo);
+            kill_group(agent->ranks[i].child.pid, SIGCONT); // a stopped one could not obey
+        }
+    }
+}
+
+static void stop_ranks(agent_t *agent, int signo, int grace_ms)
+{
+    uint64_t kill_at_ns = deadline_in_ms(grace_ms);
+
+    if (signo == SIGKILL || grace_ms == 0) {
+        agent->was_killed = true;
+        signal_ranks(agent, SIGKILL);
+    } else if (!agent->is_stopping) {
+        signal_ranks(agent, signo);
+    }
+    agent->is_stopping = true;
+    agent->kill_at_ns = MIN(agent->kill_at_ns, kill_at_ns);
+}
+
+static agent_rank_t *rank_of_pid(agent_t *agent, pid_t pid)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        if (agent->ranks[i].is_running && agent->ranks[i].child.pid == pid) {
+            return &agent->ranks[i];
+        }
+    }
+    return NULL;
+}
+
+static void reap(agent_t *agent)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        agent_rank_t *rank = rank_of_pid(agent, pid);
+        if (rank == NULL) {
+            continue; // an orphan
+        }
+        rank->is_running = false;
+        agent->n_running--;
+        forward_all(agent, rank);
+        forward_result(agent, rank);
+        report_exit(agent, rank->rank, status);
+        if (group_is_empty(pid)) {
+            keeper_remove(&agent->keeper, pid);
+            rank->child.pid = 0; // the number may be given to somebody else
+        }
+    }
+}
+
+// Processes that ranks have left behind: in their groups, or orphans that are now our children.
+static void kill_leftovers(agent_t *agent)
+{
+    char path[64], text[4096];
+
+    for (int i = 0; i < agent->n_ranks; i++) {
+        kill_group(agent->ranks[i].child.pid, SIGKILL);
+    }
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    FILE *file = fopen(path, "re");
+    size_t n = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file != NULL) {
+        fclose(file);
+    }
+    text[n] = '\0';
+    for (char *at = text, *end; (n = strtoul(at, &end, 10)) > 0 && end != at; at = end) {
+        if ((pid_t)n != agent->keeper.pid) {
+            kill((pid_t)n, SIGKILL);
+        }
+    }
+}
+
+static bool has_open_output(const agent_t *agent)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        if (agent->ranks[i].child.fds[0] >= 0 || agent->ranks[i].child.fds[1] >= 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// All ranks have ended: clean up, listen to last words, say that it is done.
+static void finish(agent_t *agent)
+{
+    if (agent->close_at_ns == NEVER_NS) {
+        kill_leftovers(agent);
+        agent->close_at_ns = deadline_in_ms(LAST_WORDS_MS);
+    }
+    if (!has_open_output(agent) || clock_ns() >= agent->close_at_ns) {
+        size_t begin = frame_begin(&agent->channel, FRAME_DONE);
+        frame_end(&agent->channel, begin);
+        agent->is_done = true;
+    }
+}
+
+// --- The loop ------------------------------------------------------------------------------------
+
+static void report_finding(void *arg, bool is_fault, const char *what, const char *found,
+                           const char *fix)
+{
+    agent_t *agent = arg;
+    size_t begin = frame_begin(&agent->channel, FRAME_FINDING);
+
+    put_u8(&agent->channel.out, is_fault);
+    put_text(&agent->channel.out, what);
+    put_text(&agent->channel.out, found);
+    put_text(&agent->channel.out, fix);
+    frame_end(&agent->channel, begin);
+}
+
+static void on_frame(agent_t *agent, const frame_t *frame)
+{
+    reader_t reader = reader_of(frame->data, frame->bytes);
+
+    agent->heard_ns = clock_ns();
+    if (frame->type == FRAME_PLAN && !agent->has_plan) {
+        on_plan(agent, &reader);
+    } else if (frame->type == FRAME_STOP) {
+        int signo = (int)get_u32(&reader), grace_ms = (int)get_u32(&reader);
+        if (!reader.bad && signo > 0 && signo < NSIG) {
+            stop_ranks(agent, signo, grace_ms);
+        }
+        agent->is_done |= !agent->has_plan;
+    } else if (frame->type == FRAME_EXAMINE) {
+        const char *addresses = get_text(&reader);
+        int port = (int)get_u32(&reader);
+        int64_t time_s = (int64_t)get_u64(&reader);
+        if (!reader.bad) {
+            examine_host(addresses, port, time_s, report_finding, agent);
+        }
+        size_t begin = frame_begin(&agent->channel, FRAME_DONE);
+        frame_end(&agent->channel, begin);
+        agent->is_done = true;
+    }
+}
+
+static void on_signal(agent_t *agent)
+{
+    struct signalfd_siginfo info;
+
+    while (read(agent->signal_fd, &info, sizeof info) == sizeof info) {
+        if (info.ssi_signo == SIGCHLD) {
+            reap(agent);
+        } else {
+            report_problem(agent, -1, EXIT_BY_SIGNAL + (int)info.ssi_signo,
+                           "the agent of this host was asked to end by a signal");
+            stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
+        }
+    }
+}
+
+static void on_time(agent_t *agent)
+{
+    uint64_t now_ns = clock_ns();
+
+    if (now_ns >= agent->kill_at_ns) {
+        agent->was_killed = true;
+        signal_ranks(agent, SIGKILL);
+        agent->kill_at_ns = now_ns + NS_PER_S;
+    }
+    if (now_ns >= agent->ping_at_ns) {
+        size_t begin = frame_begin(&agent->channel, FRAME_PING);
+        frame_end(&agent->channel, begin);
+        agent->ping_at_ns = now_ns + PING_MS * NS_PER_MS;
+    }
+    bool is_silent = agent->silence_ns > 0 && now_ns - agent->heard_ns > agent->silence_ns;
+    if (agent->channel.is_closed || is_silent) {
+        agent->channel.is_closed = true;
+        if (!agent->is_stopping) {
+            stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
+        }
+        agent->kill_at_ns = MIN(agent->kill_at_ns, deadline_in_ms(ORPHANED_GRACE_MS));
+    }
+}
+
+static int next_wait_ms(const agent_t *agent)
+{
+    uint64_t now_ns = clock_ns();
+    uint64_t next_ns = MIN(agent->ping_at_ns, MIN(agent->kill_at_ns, agent->close_at_ns));
+    return next_ns <= now_ns ? 0 : (int)MIN((next_ns - now_ns) / NS_PER_MS + 1, PING_MS);
+}
+
+static void poll_once(agent_t *agent, struct pollfd *polled)
+{
+    bool reads_ranks = agent->channel.out.len - agent->channel.out_sent < BACKLOG_BYTES;
+    bool is_open = !agent->channel.is_closed;
+    int n = 3;
+
+    polled[0] = (struct pollfd){.fd = agent->signal_fd, .events = POLLIN};
+    polled[1] = (struct pollfd){.fd = is_open ? agent->channel.in_fd : -1, .events = POLLIN};
+    polled[2] = (struct pollfd){
+        .fd = channel_wants_write(&agent->channel) ? agent->channel.out_fd : -1, .events = POLLOUT};
+    for (int i = 0; i < agent->n_ranks; i++) {
+        for (int stream = 0; stream < N_STREAMS; stream++) {
+            int fd = agent->ranks[i].child.fds[stream];
+            polled[n++] = (struct pollfd){.fd = reads_ranks ? fd : -1, .events = POLLIN};
+        }
+    }
+    if (poll(polled, (nfds_t)n, next_wait_ms(agent)) < 0) {
+        return;
+    }
+    for (int i = 3; i < n; i++) {
+        if (polled[i].revents != 0) {
+            forward_once(agent, &agent->ranks[(i - 3) / N_STREAMS], (i - 3) % N_STREAMS);
+        }
+    }
+    if (polled[0].revents != 0) {
+        on_signal(agent);
+    }
+    if (polled[1].revents != 0) {
+        frame_t frame;
+        channel_receive(&agent->channel);
+        while (channel_next(&agent->channel, &frame)) {
+            on_frame(agent, &frame);
+        }
+    }
+    channel_send(&agent->channel);
+}
+
+// Nobody to report to, or nothing more to report.
+static bool is_over(const agent_t *agent)
+{
+    if (agent->channel.is_closed) {
+        return agent->n_running == 0;
+    }
+    return agent->is_done && !channel_wants_write(&agent->channel);
+}
+
+static int serve(agent_t *agent)
+{
+    struct pollfd *polled = NULL;
+    int n_polled = 0;
+
+    while (!is_over(agent)) {
+        if (3 + agent->n_ranks * N_STREAMS > n_polled || polled == NULL) {
+            n_polled = 3 + agent->n_ranks * N_STREAMS;
+            struct pollfd *larger = realloc(polled, (size_t)n_polled * sizeof *polled);
+            if (larger == NULL) {
+                break;
+            }
+            polled = larger;
+        }
+        poll_once(agent, polled);
+        on_time(agent);
+        if (agent->has_plan && agent->n_running == 0 && !agent->is_done) {
+            finish(agent);
+        }
+    }
+    free(polled);
+    return 0;
+}
+
+static int open_signals(void)
+{
+    sigset_t signals;
+
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGCHLD);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    sigprocmask(SIG_SETMASK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int agent_main(void)
+{
+    agent_t agent = {.kill_at_ns = NEVER_NS,
+                     .close_at_ns = NEVER_NS,
+                     .heard_ns = clock_ns(),
+                     .keeper = {.fd = -1, .pid = -1}};
+
+    agent.signal_fd = open_signals();
+    agent.ping_at_ns = deadline_in_ms(PING_MS);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    prctl(PR_SET_DUMPABLE, 0); // the secret passes through this memory
+    if (!own_path(agent.program, sizeof agent.program)) {
+        snprintf(agent.program, sizeof agent.program, "%s", PROGRAM);
+    }
+    if (agent.signal_fd < 0 || !set_nonblocking(STDIN_FILENO) || !set_nonblocking(STDOUT_FILENO)) {
+        say("the agent needs orders on stdin and a reader on stdout; it is started by %s", PROGRAM);
+        return EXIT_INTERNAL;
+    }
+    // Ranks must not inherit the channel, whatever they do with their own descriptors.
+    int in = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3),
+        out = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+    int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(nothing, STDIN_FILENO);
+    dup2(nothing, STDOUT_FILENO);
+    close(nothing);
+    channel_open(&agent.channel, in, out);
+    report_hello(&agent);
+    channel_send(&agent.channel);
+    int code = serve(&agent);
+    kill_leftovers(&agent);
+    if (agent.has_keeper) {
+        keeper_stop(&agent.keeper);
+    }
+    channel_close(&agent.channel);
+    free(agent.ranks);
+    return code;
+}

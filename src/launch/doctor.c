@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// doctor.c - horovodrun --doctor: checks hosts before a job is started on them, each with its fix.
+//
+// An agent on every host, brought up as for a job, looks around there (examine_host) and reports a
+// finding a line. If all hosts answer, a trial job of one rank a host (two on a single host) goes
+// all the way: secret, rendezvous, addresses, transports; its first rank prints how fast each host
+// sends to the others. The exit code is 0 if there is no fault.
+#define _GNU_SOURCE
+#include "launch/link.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXAMINE_TIMEOUT_MS 60000
+#define CONNECT_TIMEOUT_MS 3000
+#define PYTHON_TIMEOUT_MS 15000
+#define LEAST_SHM (64 * MIB)
+#define LEAST_FILES 1024
+#define MOST_SECONDS_APART 5
+#define TRIAL_BYTES (8 * MIB)
+#define TRIAL_ROUNDS 5
+
+// --- On the host ---------------------------------------------------------------------------------
+
+static bool can_connect(const char *address, int port)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *found;
+    struct pollfd polled = {.events = POLLOUT};
+    char service[16];
+    int code = 1;
+    socklen_t bytes = sizeof code;
+
+    snprintf(service, sizeof service, "%d", port);
+    if (getaddrinfo(address, service, &hints, &found) != 0) {
+        return false;
+    }
+    polled.fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (polled.fd >= 0 && (connect(polled.fd, found->ai_addr, found->ai_addrlen) == 0 ||
+                           (errno == EINPROGRESS && poll(&polled, 1, CONNECT_TIMEOUT_MS) == 1))) {
+        getsockopt(polled.fd, SOL_SOCKET, SO_ERROR, &code, &bytes);
+    }
+    if (polled.fd >= 0) {
+        close(polled.fd);
+    }
+    freeaddrinfo(found);
+    return code == 0;
+}
+
+static void examine_addresses(const char *addresses, int port, finding_fn report, void *arg)
+{
+    char text[1024] = "", address[INET6_ADDRSTRLEN + 32];
+    size_t len = 0;
+    int n_reached = 0;
+
+    for (const char *at = addresses; *at != '\0' && len < sizeof text;) {
+        size_t bytes = strcspn(at, ",");
+        snprintf(address, sizeof address, "%.*s", (int)bytes, at);
+        bool is_reached = can_connect(address, port);
+        n_reached += is_reached;
+        len += (size_t)snprintf(text + len, sizeof text - len, "%s%s %s", len > 0 ? ", " : "",
+                                address, is_reached ? "yes" : "no");
+        at += bytes + (at[bytes] == ',');
+    }
+    report(arg, n_reached == 0, "reaches the launcher at", text,
+           "let TCP through between the hosts, on all ports, or name an interface that both reach "
+           "with --network-interfaces");
+}
+
+static void examine_memory(finding_fn report, void *arg)
+{
+    struct statvfs disk;
+    char text[128];
+
+    if (statvfs("/dev/shm", &disk) != 0) {
+        report(arg, true, "shared memory", "/dev/shm is not there",
+               "mount it: mount -t tmpfs tmpfs /dev/shm");
+        return;
+    }
+    uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+    snprintf(text, sizeof text, "%llu MiB free in /dev/shm",
+             (unsigned long long)(free_bytes / MIB));
+    report(arg, free_bytes < LEAST_SHM, "shared memory", text,
+           "enlarge it: mount -o remount,size=1G /dev/shm; in a container: --shm-size=1g, or an "
+           "emptyDir of medium Memory");
+}
+
+static void examine_limits(finding_fn report, void *arg)
+{
+    struct rlimit files = {0}, locked = {0};
+    char text[128];
+
+    getrlimit(RLIMIT_NOFILE, &files);
+    snprintf(text, sizeof text, "%llu", (unsigned long long)files.rlim_cur);
+    report(arg, files.rlim_cur < LEAST_FILES, "open files", text,
+           "raise the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf");
+    getrlimit(RLIMIT_MEMLOCK, &locked);
+    if (locked.rlim_cur == RLIM_INFINITY) {
+        snprintf(text, sizeof text, "unlimited");
+    } else {
+        snprintf(text, sizeof text, "%llu KiB (RDMA wants it unlimited)",
+                 (unsigned long long)(locked.rlim_cur / KIB));
+    }
+    report(arg, false, "locked memory", text, "");
+}
+
+static void examine_clock(int64_t launcher_time_s, finding_fn report, void *arg)
+{
+    int64_t apart_s = (int64_t)time(NULL) - launcher_time_s;
+    char text[64];
+
+    snprintf(text, sizeof text, "%+lld s against the launcher", (long long)apart_s);
+    report(arg, llabs(apart_s) > MOST_SECONDS_APART, "clock", text,
+           "set the clocks by NTP; times in logs and timelines will not fit together");
+}
+
+static void examine_python(finding_fn report, void *arg)
+{
+    static const char *const names[] = {"python", "python3"};
+    char text[256];
+
+    for (size_t i = 0; i < N_ELEMENTS(names); i++) {
+        char *argv[] = {(char *)names[i], "-c",
+                        "import sys; print(sys.version.split()[0], "
+                        "sys.executable)",
+                        NULL};
+        if (run_program(argv, PYTHON_TIMEOUT_MS, text, sizeof text) == 0) {
+            text[strcspn(text, "\n")] = '\0';
+            report(arg, false, "Python", text, "");
+            return;
+        }
+    }
+    report(arg, true, "Python", "neither python nor python3 in PATH",
+           "install it there, or activate the environment in the launcher's shell: PATH is carried "
+           "to all hosts");
+}
+
+static void examine_name(finding_fn report, void *arg)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    char name[256] = "", address[NI_MAXHOST] = "not known to the resolver", text[600];
+
+    gethostname(name, sizeof name - 1);
+    if (getaddrinfo(name, NULL, &hints, &found) == 0) {
+        getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, NULL, 0,
+                    NI_NUMERICHOST);
+        freeaddrinfo(found);
+    }
+    snprintf(text, sizeof text, "%s, %s (names are not used between ranks)", name, address);
+    report(arg, false, "its own name", text, "");
+}
+
+void examine_host(const char *addresses, int port, int64_t launcher_time_s, finding_fn report,
+                  void *arg)
+{
+    char text[64];
+
+    snprintf(text, sizeof text, "%ld", sysconf(_SC_NPROCESSORS_ONLN));
+    report(arg, false, "cores", text, "");
+    examine_name(report, arg);
+    examine_addresses(addresses, port, report, arg);
+    examine_memory(report, arg);
+    examine_limits(report, arg);
+    examine_clock(launcher_time_s, report, arg);
+    examine_python(report, arg);
+}
+
+// --- The trial job -------------------------------------------------------------------------------
+
+static hvd_status_t broadcast(hvd_ctx_t *ctx, int root, void *data, char *text, size_t bytes)
+{
+    const int64_t shape[] = {TRIAL_BYTES};
+    const hvd_tensor_t tensor = {.input = data, .output = data, .n_dims = 1, .shape = shape};
+    char name[32];
+    hvd_handle_t handle;
+
+    snprintf(name, sizeof name, "trial.%d", root);
+    const hvd_request_t request = {.op = HVD_BROADCAST,
+                                   .name = name,
+                                   .dtype = HVD_UINT8,
+                                   .root = root,
+                                   .tensors = &tensor,
+                                   .n_tensors = 1,
+                                   .flags = HVD_WAITS};
+    hvd_status_t status = hvd_submit(ctx, &request, &handle, text, bytes);
+    if (status == HVD_OK) {
+        status = hvd_wait(ctx, handle, HVD_FOREVER);
+        hvd_release(ctx, handle);
+    }
+    return status;
+}
+
+static hvd_status_t try_roots(hvd_ctx_t *ctx, void *data, char *text, size_t bytes)
+{
+    hvd_status_t status = HVD_OK;
+
+    for (int root = 0; root < hvd_size(ctx) && status == HVD_OK; root++) {
+        uint64_t best_ns = UINT64_MAX;
+        for (int i = 0; i < TRIAL_ROUNDS && status == HVD_OK; i++) {
+            uint64_t start_ns = clock_ns();
+            status = broadcast(ctx, root, data, text, bytes);
+            best_ns = MIN(best_ns, clock_ns() - start_ns);
+        }
+        if (hvd_rank(ctx) == 0 && status == HVD_OK) {
+            fprintf(stdout, "rank %d sends to the others: %.0f MB/s\n", root,
+                    (double)TRIAL_BYTES * 1e3 / (double)MAX(best_ns, 1));
+        }
+    }
+    return status;
+}
+
+int doctor_rank(void)
+{
+    char text[HVD_TEXT_BYTES] = "";
+    uint64_t start_ns = clock_ns();
+    void *data = calloc(1, TRIAL_BYTES);
+    hvd_ctx_t *ctx;
+
+    if (data == NULL || hvd_init(NULL, &ctx, text, sizeof text) != HVD_OK) {
+        say("the trial job cannot start: %s", text);
+        free(data);
+        return 1;
+    }
+    if (hvd_rank(ctx) == 0) {
+        fprintf(stdout, "%d ranks met within %.2f s\n", hvd_size(ctx),
+                (double)(clock_ns() - start_ns) / 1e9);
+    }
+    hvd_status_t status = try_roots(ctx, data, text, sizeof text);
+    if (status != HVD_OK) {
+        say("the trial job failed: %s: %s", hvd_status_name(status), text);
+    }
+    hvd_shutdown(ctx);
+    free(data);
+    return status == HVD_OK ? 0 : 1;
+}
+
+static int run_trial(const options_t *options, const hosts_t *hosts)
+{
+    static char *command[] = {"sh", "-c", "exec \"$HOROVOD_RUN_PROGRAM\" --doctor-rank", NULL};
+    options_t trial = *options;
+    buf_t list = {0};
+
+    for (int i = 0; i < hosts->n; i++) {
+        buf_append(&list, ",", i > 0);
+        buf_append(&list, hosts->list[i].target, strlen(hosts->list[i].target));
+        buf_append(&list, hosts->n == 1 ? ":2" : ":1", 2);
+    }
+    buf_append(&list, "", 1);
+    if (list.failed) {
+        buf_free(&list);
+        return EXIT_INTERNAL;
+    }
+    trial.hosts = (char *)list.data;
+    trial.hostfile = "";
+    trial.output_filename = "";
+    trial.num_proc = 0;
+    trial.command = command;
+    trial.n_command = 3;
+    int code = job_run(&trial);
+    buf_free(&list);
+    return code;
+}
+
+// --- The round -----------------------------------------------------------------------------------
+
+// Prints what the agent finds; the number of faults.
+static int hear_findings(agent_link_t *link)
+{
+    uint64_t deadline_ns = deadline_in_ms(EXAMINE_TIMEOUT_MS);
+    int n_faults = 0;
+
+    while (link->phase == LINK_READY) {
+        struct pollfd polled = {.fd = link->channel.in_fd, .events = POLLIN};
+        frame_t frame;
+        if (clock_ns() >= deadline_ns || link->channel.is_closed) {
+            fprintf(stdout, "  FAULT  the agent: does not answer any more\n");
+            return n_faults + 1;
+        }
+        if (poll(&polled, 1, 200) > 0) {
+            channel_receive(&link->channel);
+        }
+        while (channel_next(&link->channel, &frame)) {
+            reader_t reader = reader_of(frame.data, frame.bytes);
+            if (frame.type == FRAME_FINDING) {
+                bool is_fault = get_u8(&reader);
+                const char *what = get_text(&reader), *found = get_text(&reader);
+                const char *fix = get_text(&reader);
+                fprintf(stdout, "  %s  %s: %s\n", is_fault ? "FAULT" : "ok   ", what, found);
+                if (is_fault) {
+                    fprintf(stdout, "         fix: %s\n", fix);
+                }
+                n_faults += is_fault;
+            } else if (frame.type == FRAME_DONE) {
+                link->phase = LINK_DONE;
+            }
+        }
+    }
+    return n_faults;
+}
+
+static void ask(agent_link_t *link, const char *addresses, int port)
+{
+    size_t begin = frame_begin(&link->channel, FRAME_EXAMINE);
+    put_text(&link->channel.out, addresses);
+    put_u32(&link->channel.out, (uint32_t)port);
+    put_u64(&link->channel.out, (uint64_t)time(NULL));
+    frame_end(&link->channel, begin);
+    channel_send(&link->channel);
+}
+
+static int examine_all(agent_link_t *links, int n, const char *addresses, int port)
+{
+    int n_faults = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (links[i].phase == LINK_READY) {
+            ask(&links[i], addresses, port);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        fprintf(stdout, "host %s\n", links[i].host->name);
+        if (links[i].phase == LINK_FAILED) {
+            fprintf(stdout, "  FAULT  %s\n", links[i].problem);
+            n_faults++;
+            continue;
+        }
+        double answer_s = (double)(links[i].heard_ns - links[i].started_ns) / 1e9;
+        fprintf(stdout, "  ok     %s: answers after %.2f s, version %s\n",
+                links[i].host->is_local ? "agent" : "ssh", answer_s, hvd_version());
+        n_faults += hear_findings(&links[i]);
+    }
+    fflush(stdout);
+    return n_faults;
+}
+
+static hvd_status_t choose_hosts(const options_t *options, hosts_t *hosts_p, err_t *err)
+{
+    bool is_here = options->hosts[0] == '\0' && options->hostfile[0] == '\0';
+    return is_here ? hosts_parse("localhost", 1, hosts_p, err)
+                   : hosts_choose(options, hosts_p, err);
+}
+
+int doctor_run(const options_t *options)
+{
+    hosts_t hosts = {0};
+    buf_t addresses = {0};
+    err_t err = {0};
+    uint8_t secret[SECRET_BYTES];
+    hvd_rendezvous_t *server = NULL;
+    agent_link_t *links = NULL;
+    sink_t *sink = NULL;
+    int n_faults = 0;
+    hvd_status_t status;
+
+    TRY(choose_hosts(options, &hosts, &err), out);
+    hosts_find_local(&hosts);
+    if (own_addresses(options->network_interfaces, &addresses, &err) != HVD_OK) {
+        fprintf(stdout, "  FAULT  this host: %s\n", err.text);
+        n_faults++;
+        buf_clear(&addresses);
+        buf_append(&addresses, "127.0.0.1", sizeof "127.0.0.1");
+    }
+    TRY(random_bytes(secret, sizeof secret, &err), out);
+    TRY(hvd_rendezvous_start("*", 0, secret, &server, err.text, sizeof err.text), out);
+    links = links_new(&hosts, hosts.n);
+    sink = sink_start();
+    if (links == NULL || sink == NULL) {
+        status = fail(&err, HVD_NO_MEMORY, "no memory for %d hosts", hosts.n);
+        goto out;
+    }
+    links_gather(links, hosts.n, options, deadline_in_ms((int64_t)(options->start_timeout * 1000)),
+                 -1, false, sink);
+    n_faults +=
+        examine_all(links, hosts.n, (const char *)addresses.data, hvd_rendezvous_port(server));
+    if (n_faults == 0) {
+        fprintf(stdout, "trial job over all hosts\n");
+        fflush(stdout);
+        n_faults += run_trial(options, &hosts) != 0;
+    }
+    fprintf(stdout, n_faults == 0 ? "no faults found\n" : "%d faults found\n", n_faults);
+out:
+    if (status != HVD_OK) {
+        say("%s", err.text);
+    }
+    if (sink != NULL) {
+        sink_stop(sink);
+    }
+    links_free(links, hosts.n);
+    if (server != NULL) {
+        hvd_rendezvous_stop(server);
+    }
+    buf_free(&addresses);
+    hosts_free(&hosts);
+    return status == HVD_OK && n_faults == 0 ? 0 : status == HVD_OK ? 1 : EXIT_USAGE;
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ending.c - why did the job end: which rank is to blame, and the block that says so.
+//
+// When a rank dies the others notice and give up a moment later, so the first to fail is the cause,
+// with one correction: reports of one moment may change places, and a rank that a signal killed did
+// not give up because of others. The block has at most REPORT_LINES lines: who, where, how, its
+// last words, what to try, what became of the others. Pure.
+#include "launch/launch.h"
+
+#include <signal.h>
+
+#define REPORT_LINES 15
+#define MOMENT_NS (500 * NS_PER_MS)
+#define NOT_TAIL_LINES 5 // of the block
+#define MAX_OTHERS 12    // told one by one
+
+static bool has_failed(const rank_end_t *end)
+{
+    return end->has_ended && end->code != 0 && !end->was_stopped;
+}
+
+static int first_of(const rank_end_t *ends, int n, bool only_signals, uint64_t before_ns)
+{
+    int first = -1;
+
+    for (int i = 0; i < n; i++) {
+        if (has_failed(&ends[i]) && ends[i].time_ns <= before_ns &&
+            (!only_signals || ends[i].signo != 0) &&
+            (first < 0 || ends[i].time_ns < ends[first].time_ns)) {
+            first = i;
+        }
+    }
+    return first;
+}
+
+int ending_cause(const rank_end_t *ends, int n)
+{
+    int first = first_of(ends, n, false, UINT64_MAX);
+    int killed = first < 0 ? -1 : first_of(ends, n, true, ends[first].time_ns + MOMENT_NS);
+
+    return killed >= 0 ? killed : first;
+}
+
+// --- The block -----------------------------------------------------------------------------------
+
+static void line(buf_t *out, const char *format, ...) PRINTF_LIKE(2, 3);
+
+static void line(buf_t *out, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+
+    va_start(args, format);
+    int wanted = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    buf_append(out, text, wanted < 0 ? 0 : MIN((size_t)wanted, sizeof text - 1));
+    buf_append(out, "\n", 1);
+}
+
+static const char *advice_for(const rank_end_t *end)
+{
+    static const struct {
+        int signo, code;
+        const char *advice;
+    } advices[] = {
+        {SIGSEGV, 0, "a crash in native code; python -X faulthandler shows where"},
+        {SIGABRT, 0, "native code gave up; its last lines should say why"},
+        {SIGBUS, 0, "memory that is not there; is /dev/shm full? df -h /dev/shm"},
+        {SIGILL, 0, "an instruction this processor lacks; is a package built for another one?"},
+        {SIGKILL, 0, "somebody killed it: a scheduler, a container's limit, a user; see dmesg"},
+        {SIGTERM, 0, "somebody asked it to end: a scheduler or a user"},
+        {0, EXIT_NOT_FOUND, "a command was not found; is it installed on that host, in PATH?"},
+        {0, EXIT_NOT_EXECUTABLE, "a command could not be executed; is it a program there?"},
+    };
+    if (end->was_oom) {
+        return "use a smaller batch, fewer ranks on this host, or a larger memory limit";
+    }
+    for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
+        if (advices[i].signo != 0 ? advices[i].signo == end->signo
+                                  : end->signo == 0 && advices[i].code == end->code) {
+            return advices[i].advice;
+        }
+    }
+    return "its own last lines say why; HOROVOD_LOG_LEVEL=debug tells more";
+}
+
+static void describe(const rank_end_t *end, char *text, size_t bytes)
+{
+    char name[16];
+
+    if (end->signo != 0) {
+        snprintf(text, bytes, "killed by %s%s", signal_name(end->signo, name),
+                 end->was_oom ? ": the host ran out of memory" : "");
+    } else {
+        snprintf(text, bytes, "exit code %d", end->code);
+    }
+}
+
+static void tell_tail(const splitter_t *tail, buf_t *out)
+{
+    int n = MIN(tail->n_tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
+
+    if (n == 0) {
+        line(out, "  it wrote nothing to stderr");
+        return;
+    }
+    line(out, "  its last lines on stderr:");
+    for (int i = tail->n_tail - n; i < tail->n_tail; i++) {
+        line(out, "    | %s", tail->tail[i % TAIL_LINES]);
+    }
+}
+
+static void tell_others(const rank_end_t *ends, int n, int cause, buf_t *out)
+{
+    char text[900] = "", how[64];
+    size_t len = 0;
+    int n_told = 0, n_stopped = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (i == cause || !ends[i].has_ended || ends[i].was_stopped || ends[i].code == 0) {
+            n_stopped += i != cause && ends[i].was_stopped;
+            continue;
+        }
+        if (n_told++ < MAX_OTHERS && len < sizeof text) {
+            describe(&ends[i], how, sizeof how);
+            len += (size_t)snprintf(text + len, sizeof text - len, "%srank %d: %s",
+                                    len > 0 ? ", " : "", i, how);
+        }
+    }
+    if (n_told > MAX_OTHERS && len < sizeof text) {
+        snprintf(text + len, sizeof text - len, ", and %d more", n_told - MAX_OTHERS);
+    }
+    if (n_stopped > 0) {
+        line(out, "  after it: %s%s%d stopped by %s", text, n_told > 0 ? "; " : "", n_stopped,
+             PROGRAM);
+    } else if (n_told > 0) {
+        line(out, "  after it: %s", text);
+    }
+}
+
+void ending_report(const rank_end_t *ends, int n, int cause, const char *host,
+                   const splitter_t *tail, buf_t *out)
+{
+    char how[64];
+
+    describe(&ends[cause], how, sizeof how);
+    line(out, "%s: the job failed because of rank %d: %s", PROGRAM, cause, how);
+    line(out, "  on host %s, pid %d", host, (int)ends[cause].pid);
+    tell_tail(tail, out);
+    line(out, "  what to try: %s", advice_for(&ends[cause]));
+    tell_others(ends, n, cause, out);
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// environ.c - the environment of ranks: what is carried to them, and laying it over what is there.
+//
+// An agent has an environment of its own: the launcher's on this host, that of an ssh session on
+// others. The launcher's exportable variables go over it, then what options say, then what makes a
+// rank a rank. A list of changes is NAME=value after NAME=value, each with its '\0'.
+#define _GNU_SOURCE
+#include "launch/launch.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+// Variables that belong to this machine, this session or this shell, not to the job.
+static const char *const not_exported[] = {
+    "BASH_FUNC_*",
+    "OLDPWD",
+    "PWD",
+    "SHLVL",
+    "_",
+    "*CUDA_VISIBLE_DEVICES",
+    "_HOROVOD_SECRET_KEY",
+    "HOSTNAME",
+    "SSH_*",
+    "DISPLAY",
+    "XAUTHORITY",
+    "XDG_RUNTIME_DIR",
+    "XDG_SESSION_*",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "TERM_*",
+    "TMUX*",
+    "HOROVODRUN_*",
+};
+
+bool environ_is_exportable(const char *name)
+{
+    for (size_t i = 0; i < N_ELEMENTS(not_exported); i++) {
+        if (fnmatch(not_exported[i], name, 0) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void put(buf_t *list, const char *name, const char *value)
+{
+    buf_append(list, name, strlen(name));
+    buf_append(list, "=", 1);
+    buf_append(list, value, strlen(value) + 1);
+}
+
+static void put_own_environment(buf_t *list)
+{
+    char name[256];
+
+    for (char **at = environ; *at != NULL; at++) {
+        size_t bytes = strcspn(*at, "=");
+        if (bytes == 0 || (*at)[bytes] != '=' || bytes >= sizeof name) {
+            continue;
+        }
+        memcpy(name, *at, bytes);
+        name[bytes] = '\0';
+        if (environ_is_exportable(name)) {
+            buf_append(list, *at, strlen(*at) + 1);
+        }
+    }
+}
+
+void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list)
+{
+    char port[16];
+
+    put_own_environment(list);
+    for (int i = 0; i < N_OPTIONS; i++) {
+        option_t option = option_at(i);
+        if ((option.traits & EXPORTED) != 0 && options->origins[i] > BY_ENVIRONMENT) {
+            put(list, option.info.env, options->texts[i]);
+        }
+    }
+    snprintf(port, sizeof port, "%d", job->port);
+    put(list, "HOROVOD_RENDEZVOUS_ADDR", job->addresses);
+    put(list, "HOROVOD_RENDEZVOUS_PORT", port);
+    put(list, "HOROVOD_GLOO_RENDEZVOUS_ADDR", job->addresses);
+    put(list, "HOROVOD_GLOO_RENDEZVOUS_PORT", port);
+    put(list, "HOROVOD_JOB_ID", job->id);
+    put(list, "HOROVOD_CONTROLLER", "gloo");
+    put(list, "HOROVOD_CPU_OPERATIONS", "gloo");
+    put(list, "PYTHONUNBUFFERED", "1");
+    if (options->network_interfaces[0] != '\0') {
+        put(list, "HOROVOD_GLOO_IFACE", options->network_interfaces);
+        put(list, "NCCL_SOCKET_IFNAME", options->network_interfaces);
+    }
+}
+
+// --- Merging -------------------------------------------------------------------------------------
+
+static bool same_name(const char *a, const char *b)
+{
+    size_t bytes = strcspn(a, "=");
+    return strncmp(a, b, bytes) == 0 && b[bytes] == '=';
+}
+
+static size_t count_entries(const uint8_t *changes, size_t bytes)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        n += changes[i] == '\0';
+    }
+    return n;
+}
+
+char **environ_merge(char *const *base, const uint8_t *changes, size_t bytes)
+{
+    size_t n_base = 0, n = 0;
+
+    while (base[n_base] != NULL) {
+        n_base++;
+    }
+    size_t pointers = (n_base + count_entries(changes, bytes) + 1) * sizeof(char *);
+    char **merged = malloc(pointers + bytes);
+    if (merged == NULL) {
+        return NULL;
+    }
+    char *texts = (char *)merged + pointers;
+    if (bytes > 0) {
+        memcpy(texts, changes, bytes);
+    }
+    for (; n < n_base; n++) {
+        merged[n] = base[n];
+    }
+    for (char *at = texts; at < texts + bytes; at += strlen(at) + 1) {
+        size_t place = 0;
+        while (place < n && !same_name(at, merged[place])) {
+            place++;
+        }
+        merged[place] = at;
+        n += place == n;
+    }
+    merged[n] = NULL;
+    return merged;
+}

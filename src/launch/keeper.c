@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// keeper.c - a small process that outlives the agent, so that nothing is left behind by its death.
+//
+// The agent tells it of every process group it starts and forgets, through a pipe that only the
+// agent holds. When the pipe closes, because the agent is done or because somebody killed it, the
+// keeper kills the groups that are left and removes the agent's directory, which holds the secret.
+// It ignores signals other than SIGKILL and sits in a session of its own. Cost: a pipe and a fork.
+#define _GNU_SOURCE
+#include "launch/launch.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_GROUPS 4096
+
+static void remove_directory(const char *path)
+{
+    char name[4096];
+    DIR *directory = opendir(path);
+
+    if (directory == NULL) {
+        return;
+    }
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+            unlink(name);
+        }
+    }
+    closedir(directory);
+    rmdir(path);
+}
+
+static void note(pid_t *groups, int *n, pid_t group)
+{
+    if (group > 0 && *n < MAX_GROUPS) {
+        groups[(*n)++] = group;
+    }
+    for (int i = 0; group < 0 && i < *n; i++) {
+        if (groups[i] == -group) {
+            groups[i] = groups[--*n];
+            return;
+        }
+    }
+}
+
+static void keep(int fd, const char *directory)
+{
+    pid_t groups[MAX_GROUPS], group;
+    int n = 0;
+    ssize_t got;
+
+    while ((got = read(fd, &group, sizeof group)) == sizeof group || (got < 0 && errno == EINTR)) {
+        if (got > 0) {
+            note(groups, &n, group);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        kill_group(groups[i], SIGKILL);
+    }
+    remove_directory(directory);
+}
+
+hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return fail_errno(err, errno, "cannot make a pipe");
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        setsid();
+        prctl(PR_SET_NAME, "hvd-keeper");
+        for (int signo = 1; signo < NSIG; signo++) {
+            signal(signo, SIG_IGN);
+        }
+        // Holding these would keep an ssh session, or the reader of our output, waiting.
+        for (int fd = 0; fd < 1024; fd++) {
+            if (fd != ends[0]) {
+                close(fd);
+            }
+        }
+        keep(ends[0], directory);
+        _exit(0);
+    }
+    int code = errno;
+    close(ends[0]);
+    if (pid < 0) {
+        close(ends[1]);
+        return fail_errno(err, code, "cannot fork");
+    }
+    *keeper_p = (keeper_t){.fd = ends[1], .pid = pid};
+    return HVD_OK;
+}
+
+static void tell(keeper_t *keeper, pid_t group)
+{
+    while (write(keeper->fd, &group, sizeof group) < 0 && errno == EINTR) {
+    }
+}
+
+void keeper_add(keeper_t *keeper, pid_t group)
+{
+    tell(keeper, group);
+}
+
+void keeper_remove(keeper_t *keeper, pid_t group)
+{
+    tell(keeper, -group);
+}
+
+void keeper_stop(keeper_t *keeper)
+{
+    close(keeper->fd);
+    while (waitpid(keeper->pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+}

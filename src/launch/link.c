@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// link.c - brings up an agent on every host, all at once, and explains those that do not come.
+//
+// On this machine the agent is a child, elsewhere the far end of ssh; both talk over a socket and
+// complain on a pipe. An attempt that fails for a reason that may pass (a host that is still
+// booting, a name that is not in DNS yet) is repeated after a second. An agent that says hello with
+// another version is refused: its frames could mean something else.
+#define _GNU_SOURCE
+#include "launch/link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_CONNECTING 64
+#define RETRY_MS 1000
+#define LOOK_MS 200
+#define END_MS 8000 // for a process that has no reason to stay
+
+agent_link_t *links_new(const hosts_t *hosts, int n_hosts)
+{
+    agent_link_t *links = calloc((size_t)n_hosts, sizeof *links);
+
+    for (int i = 0; links != NULL && i < n_hosts; i++) {
+        links[i].host = &hosts->list[i];
+        channel_open(&links[i].channel, -1, -1);
+        links[i].process.fds[STREAM_STDERR] = -1;
+    }
+    return links;
+}
+
+static void fail_link(agent_link_t *link, const char *format, ...) PRINTF_LIKE(2, 3);
+
+static void fail_link(agent_link_t *link, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(link->problem, sizeof link->problem, format, args);
+    va_end(args);
+    link->phase = LINK_FAILED;
+    link_close(link);
+}
+
+static void tell_command(char *const *command, sink_t *sink)
+{
+    buf_t text = {0};
+
+    for (; *command != NULL; command++) {
+        quote_word(*command, &text);
+        buf_append(&text, command[1] != NULL ? " " : "", 1);
+    }
+    if (!text.failed) {
+        sink_say(sink, STREAM_STDERR, "Launching horovod task function: %s",
+                 (const char *)text.data);
+    }
+    buf_free(&text);
+}
+
+static void start_link(agent_link_t *link, const options_t *options, sink_t *sink)
+{
+    char path[4096];
+    char *local[] = {path, "--agent", NULL};
+    err_t err = {0};
+    int socket;
+
+    if (!own_path(path, sizeof path)) {
+        fail_link(link, "cannot find out where this program is: /proc is not there");
+        return;
+    }
+    char **remote = link->host->is_local ? NULL : remote_command(options, link->host, path);
+    if (!link->host->is_local && remote == NULL) {
+        fail_link(link, "--ssh-command is \"%.200s\", which is no command", options->ssh_command);
+        return;
+    }
+    char **command = remote != NULL ? remote : local;
+    if (options->verbose) {
+        tell_command(command, sink);
+    }
+    link->attempts++;
+    link->started_ns = clock_ns();
+    if (spawn_helper(command, &link->process, &socket, &err) != HVD_OK) {
+        fail_link(link, "%s", err.text);
+    } else {
+        link->has_process = true;
+        link->phase = LINK_CONNECTING;
+        channel_open(&link->channel, socket, socket);
+    }
+    free_words(remote);
+}
+
+// --- What comes ----------------------------------------------------------------------------------
+
+void link_read_errors(agent_link_t *link, bool is_verbose, sink_t *sink)
+{
+    char text[1024];
+    ssize_t n = 0;
+
+    while (link->process.fds[STREAM_STDERR] >= 0 &&
+           (n = read(link->process.fds[STREAM_STDERR], text, sizeof text)) > 0) {
+        size_t have = strlen(link->said), more = MIN((size_t)n, sizeof link->said - 1);
+        size_t keep = MIN(have, sizeof link->said - 1 - more);
+        memmove(link->said, link->said + have - keep, keep);
+        memcpy(link->said + keep, text + (size_t)n - more, more);
+        link->said[keep + more] = '\0';
+        if (is_verbose) {
+            sink_write(sink, STREAM_STDERR, text, (size_t)n);
+        }
+    }
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        if (link->process.fds[STREAM_STDERR] >= 0) {
+            close(link->process.fds[STREAM_STDERR]);
+        }
+        link->process.fds[STREAM_STDERR] = -1;
+    }
+}
+
+static void on_hello(agent_link_t *link, const frame_t *frame)
+{
+    reader_t reader = reader_of(frame->data, frame->bytes);
+    const char *version = get_text(&reader), *name = get_text(&reader);
+
+    if (frame->type != FRAME_HELLO || reader.bad) {
+        fail_link(link,
+                  "what answers on %s is no agent of ours; does its shell print something "
+                  "before it runs a command?",
+                  link->host->name);
+        return;
+    }
+    get_u32(&reader);
+    link->time_s = (int64_t)get_u64(&reader);
+    link->own_time_s = (int64_t)time(NULL);
+    if (strcmp(version, hvd_version()) != 0) {
+        fail_link(link,
+                  "version mismatch: host %s has version %.32s, this is %s; install the same "
+                  "version on all hosts",
+                  link->host->name, version, hvd_version());
+        return;
+    }
+    snprintf(link->name, sizeof link->name, "%s", name);
+    link->heard_ns = clock_ns();
+    link->phase = LINK_READY;
+}
+
+// Last line ssh printed, for the sentence.
+static const char *last_line(char *text)
+{
+    size_t len = strlen(text);
+
+    while (len > 0 && (text[len - 1] == '\n' || text[len - 1] == '\r')) {
+        text[--len] = '\0';
+    }
+    for (char *at = text; *at != '\0'; at++) {
+        *at = *at == '\r' || *at == '\t' ? ' ' : *at;
+    }
+    char *newline = strrchr(text, '\n');
+    return newline != NULL ? newline + 1 : text;
+}
+
+// Its wait status, once it has ended, by force if it takes too long.
+static int reap_within(pid_t pid, int timeout_ms)
+{
+    uint64_t deadline_ns = deadline_in_ms(timeout_ms);
+    int status = 0;
+    pid_t ended;
+
+    while ((ended = waitpid(pid, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
+        if (clock_ns() >= deadline_ns) {
+            kill(pid, SIGKILL);
+        }
+        usleep(1000);
+    }
+    return status;
+}
+
+// The process is gone before its hello.
+static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
+{
+    int status = 0;
+
+    status = reap_within(link->process.pid, END_MS);
+    link_read_errors(link, options->verbose, sink);
+    link->has_process = false;
+    remote_fault_t fault = remote_explain(link->said, WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    if (fault.is_passing && link->attempts < options->ssh_attempts) {
+        link_close(link);
+        link->phase = LINK_WAITING;
+        link->retry_at_ns = deadline_in_ms(RETRY_MS);
+        link->said[0] = '\0';
+        return;
+    }
+    fail_link(link, "ssh not successful for host %s: %s (%.300s); %s", link->host->name, fault.what,
+              last_line(link->said), fault.fix);
+}
+
+// --- All of them ---------------------------------------------------------------------------------
+
+static int count(const agent_link_t *links, int n, link_phase_t phase)
+{
+    int found = 0;
+    for (int i = 0; i < n; i++) {
+        found += links[i].phase == phase;
+    }
+    return found;
+}
+
+static void start_some(agent_link_t *links, int n, const options_t *options, sink_t *sink)
+{
+    int n_connecting = count(links, n, LINK_CONNECTING);
+    uint64_t now_ns = clock_ns();
+
+    for (int i = 0; i < n && n_connecting < MAX_CONNECTING; i++) {
+        if (links[i].phase == LINK_WAITING && links[i].retry_at_ns <= now_ns) {
+            start_link(&links[i], options, sink);
+            n_connecting++;
+        }
+    }
+}
+
+// false: no memory.
+static bool look_once(agent_link_t *links, int n, const options_t *options, int signal_fd,
+                      uint64_t deadline_ns, sink_t *sink)
+{
+    struct pollfd *polled = calloc(2 * (size_t)n + 1, sizeof *polled);
+    uint64_t now_ns = clock_ns();
+
+    if (polled == NULL) {
+        return false;
+    }
+    for (int i = 0; i < n; i++) {
+        bool is_on = links[i].phase == LINK_CONNECTING;
+        polled[2 * i] =
+            (struct pollfd){.fd = is_on ? links[i].channel.in_fd : -1, .events = POLLIN};
+        polled[2 * i + 1] = (struct pollfd){.fd = is_on ? links[i].process.fds[STREAM_STDERR] : -1,
+                                            .events = POLLIN};
+    }
+    polled[2 * n] = (struct pollfd){.fd = signal_fd, .events = POLLIN};
+    int wait_ms = deadline_ns <= now_ns ? 0 : (int)MIN((deadline_ns - now_ns) / NS_PER_MS, LOOK_MS);
+    poll(polled, 2 * (nfds_t)n + 1, wait_ms);
+    for (int i = 0; i < n; i++) {
+        frame_t frame;
+        if (polled[2 * i + 1].revents != 0) {
+            link_read_errors(&links[i], options->verbose, sink);
+        }
+        if (polled[2 * i].revents == 0) {
+            continue;
+        }
+        channel_receive(&links[i].channel);
+        if (channel_next(&links[i].channel, &frame)) {
+            on_hello(&links[i], &frame);
+        } else if (links[i].channel.is_closed) {
+            on_gone(&links[i], options, sink);
+        }
+    }
+    bool has_signal = polled[2 * n].revents != 0;
+    free(polled);
+    return !has_signal;
+}
+
+static void give_up(agent_link_t *links, int n, const options_t *options)
+{
+    for (int i = 0; i < n; i++) {
+        if (links[i].phase == LINK_CONNECTING || links[i].phase == LINK_WAITING) {
+            remote_fault_t fault = remote_explain(links[i].said, -1);
+            fail_link(
+                &links[i],
+                "host %s did not answer within %g s (--start-timeout), attempt %d: "
+                "%s %.200s; %s",
+                links[i].host->name, options->start_timeout, links[i].attempts,
+                links[i].said[0] != '\0' ? fault.what : "waited for the agent's hello over ssh",
+                last_line(links[i].said),
+                links[i].said[0] != '\0' ? fault.fix
+                                         : "is it up, is it slow? Try ssh by hand, or a larger "
+                                           "--start-timeout");
+        }
+    }
+}
+
+void links_gather(agent_link_t *links, int n, const options_t *options, uint64_t deadline_ns,
+                  int signal_fd, bool until_failure, sink_t *sink)
+{
+    while (count(links, n, LINK_WAITING) + count(links, n, LINK_CONNECTING) > 0) {
+        start_some(links, n, options, sink);
+        if (!look_once(links, n, options, signal_fd, deadline_ns, sink) ||
+            (until_failure && count(links, n, LINK_FAILED) > 0)) {
+            return;
+        }
+        if (clock_ns() >= deadline_ns) {
+            give_up(links, n, options);
+        }
+    }
+}
+
+void link_close(agent_link_t *link)
+{
+    channel_close(&link->channel);
+    if (link->process.fds[STREAM_STDERR] >= 0) {
+        close(link->process.fds[STREAM_STDERR]);
+        link->process.fds[STREAM_STDERR] = -1;
+    }
+    if (link->has_process) {
+        // An agent that has lost its channel cleans up and ends by itself; ssh is only a pipe.
+        if (!link->host->is_local) {
+            kill(link->process.pid, SIGTERM);
+        }
+        reap_within(link->process.pid, END_MS);
+        link->has_process = false;
+    }
+}
+
+void links_free(agent_link_t *links, int n)
+{
+    for (int i = 0; links != NULL && i < n; i++) {
+        link_close(&links[i]);
+    }
+    free(links);
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// link.h - the launcher's side of the agents: one link a host, from starting it to its hello.
+//
+// Shared by job.c and doctor.c; private to launch/. One thread.
+#ifndef HVD_LAUNCH_LINK_H
+#define HVD_LAUNCH_LINK_H
+
+#include "launch/launch.h"
+
+#define SSH_SAID_BYTES 2048
+
+typedef enum link_phase {
+    LINK_WAITING, // to be started, or started again
+    LINK_CONNECTING,
+    LINK_READY, // has said hello
+    LINK_DONE,  // nothing is left there
+    LINK_FAILED,
+} link_phase_t;
+
+typedef struct agent_link {
+    const host_t *host;
+    link_phase_t phase;
+    child_t process;
+    bool has_process;
+    channel_t channel;
+    int attempts;
+    uint64_t started_ns, retry_at_ns, heard_ns;
+    char said[SSH_SAID_BYTES];    // end of what ssh printed
+    char name[256];               // its own host name
+    int64_t time_s;               // its clock, at hello
+    int64_t own_time_s;           // ours, then
+    char problem[HVD_TEXT_BYTES]; // when failed
+} agent_link_t;
+
+agent_link_t *links_new(const hosts_t *hosts, int n_hosts);
+// Starts all agents, at most a bounded number at a time, until each is ready or has failed, or the
+// deadline. Returns early when signal_fd becomes readable, or at the first failure if asked to.
+void links_gather(agent_link_t *links, int n, const options_t *options, uint64_t deadline_ns,
+                  int signal_fd, bool until_failure, sink_t *sink);
+// What its ssh prints is kept, and passed on where the user asked for it.
+void link_read_errors(agent_link_t *link, bool is_verbose, sink_t *sink);
+void link_close(agent_link_t *link); // ends its process
+void links_free(agent_link_t *links, int n);
+
+#endif

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// main.c - horovodrun: what was asked for, and who does it.
+//
+// Everything that is done instead of a job is a row; the rest chooses between the launchers. The
+// only file with a main(), and the only one that writes to stdout by itself.
+#include "launch/launch.h"
+
+#include <unistd.h>
+
+static int print_version(const options_t *options)
+{
+    (void)options;
+    fprintf(stdout, "%s\n", hvd_version());
+    return 0;
+}
+
+static int print_help(const options_t *options)
+{
+    (void)options;
+    help_print(stdout);
+    return 0;
+}
+
+static int print_man(const options_t *options)
+{
+    (void)options;
+    man_print(stdout);
+    return 0;
+}
+
+static int print_config(const options_t *options)
+{
+    config_print(options, stdout);
+    return 0;
+}
+
+static int print_build(const options_t *options)
+{
+    (void)options;
+    return check_build(stdout);
+}
+
+static int be_agent(const options_t *options)
+{
+    (void)options;
+    return agent_main();
+}
+
+static int be_doctor_rank(const options_t *options)
+{
+    (void)options;
+    return doctor_rank();
+}
+
+static int print_completion(const options_t *options)
+{
+    completion_print(options->completion, stdout);
+    return 0;
+}
+
+static bool wants_elastic(const options_t *options)
+{
+    return options->host_discovery_script[0] != '\0' || options->min_num_proc > 0 ||
+           options->max_num_proc > 0 || options->reset_limit > 0;
+}
+
+static int launch(const options_t *options)
+{
+    static int (*const launchers[])(const options_t *) = {
+        [CONTROLLER_AUTO] = job_run,
+        [CONTROLLER_GLOO] = job_run,
+        [CONTROLLER_MPI] = mpi_run,
+        [CONTROLLER_JSRUN] = jsrun_run,
+    };
+
+    if (wants_elastic(options)) {
+        say("elastic jobs (--min-np, --max-np, --reset-limit, --host-discovery-script) are not "
+            "supported by this version; start a job of fixed size with -np and -H");
+        return EXIT_USAGE;
+    }
+    if (options->n_command == 0) {
+        say("what is to be run? %s -np 2 python train.py; %s --help tells more", PROGRAM, PROGRAM);
+        return EXIT_USAGE;
+    }
+    return launchers[options->controller](options);
+}
+
+int main(int argc, char **argv)
+{
+    options_t options;
+    err_t err = {0};
+
+    if (options_read(argc, argv, NULL, &options, &err) != HVD_OK) {
+        say("%s", err.text);
+        return EXIT_USAGE;
+    }
+    const struct {
+        bool is_wanted;
+        int (*act)(const options_t *);
+    } actions[] = {
+        {options.agent, be_agent},
+        {options.doctor_rank, be_doctor_rank},
+        {options.help, print_help},
+        {options.version, print_version},
+        {options.check_build, print_build},
+        {options.man_page, print_man},
+        {options.completion != COMPLETION_NONE, print_completion},
+        {options.print_config, print_config},
+        {options.doctor, doctor_run},
+        {true, launch},
+    };
+    size_t i = 0;
+    while (!actions[i].is_wanted) {
+        i++;
+    }
+    int code = actions[i].act(&options);
+    options_free(&options);
+    return code;
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// output.c - whose line is it: prefixes for the output of ranks, and a file for each of them.
+//
+// Bytes of one stream of one rank come in pieces of any size; whole lines go out, each with its
+// prefix in front. A line ends in \n or in \r, so a progress bar that draws itself over keeps its
+// prefix. Nothing is cut inside a line, so characters of several bytes stay whole; what a rank has
+// not ended when it goes is let out as it is. A line longer than LONGEST_LINE is let out in parts.
+// Pure but for the files. One thread.
+#define _GNU_SOURCE
+#include "launch/launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LONGEST_LINE (16 * MIB)
+#define N_COLORS 6
+
+void prefix_make(const prefix_style_t *style, int rank, int stream, char *text, size_t bytes)
+{
+    static const char *const names[N_STREAMS] = {"stdout", "stderr"};
+    char when[32] = "";
+    time_t now = time(NULL);
+    struct tm parts;
+
+    if (style->timestamp && localtime_r(&now, &parts) != NULL) {
+        strftime(when, sizeof when, "%a %b %e %H:%M:%S %Y", &parts);
+    }
+    if (style->color) {
+        snprintf(text, bytes, "%s\033[%dm[%d]<%s>:\033[0m", when, 31 + rank % N_COLORS, rank,
+                 names[stream]);
+    } else {
+        snprintf(text, bytes, "%s[%d]<%s>:", when, rank, names[stream]);
+    }
+}
+
+// --- Lines ---------------------------------------------------------------------------------------
+
+// Keeps the last lines that say something.
+static void keep_tail(splitter_t *splitter, const uint8_t *line, size_t bytes)
+{
+    char *place = splitter->tail[splitter->n_tail % TAIL_LINES];
+    size_t n = 0;
+
+    while (bytes > 0 && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) {
+        bytes--;
+    }
+    for (size_t i = 0; i < bytes && n < TAIL_BYTES - 1; i++) {
+        if (line[i] >= ' ' || line[i] == '\t') {
+            place[n++] = line[i] == '\t' ? ' ' : (char)line[i];
+        }
+    }
+    place[n] = '\0';
+    splitter->n_tail += n > 0;
+}
+
+static void emit(splitter_t *splitter, const char *prefix, const uint8_t *line, size_t bytes,
+                 buf_t *out)
+{
+    buf_append(out, prefix, strlen(prefix));
+    if (splitter->partial.len > 0) {
+        buf_append(&splitter->partial, line, bytes);
+        buf_append(out, splitter->partial.data, splitter->partial.len);
+        keep_tail(splitter, splitter->partial.data, splitter->partial.len);
+        buf_clear(&splitter->partial);
+    } else {
+        buf_append(out, line, bytes);
+        keep_tail(splitter, line, bytes);
+    }
+}
+
+// Where the line that starts at data ends (behind its terminator), or NULL. \r\n is one terminator.
+static const uint8_t *line_end(const uint8_t *data, const uint8_t *end)
+{
+    for (; data < end; data++) {
+        if (*data == '\n') {
+            return data + 1;
+        }
+        if (*data == '\r') {
+            return data + 1 < end && data[1] == '\n' ? data + 2 : data + 1;
+        }
+    }
+    return NULL;
+}
+
+void splitter_feed(splitter_t *splitter, const char *prefix, const void *data, size_t bytes,
+                   buf_t *out)
+{
+    const uint8_t *at = data, *end = at + bytes, *next;
+
+    if (bytes > 0 && splitter->after_cr && *at == '\n') {
+        buf_append(out, at++, 1); // the second half of a \r\n that came in two pieces
+    }
+    splitter->after_cr = bytes > 0 && end[-1] == '\r';
+    while ((next = line_end(at, end)) != NULL) {
+        emit(splitter, prefix, at, (size_t)(next - at), out);
+        at = next;
+    }
+    if (at < end) {
+        buf_append(&splitter->partial, at, (size_t)(end - at));
+    }
+    if (splitter->partial.len > LONGEST_LINE) {
+        splitter_finish(splitter, prefix, out);
+    }
+}
+
+void splitter_finish(splitter_t *splitter, const char *prefix, buf_t *out)
+{
+    if (splitter->partial.len > 0) {
+        emit(splitter, prefix, (const uint8_t *)"", 0, out);
+    }
+}
+
+void splitter_free(splitter_t *splitter)
+{
+    buf_free(&splitter->partial);
+}
+
+// --- Files ---------------------------------------------------------------------------------------
+
+static int digits_of(int number)
+{
+    int n = 1;
+    for (; number >= 10; number /= 10) {
+        n++;
+    }
+    return n;
+}
+
+static hvd_status_t make_directory(const char *path, err_t *err)
+{
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) {
+        return fail_errno(err, errno, "cannot make the directory %s for --output-filename", path);
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t open_rank(output_files_t *files, int rank, err_t *err)
+{
+    static const char *const names[N_STREAMS] = {"stdout", "stderr"};
+    int n_zeros = digits_of(files->n_ranks - 1) - digits_of(rank);
+    char path[4096], name[32];
+    hvd_status_t status;
+
+    snprintf(name, sizeof name, "%.*s%d", n_zeros, "0000000000", rank);
+    snprintf(path, sizeof path, "%s/rank.%s", files->directory, name);
+    status = make_directory(path, err);
+    for (int stream = 0; status == HVD_OK && stream < N_STREAMS; stream++) {
+        snprintf(path, sizeof path, "%s/rank.%s/%s", files->directory, name, names[stream]);
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        files->fds[rank * N_STREAMS + stream] = fd;
+        if (fd < 0) {
+            status = fail_errno(err, errno, "cannot open %s for --output-filename", path);
+        }
+    }
+    return status;
+}
+
+// A disk that is full now is better told now than after the first hour.
+static hvd_status_t check_space(const char *directory, err_t *err)
+{
+    struct statvfs disk;
+
+    if (statvfs(directory, &disk) == 0 && disk.f_blocks > 0 && disk.f_bavail == 0) {
+        return fail(err, HVD_SYSTEM,
+                    "no space left on the disk of %s (--output-filename); free some, or choose a "
+                    "directory on another disk",
+                    directory);
+    }
+    return HVD_OK;
+}
+
+hvd_status_t output_files_open(const char *directory, int n_ranks, output_files_t *files_p,
+                               err_t *err)
+{
+    output_files_t files = {.n_ranks = n_ranks, .directory = strdup(directory)};
+    hvd_status_t status;
+
+    files.fds = malloc((size_t)n_ranks * N_STREAMS * sizeof *files.fds);
+    if (files.fds == NULL || files.directory == NULL) {
+        free(files.fds);
+        free(files.directory);
+        return fail(err, HVD_NO_MEMORY, "no memory for the output files of %d ranks", n_ranks);
+    }
+    for (int i = 0; i < n_ranks * N_STREAMS; i++) {
+        files.fds[i] = -1;
+    }
+    TRY(make_directory(directory, err), undo);
+    TRY(check_space(directory, err), undo);
+    for (int rank = 0; rank < n_ranks; rank++) {
+        TRY(open_rank(&files, rank, err), undo);
+    }
+    *files_p = files;
+    return HVD_OK;
+undo:
+    output_files_close(&files);
+    return status;
+}
+
+void output_files_write(output_files_t *files, int rank, int stream, const void *data, size_t bytes)
+{
+    const uint8_t *at = data;
+    int fd = files->fds == NULL ? -1 : files->fds[rank * N_STREAMS + stream];
+
+    while (fd >= 0 && bytes > 0) {
+        ssize_t n = write(fd, at, bytes);
+        if (n < 0 && errno != EINTR) {
+            files->failed_code = files->failed_code != 0 ? files->failed_code : errno;
+            return;
+        }
+        at += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+}
+
+void output_files_close(output_files_t *files)
+{
+    for (int i = 0; files->fds != NULL && i < files->n_ranks * N_STREAMS; i++) {
+        if (files->fds[i] >= 0) {
+            close(files->fds[i]);
+        }
+    }
+    free(files->fds);
+    free(files->directory);
+    *files = (output_files_t){0};
+}

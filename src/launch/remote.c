@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// remote.c - the command that starts an agent on another host, and what its failure means.
+//
+// ssh runs a line of POSIX shell there that takes this very binary if the same path exists, else
+// the horovodrun of the PATH. Nothing secret is in the command: orders, environment and secret
+// follow on its stdin. Whether unknown host keys are accepted is the user's ssh configuration's
+// business. ssh never asks questions: nobody could answer for 64 hosts. What ssh says when it fails
+// is matched against a table of causes with their fix.
+#define _GNU_SOURCE
+#include "launch/launch.h"
+
+#include <stdlib.h>
+
+#define NOT_INSTALLED "horovodrun-agent: not installed"
+#define KUBE_AGENT "/etc/mpi/kubexec.sh"
+
+static const struct {
+    const char *said; // a part of what ssh prints
+    remote_fault_t fault;
+} faults[] = {
+    {NOT_INSTALLED,
+     {"horovodrun is not installed there",
+      "install the same version on that host, in the same place or in the PATH of ssh sessions",
+      false}},
+    {"Host key verification failed",
+     {"ssh does not trust the host's key",
+      "ssh to it once by hand and accept the key, or use --ssh-accept-new; if the key has changed, "
+      "ssh-keygen -R HOST",
+      false}},
+    {"Permission denied",
+     {"ssh is not allowed in",
+      "copy your key there (ssh-copy-id HOST), or name the right key with -i, the right user with "
+      "user@host",
+      false}},
+    {"Could not resolve hostname",
+     {"the name is not known here", "check its spelling, /etc/hosts and DNS, or use its address",
+      true}},
+    {"Connection refused",
+     {"nobody listens at its ssh port", "start sshd there, or name its port with -p (--ssh-port)",
+      true}},
+    {"No route to host",
+     {"it cannot be reached", "is it up, and does a firewall let ssh through? Try: ping HOST",
+      true}},
+    {"Network is unreachable",
+     {"it cannot be reached", "check the routes and interfaces of this host: ip route", true}},
+    {"timed out",
+     {"it does not answer", "is it up, and does a firewall let ssh through? Try: ping HOST", true}},
+    {"Connection reset", {"it cut the connection", "look at the log of its sshd", true}},
+    {"Connection closed", {"it cut the connection", "look at the log of its sshd", true}},
+    {"Identity file",
+     {"the key file cannot be read", "check the file named with -i (--ssh-identity-file)", false}},
+    {"Cannot allocate memory",
+     {"out of memory", "free memory on that host, or start fewer ranks there", false}},
+};
+
+remote_fault_t remote_explain(const char *ssh_said, int code)
+{
+    for (size_t i = 0; i < N_ELEMENTS(faults); i++) {
+        if (strstr(ssh_said, faults[i].said) != NULL) {
+            return faults[i].fault;
+        }
+    }
+    if (code == EXIT_NOT_FOUND && strstr(ssh_said, "No such file") != NULL) {
+        return (remote_fault_t){"there is no ssh on this machine",
+                                "install it (apt-get install openssh-client), or name another "
+                                "command with --ssh-command",
+                                false};
+    }
+    return (remote_fault_t){"its agent did not start", "run the command by hand to see why", false};
+}
+
+// --- The command ---------------------------------------------------------------------------------
+
+static void add(buf_t *words, const char *word)
+{
+    char *copy = strdup(word);
+
+    if (copy == NULL || buf_append(words, &copy, sizeof copy) == NULL) {
+        words->failed = true;
+        free(copy);
+    }
+}
+
+static void add_option(buf_t *words, const char *option, const char *value)
+{
+    add(words, option);
+    add(words, value);
+}
+
+// Runs in whatever shell the user has there; the inner one is POSIX.
+static void add_script(buf_t *words, const char *own_path)
+{
+    static const char rest[] =
+        "; [ -x \"$p\" ] || p=$(command -v " PROGRAM ") || { echo " NOT_INSTALLED
+        " >&2; exit 127; }; exec \"$p\" --agent";
+    buf_t script = {0}, quoted = {0};
+
+    buf_append(&script, "p=", 2);
+    quote_word(own_path, &script);
+    buf_append(&script, rest, sizeof rest);
+    buf_append(&quoted, "exec sh -c ", strlen("exec sh -c "));
+    if (!script.failed) {
+        quote_word((const char *)script.data, &quoted);
+    }
+    buf_append(&quoted, "", 1);
+    if (script.failed || quoted.failed) {
+        words->failed = true;
+    } else {
+        add(words, (const char *)quoted.data);
+    }
+    buf_free(&script);
+    buf_free(&quoted);
+}
+
+static bool is_ssh(const char *program)
+{
+    const char *slash = strrchr(program, '/');
+    return strcmp(slash != NULL ? slash + 1 : program, "ssh") == 0;
+}
+
+static void add_ssh_options(buf_t *words, const options_t *options)
+{
+    char port[16];
+
+    add_option(words, "-o", "BatchMode=yes");
+    add_option(words, "-o", "PasswordAuthentication=no");
+    add_option(words, "-o", "ConnectTimeout=10");
+    add_option(words, "-o", "ServerAliveInterval=15");
+    add(words, "-T");
+    if (options->ssh_accept_new) {
+        add_option(words, "-o", "StrictHostKeyChecking=accept-new");
+    }
+    if (options->ssh_port > 0) {
+        snprintf(port, sizeof port, "%d", (int)options->ssh_port);
+        add_option(words, "-p", port);
+    }
+    if (options->ssh_identity_file[0] != '\0') {
+        add_option(words, "-i", options->ssh_identity_file);
+    }
+}
+
+char **remote_command(const options_t *options, const host_t *host, const char *own_path)
+{
+    const char *kube = environment("OMPI_MCA_plm_rsh_agent");
+    bool is_kube = options->origins[OPTION_ssh_command] == BY_DEFAULT && kube != NULL &&
+                   strcmp(kube, KUBE_AGENT) == 0;
+    char **command = split_words(is_kube ? kube : options->ssh_command);
+    buf_t words = {0};
+
+    if (command == NULL || command[0] == NULL) {
+        free_words(command);
+        return NULL;
+    }
+    for (char **at = command; *at != NULL; at++) {
+        add(&words, *at);
+    }
+    if (is_ssh(command[0])) {
+        add_ssh_options(&words, options);
+    }
+    free_words(command);
+    add(&words, host->target);
+    add_script(&words, own_path);
+    char *end = NULL;
+    buf_append(&words, &end, sizeof end);
+    if (words.failed) {
+        buf_free(&words);
+        return NULL;
+    }
+    return (char **)(void *)words.data;
+}

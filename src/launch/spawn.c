@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// spawn.c - starting processes: ranks, helpers that talk over a socket, programs run to their end.
+//
+// Every process gets a session of its own, so a signal from the terminal reaches only us and the
+// whole tree of a rank can be killed as a group; signal handling is reset to what a shell gives. A
+// rank also asks the kernel to die with the agent. Whether exec worked is told through a pipe that
+// closes by itself when it did. Descriptors are closed on exec everywhere. One thread.
+#define _GNU_SOURCE
+#include "launch/launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char *const steps[] = {"fork", "change to the directory", "start", "make pipes"};
+enum { STEP_FORK, STEP_CHDIR, STEP_EXEC, STEP_PIPES };
+
+// What a child tells before exec, if that fails.
+typedef struct misfortune {
+    int step, code;
+} misfortune_t;
+
+bool set_nonblocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+static void close_pair(int pair[2])
+{
+    for (int i = 0; i < 2; i++) {
+        if (pair[i] >= 0) {
+            close(pair[i]);
+        }
+        pair[i] = -1;
+    }
+}
+
+// As after a login: no signal blocked or ignored.
+static void reset_signals(void)
+{
+    sigset_t none;
+
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    for (int signo = 1; signo < NSIG; signo++) {
+        signal(signo, SIG_DFL);
+    }
+}
+
+static bool move_fd(int from, int to)
+{
+    return dup2(from, to) >= 0; // the copy is not closed on exec
+}
+
+// In the child: never returns.
+static void become_rank(char *const *argv, char **env, const char *directory, int out, int errors,
+                        int report, pid_t parent)
+{
+    misfortune_t misfortune = {.step = STEP_PIPES};
+    int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    setsid();
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(EXIT_BY_SIGNAL + SIGKILL); // the agent died in between
+    }
+    if (nothing >= 0 && move_fd(nothing, STDIN_FILENO) && move_fd(out, STDOUT_FILENO) &&
+        move_fd(errors, STDERR_FILENO)) {
+        misfortune.step = STEP_CHDIR;
+        if (directory[0] == '\0' || chdir(directory) == 0) {
+            misfortune.step = STEP_EXEC;
+            reset_signals();
+            environ = env; // execvp looks for PATH there
+            execvp(argv[0], argv);
+        }
+    }
+    misfortune.code = errno;
+    if (write(report, &misfortune, sizeof misfortune) < 0) {
+        _exit(EXIT_INTERNAL);
+    }
+    _exit(EXIT_NOT_FOUND);
+}
+
+static bool make_pipes(int out[2], int errors[2], int report[2])
+{
+    return pipe2(out, O_CLOEXEC) == 0 && pipe2(errors, O_CLOEXEC) == 0 &&
+           pipe2(report, O_CLOEXEC) == 0;
+}
+
+bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *child_p, int *code_p,
+                const char **step_p)
+{
+    int out[2] = {-1, -1}, errors[2] = {-1, -1}, report[2] = {-1, -1};
+    misfortune_t misfortune = {.step = STEP_PIPES};
+    pid_t parent = getpid(), pid = -1;
+
+    if (make_pipes(out, errors, report)) {
+        misfortune.step = STEP_FORK;
+        pid = fork();
+    }
+    misfortune.code = errno;
+    if (pid == 0) {
+        become_rank(argv, env, directory, out[1], errors[1], report[1], parent);
+    }
+    if (pid > 0) {
+        close(report[1]);
+        report[1] = -1;
+        ssize_t n;
+        while ((n = read(report[0], &misfortune, sizeof misfortune)) < 0 && errno == EINTR) {
+        }
+        if (n == 0) { // exec has closed it
+            *child_p = (child_t){.pid = pid, .fds = {out[0], errors[0]}};
+            set_nonblocking(out[0]);
+            set_nonblocking(errors[0]);
+            out[0] = errors[0] = -1;
+        } else {
+            waitpid(pid, NULL, 0);
+            pid = -1;
+        }
+    }
+    close_pair(out);
+    close_pair(errors);
+    close_pair(report);
+    *code_p = misfortune.code;
+    *step_p = steps[misfortune.step];
+    return pid > 0;
+}
+
+// --- Helpers -------------------------------------------------------------------------------------
+
+hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, err_t *err)
+{
+    int ends[2], errors[2];
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+        return fail_errno(err, errno, "cannot make a socket for %s", argv[0]);
+    }
+    if (pipe2(errors, O_CLOEXEC) != 0) {
+        int code = errno;
+        close_pair(ends);
+        return fail_errno(err, code, "cannot make a pipe for %s; try ulimit -n 65536", argv[0]);
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        setsid();
+        reset_signals();
+        if (move_fd(ends[1], STDIN_FILENO) && move_fd(ends[1], STDOUT_FILENO) &&
+            move_fd(errors[1], STDERR_FILENO)) {
+            execvp(argv[0], argv);
+        }
+        const char *why = strerror(errno);
+        if (write(STDERR_FILENO, why, strlen(why)) < 0) {
+            _exit(EXIT_INTERNAL);
+        }
+        _exit(EXIT_NOT_FOUND);
+    }
+    int code = errno;
+    close(ends[1]);
+    close(errors[1]);
+    if (pid < 0) {
+        close(ends[0]);
+        close(errors[0]);
+        return fail_errno(err, code, "cannot fork to run %s", argv[0]);
+    }
+    set_nonblocking(ends[0]);
+    set_nonblocking(errors[0]);
+    *child_p = (child_t){.pid = pid, .fds = {-1, errors[0]}};
+    *socket_p = ends[0];
+    return HVD_OK;
+}
+
+// --- Programs run to their end -------------------------------------------------------------------
+
+// Reads until the end, the deadline, or the text is full; false: too late.
+static bool read_output(int fd, uint64_t deadline_ns, char *text, size_t bytes)
+{
+    size_t len = 0;
+
+    for (;;) {
+        struct pollfd polled = {.fd = fd, .events = POLLIN};
+        char rest[4096];
+        uint64_t now_ns = clock_ns();
+        if (now_ns >= deadline_ns) {
+            return false;
+        }
+        if (poll(&polled, 1, (int)MIN((deadline_ns - now_ns) / NS_PER_MS + 1, 1000)) <= 0) {
+            continue;
+        }
+        ssize_t n = read(fd, rest, sizeof rest);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return true;
+        }
+        size_t kept = MIN((size_t)n, bytes - 1 - len);
+        memcpy(text + len, rest, kept);
+        len += kept;
+        text[len] = '\0';
+    }
+}
+
+int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
+{
+    child_t child;
+    int code, status = 0;
+    const char *step;
+
+    text[0] = '\0';
+    if (!spawn_rank(argv, environ, "", &child, &code, &step)) {
+        return -1;
+    }
+    bool in_time = read_output(child.fds[STREAM_STDOUT], deadline_in_ms(timeout_ms), text, bytes);
+    if (!in_time) {
+        kill_group(child.pid, SIGKILL);
+    }
+    close(child.fds[STREAM_STDOUT]);
+    close(child.fds[STREAM_STDERR]);
+    while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    return in_time && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+bool own_path(char *path, size_t bytes)
+{
+    ssize_t n = readlink("/proc/self/exe", path, bytes - 1);
+    if (n <= 0) {
+        return false;
+    }
+    path[n] = '\0';
+    return true;
+}
+
+// --- Groups and signals --------------------------------------------------------------------------
+
+void kill_group(pid_t pid, int signo)
+{
+    if (pid > 1) {
+        kill(-pid, signo);
+    }
+}
+
+bool group_is_empty(pid_t pid)
+{
+    return kill(-pid, 0) != 0 && errno == ESRCH;
+}
+
+const char *signal_name(int signo, char text[16])
+{
+    const char *abbreviation = sigabbrev_np(signo);
+
+    if (abbreviation != NULL) {
+        snprintf(text, 16, "SIG%s", abbreviation);
+    } else {
+        snprintf(text, 16, "signal %d", signo);
+    }
+    return text;
+}
