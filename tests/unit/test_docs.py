@@ -146,8 +146,9 @@ class Pages(unittest.TestCase):
                   "hvd-bench": (ROOT / "src/tools/hvd-bench.c").read_text(),
                   "horovodrun": run(BUILD / "horovodrun", "--help") +
                   (ROOT / "src/launch/options.def").read_text()}
+        named = re.compile(r"(hvd-info|hvd-bench|horovodrun)((?:[ \n]+[\w,.-]+)+)")
         for path, text in pages():
-            for tool, words in re.findall(r"(hvd-info|hvd-bench|horovodrun)((?:[ \n]+[\w,.-]+)+)", text):
+            for tool, words in named.findall(text):
                 for option in re.findall(r"(?<=\s)--([a-z-]+)", words):
                     self.assertRegex(usages[tool], rf'(--|"){option}\b', f"{path.name}: {tool}")
 
