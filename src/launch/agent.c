@@ -23,7 +23,6 @@
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define BACKLOG_BYTES (4 * MIB) // unsent output above which ranks are not read
@@ -48,8 +47,8 @@ typedef struct agent {
     agent_rank_t *ranks;
     int n_ranks, n_running;
     bool has_plan, is_stopping, was_killed, is_done;
-    uint64_t kill_at_ns, close_at_ns; // NEVER_NS: not
-    uint64_t silence_ns, heard_ns, ping_at_ns;
+    uint64_t kill_at_ns, close_at_ns;                   // NEVER_NS: not
+    uint64_t silence_ns, heard_ns, ping_ns, ping_at_ns; // silence 0: any
     uint64_t oom_at_start;
 } agent_t;
 
@@ -57,16 +56,8 @@ typedef struct agent {
 
 static void report_hello(agent_t *agent)
 {
-    char name[256] = "";
-    struct timespec now;
     size_t begin = frame_begin(&agent->channel, FRAME_HELLO);
-
-    gethostname(name, sizeof name - 1);
-    clock_gettime(CLOCK_REALTIME, &now);
     put_text(&agent->channel.out, hvd_version());
-    put_text(&agent->channel.out, name);
-    put_u32(&agent->channel.out, (uint32_t)getpid());
-    put_u64(&agent->channel.out, (uint64_t)now.tv_sec);
     frame_end(&agent->channel, begin);
 }
 
@@ -378,6 +369,10 @@ static void on_plan(agent_t *agent, reader_t *reader)
     size_t n_ranks = get_u32(reader);
 
     agent->has_plan = true;
+    if (agent->silence_ns > 0) {
+        agent->ping_ns = MIN(agent->ping_ns, agent->silence_ns / 4);
+        agent->ping_at_ns = clock_ns() + agent->ping_ns;
+    }
     agent->oom_at_start = oom_kills();
     goes_on = goes_on && !reader->bad && n_ranks <= reader_left(reader);
     agent->ranks = goes_on ? calloc(n_ranks + 1, sizeof *agent->ranks) : NULL;
@@ -569,7 +564,7 @@ static void on_time(agent_t *agent)
     if (now_ns >= agent->ping_at_ns) {
         size_t begin = frame_begin(&agent->channel, FRAME_PING);
         frame_end(&agent->channel, begin);
-        agent->ping_at_ns = now_ns + PING_MS * NS_PER_MS;
+        agent->ping_at_ns = now_ns + agent->ping_ns;
     }
     bool is_silent = agent->silence_ns > 0 && now_ns - agent->heard_ns > agent->silence_ns;
     if (agent->channel.is_closed || is_silent) {
@@ -677,6 +672,7 @@ int agent_main(void)
     agent_t agent = {.kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
                      .heard_ns = clock_ns(),
+                     .ping_ns = PING_MS * NS_PER_MS,
                      .keeper = {.fd = -1, .pid = -1}};
 
     agent.signal_fd = open_signals();

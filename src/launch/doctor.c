@@ -12,6 +12,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -271,6 +272,30 @@ static int run_trial(const options_t *options, const hosts_t *hosts)
 
 // --- The round -----------------------------------------------------------------------------------
 
+// A port at every address for hosts to knock at; nobody answers. -1: none.
+static int listen_anywhere(int *port_p)
+{
+    struct sockaddr_in6 address = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
+    socklen_t bytes = sizeof address;
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0) { // a host without IPv6
+        struct sockaddr_in v4 = {.sin_family = AF_INET};
+        memcpy(&address, &v4, sizeof v4);
+        bytes = sizeof v4;
+        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    }
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 && listen(fd, 1024) == 0 &&
+        getsockname(fd, (struct sockaddr *)&address, &bytes) == 0) {
+        *port_p = ntohs(address.sin6_port); // at the same place in both kinds
+        return fd;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return -1;
+}
+
 // Prints what the agent finds; the number of faults.
 static int hear_findings(agent_link_t *link)
 {
@@ -353,8 +378,7 @@ int doctor_run(const options_t *options)
     hosts_t hosts = {0};
     buf_t addresses = {0};
     err_t err = {0};
-    uint8_t secret[SECRET_BYTES];
-    hvd_rendezvous_t *server = NULL;
+    int port, listener = listen_anywhere(&port);
     agent_link_t *links = NULL;
     sink_t *sink = NULL;
     int n_faults = 0;
@@ -368,8 +392,10 @@ int doctor_run(const options_t *options)
         buf_clear(&addresses);
         buf_append(&addresses, "127.0.0.1", sizeof "127.0.0.1");
     }
-    TRY(random_bytes(secret, sizeof secret, &err), out);
-    TRY(hvd_rendezvous_start("*", 0, secret, &server, err.text, sizeof err.text), out);
+    if (listener < 0) {
+        status = fail_errno(&err, errno, "cannot listen at any port");
+        goto out;
+    }
     links = links_new(&hosts, hosts.n);
     sink = sink_start();
     if (links == NULL || sink == NULL) {
@@ -378,8 +404,7 @@ int doctor_run(const options_t *options)
     }
     links_gather(links, hosts.n, options, deadline_in_ms((int64_t)(options->start_timeout * 1000)),
                  -1, false, sink);
-    n_faults +=
-        examine_all(links, hosts.n, (const char *)addresses.data, hvd_rendezvous_port(server));
+    n_faults += examine_all(links, hosts.n, (const char *)addresses.data, port);
     if (n_faults == 0) {
         fprintf(stdout, "trial job over all hosts\n");
         fflush(stdout);
@@ -394,8 +419,8 @@ out:
         sink_stop(sink);
     }
     links_free(links, hosts.n);
-    if (server != NULL) {
-        hvd_rendezvous_stop(server);
+    if (listener >= 0) {
+        close(listener);
     }
     buf_free(&addresses);
     hosts_free(&hosts);

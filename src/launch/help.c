@@ -73,9 +73,9 @@ static void spell_origin(const option_t *option, char *text, size_t bytes)
                                 strtoull(option->info.default_text, NULL, 10) / MIB);
     } else if (!is_bool(option) && option->info.default_text[0] != '\0' &&
                strcmp(option->info.default_text, "0") != 0 && len < bytes) {
-        len += (size_t)snprintf(text + len, bytes - len, " Default %s%s%s.",
-                                option->info.default_text, option->info.unit[0] != '\0' ? " " : "",
-                                option->info.unit);
+        len +=
+            (size_t)snprintf(text + len, bytes - len, " Default %s%s%s.", option->info.default_text,
+                             option->info.unit[0] != '\0' ? " " : "", option->info.unit);
     }
     if (option->info.env[0] != '\0' && len < bytes) {
         snprintf(text + len, bytes - len, " [%s%s%s]", option->info.env,

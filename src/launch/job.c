@@ -23,8 +23,7 @@
 #define GRACE_MS 5000
 #define MOMENT_MS 250 // between the first failure and the order to stop
 #define PING_MS 5000
-#define SILENCE_MS 60000 // of another host, until it counts as cut off
-#define LATE_MS 10000    // for agents to finish after ranks must be dead
+#define LATE_MS 10000 // for agents to finish after ranks must be dead
 #define PAYLOAD_LIMIT (1024 * MIB - MIB)
 #define MAX_WAIT_MS 1000
 
@@ -184,7 +183,7 @@ static void send_plan(job_t *job, int host, const char *directory, const buf_t *
 
     put_bytes(out, job->secret, sizeof job->secret);
     put_u8(out, !link->host->is_local);
-    put_u32(out, link->host->is_local ? 0 : SILENCE_MS);
+    put_u32(out, link->host->is_local ? 0 : (uint32_t)(job->options->peer_timeout * 1000));
     put_text(out, directory);
     put_u32(out, (uint32_t)job->options->n_command);
     for (int i = 0; i < job->options->n_command; i++) {
@@ -440,9 +439,15 @@ static void serve_link(job_t *job, agent_link_t *link)
     }
 }
 
+// Often enough to be heard in time.
+static uint64_t ping_ns(const job_t *job)
+{
+    return MIN(PING_MS * NS_PER_MS, (uint64_t)(job->options->peer_timeout * 1e9 / 4));
+}
+
 static void on_time(job_t *job, bool was_reading)
 {
-    uint64_t now_ns = clock_ns();
+    uint64_t now_ns = clock_ns(), silence_ns = (uint64_t)(job->options->peer_timeout * 1e9);
 
     if (now_ns >= job->stop_at_ns) {
         order_stop(job, SIGTERM, GRACE_MS);
@@ -452,7 +457,7 @@ static void on_time(job_t *job, bool was_reading)
         order_stop(job, SIGTERM, GRACE_MS);
     }
     bool pings = now_ns >= job->ping_at_ns;
-    job->ping_at_ns = pings ? now_ns + PING_MS * NS_PER_MS : job->ping_at_ns;
+    job->ping_at_ns = pings ? now_ns + ping_ns(job) : job->ping_at_ns;
     for (int i = 0; i < job->plan.n_hosts; i++) {
         agent_link_t *link = &job->links[i];
         if (link->phase != LINK_READY) {
@@ -464,8 +469,8 @@ static void on_time(job_t *job, bool was_reading)
             channel_send(&link->channel);
         }
         link->heard_ns = was_reading ? link->heard_ns : now_ns;
-        if (!link->host->is_local && now_ns - link->heard_ns > SILENCE_MS * NS_PER_MS) {
-            lose_host(job, link, "it has been silent for a minute");
+        if (!link->host->is_local && now_ns - link->heard_ns > silence_ns) {
+            lose_host(job, link, "it has been silent for --gloo-timeout-seconds");
         } else if (now_ns >= job->late_at_ns) {
             lose_host(job, link, "it does not end");
         }
@@ -518,7 +523,7 @@ static void run_loop(job_t *job)
 {
     struct pollfd *polled = calloc(2 * (size_t)job->plan.n_hosts + 1, sizeof *polled);
 
-    job->ping_at_ns = deadline_in_ms(PING_MS);
+    job->ping_at_ns = clock_ns() + ping_ns(job);
     while (polled != NULL && is_running(job)) {
         poll_once(job, polled);
     }

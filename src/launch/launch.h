@@ -57,8 +57,8 @@ typedef struct options {
 #define OPTION(kind, field, ...) KNOB_TYPE_##kind field;
 #include "launch/options.def"
 #undef OPTION
-    double start_timeout;   // of the knob
-    char *texts[N_OPTIONS]; // as the environment would have it; NULL: default
+    double start_timeout, peer_timeout; // of the knobs, in seconds
+    char *texts[N_OPTIONS];             // as the environment would have it; NULL: default
     origin_t origins[N_OPTIONS];
     char **command; // points into argv
     int n_command;
@@ -156,7 +156,7 @@ char **environ_merge(char *const *base, const uint8_t *changes, size_t bytes);
 // --- Frames between launcher and agent (frame.c) -------------------------------------------------
 
 enum frame_type {
-    FRAME_HELLO = 1, // agent: version, host name, pid, time
+    FRAME_HELLO = 1, // agent: version
     FRAME_PLAN,      // launcher: what to start
     FRAME_STARTED,   // agent: rank, pid
     FRAME_OUTPUT,    // agent: rank, stream, bytes

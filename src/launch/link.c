@@ -14,7 +14,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_CONNECTING 64
@@ -120,31 +119,31 @@ void link_read_errors(agent_link_t *link, bool is_verbose, sink_t *sink)
     }
 }
 
+static void refuse_stranger(agent_link_t *link)
+{
+    fail_link(
+        link,
+        "what answers on host %s is no agent of ours; does its shell print something before it "
+        "runs a command? Try: ssh %s true",
+        link->host->name, link->host->target);
+}
+
 static void on_hello(agent_link_t *link, const frame_t *frame)
 {
     reader_t reader = reader_of(frame->data, frame->bytes);
-    const char *version = get_text(&reader), *name = get_text(&reader);
+    const char *version = get_text(&reader);
 
     if (frame->type != FRAME_HELLO || reader.bad) {
-        fail_link(link,
-                  "what answers on %s is no agent of ours; does its shell print something "
-                  "before it runs a command?",
-                  link->host->name);
-        return;
-    }
-    get_u32(&reader);
-    link->time_s = (int64_t)get_u64(&reader);
-    link->own_time_s = (int64_t)time(NULL);
-    if (strcmp(version, hvd_version()) != 0) {
+        refuse_stranger(link);
+    } else if (strcmp(version, hvd_version()) != 0) {
         fail_link(link,
                   "version mismatch: host %s has version %.32s, this is %s; install the same "
                   "version on all hosts",
                   link->host->name, version, hvd_version());
-        return;
+    } else {
+        link->heard_ns = clock_ns();
+        link->phase = LINK_READY;
     }
-    snprintf(link->name, sizeof link->name, "%s", name);
-    link->heard_ns = clock_ns();
-    link->phase = LINK_READY;
 }
 
 // Last line ssh printed, for the sentence.
@@ -171,7 +170,7 @@ static int reap_within(pid_t pid, int timeout_ms)
 
     while ((ended = waitpid(pid, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
         if (clock_ns() >= deadline_ns) {
-            kill(pid, SIGKILL);
+            kill_group(pid, SIGKILL);
         }
         usleep(1000);
     }
@@ -253,6 +252,8 @@ static bool look_once(agent_link_t *links, int n, const options_t *options, int 
         channel_receive(&links[i].channel);
         if (channel_next(&links[i].channel, &frame)) {
             on_hello(&links[i], &frame);
+        } else if (links[i].channel.is_closed && links[i].channel.in.len > 0) {
+            refuse_stranger(&links[i]);
         } else if (links[i].channel.is_closed) {
             on_gone(&links[i], options, sink);
         }
@@ -306,7 +307,7 @@ void link_close(agent_link_t *link)
     if (link->has_process) {
         // An agent that has lost its channel cleans up and ends by itself; ssh is only a pipe.
         if (!link->host->is_local) {
-            kill(link->process.pid, SIGTERM);
+            kill_group(link->process.pid, SIGTERM); // with what it may have started, as a proxy
         }
         reap_within(link->process.pid, END_MS);
         link->has_process = false;

@@ -27,9 +27,6 @@ typedef struct agent_link {
     int attempts;
     uint64_t started_ns, retry_at_ns, heard_ns;
     char said[SSH_SAID_BYTES];    // end of what ssh printed
-    char name[256];               // its own host name
-    int64_t time_s;               // its clock, at hello
-    int64_t own_time_s;           // ours, then
     char problem[HVD_TEXT_BYTES]; // when failed
 } agent_link_t;
 

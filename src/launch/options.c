@@ -442,6 +442,12 @@ static hvd_status_t read_environment(options_t *options, const char *const *env,
     return HVD_OK;
 }
 
+static hvd_status_t parse_knob(const options_t *options, int knob, double *value_p, err_t *err)
+{
+    return knob_parse(&knob_infos[knob], knob_infos[knob].flag,
+                      option_text(options, N_OWN_OPTIONS + knob), value_p, err);
+}
+
 // Texts to the typed fields.
 static hvd_status_t parse_fields(options_t *options, err_t *err)
 {
@@ -452,9 +458,11 @@ static hvd_status_t parse_fields(options_t *options, err_t *err)
             return status;
         }
     }
-    int timeout = N_OWN_OPTIONS + KNOB_start_timeout;
-    return knob_parse(&knob_infos[KNOB_start_timeout], "--start-timeout",
-                      option_text(options, timeout), &options->start_timeout, err);
+    hvd_status_t status;
+    TRY(parse_knob(options, KNOB_start_timeout, &options->start_timeout, err), out);
+    TRY(parse_knob(options, KNOB_peer_timeout, &options->peer_timeout, err), out);
+out:
+    return status;
 }
 
 static hvd_status_t check_exclusive(const options_t *options, err_t *err)
@@ -467,7 +475,6 @@ static hvd_status_t check_exclusive(const options_t *options, err_t *err)
             return fail(err, HVD_INVALID_ARGUMENT, "%s and %s exclude each other; give one of them",
                         exclusive[i][0], exclusive[i][1]);
         }
-        // What was only in the background gives way to the flag.
     }
     return HVD_OK;
 }

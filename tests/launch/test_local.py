@@ -1,0 +1,438 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of horovodrun on this machine: output, exit codes, endings, secrets, faults in the set-up.
+
+Usage: test_local.py BUILD-DIRECTORY [unittest arguments]
+"""
+import os
+import pathlib
+import re
+import resource
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from launching import (BUILD, HOROVODRUN, HVD_INFO, SLACK, Case, Job, clean_environment,
+                       command_line, eventually, main, process_ids, python, read, run)
+
+SLEEP = ["sleep", "1000"]
+STUBBORN = ["sh", "-c", "trap '' TERM INT; echo ready; while :; do sleep 1; done"]
+RANK = "import os; rank = int(os.environ['HOROVOD_RANK']); "
+
+
+def lines_of(text, rank, stream="stdout"):
+    prefix = f"[{rank}]<{stream}>:"
+    return [line[len(prefix):] for line in text.split("\n") if line.startswith(prefix)]
+
+
+class Running(Case):
+    def test_ranks_meet(self):
+        out, _ = run("-np", 3, HVD_INFO, "--transports")
+        for rank in range(3):
+            self.assertIn(f"transports of rank {rank} of 3", "\n".join(lines_of(out, rank)))
+
+    def test_two_names_of_this_machine_are_two_hosts(self):
+        out, _ = run("-H", "localhost:1,127.0.0.1:1", HVD_INFO, "--transports")
+        self.assertRegex("\n".join(lines_of(out, 0)), "from rank 0 to rank 1 +tcp")
+
+    def test_exactly_np_ranks_start(self):
+        out, _ = run("-np", 3, "-H", "localhost:2,127.0.0.1:4", "printenv", "HOROVOD_RANK")
+        self.assertEqual(sorted(re.findall(r"^\[\d\]<stdout>:(\d)$", out, re.M)), ["0", "1", "2"])
+
+    def test_environment_and_directory(self):
+        names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME",
+                 "CYCLE_TIME", "FUSION_THRESHOLD", "CONTROLLER", "CPU_OPERATIONS"]
+        code = ("import os; print(os.getcwd(), os.environ['SOMETHING'], "
+                f"*[os.environ['HOROVOD_' + name] for name in {names}], sep='|')")
+        with tempfile.TemporaryDirectory() as directory:
+            out, _ = run("-H", "localhost:2,127.0.0.1:1", "--cycle-time-ms", "2.5",
+                         "--fusion-threshold-mb", 3, *python(code), cwd=directory,
+                         env={"SOMETHING": "a b\"c"})
+            tail = "|2.5|3145728|gloo|gloo"
+            start = f"{os.path.realpath(directory)}|a b\"c|"
+            self.assertEqual(lines_of(out, 0), [start + "0|3|0|2|0|2|localhost" + tail])
+            self.assertEqual(lines_of(out, 1), [start + "1|3|1|2|0|1|localhost" + tail])
+            self.assertEqual(lines_of(out, 2), [start + "2|3|0|1|1|2|127.0.0.1" + tail])
+
+    def test_ranks_have_no_input(self):
+        job = Job("-np", 2, "cat", stdin=subprocess.PIPE)
+        self.assertEqual(job.wait()[0], 0)
+
+    def test_start_is_quick(self):
+        def seconds(command):
+            times = []
+            for _ in range(5):
+                begin = time.monotonic()
+                subprocess.run([str(word) for word in command], check=True, env=clean_environment(),
+                               stdout=subprocess.DEVNULL)
+                times.append(time.monotonic() - begin)
+            return statistics.median(times)
+
+        direct = seconds([HVD_INFO, "--build"])
+        launched = seconds([HOROVODRUN, "-np", 2, HVD_INFO, "--build"])
+        self.assertLess(launched - direct, 0.15 * SLACK)
+
+
+class Output(Case):
+    def test_every_line_of_four_ranks(self):
+        n = 100_000
+        code = (RANK + f"import sys; sys.stdout.writelines(f'{{rank}} line {{i}} ' + 'x' * (i % 90) + "
+                f"chr(10) for i in range({n}))")
+        out, err = run("-np", 4, *python(code))
+        self.assertEqual(err, "")
+        self.assertEqual(out.count("\n"), 4 * n)
+        for rank in range(4):
+            expected = [f"{rank} line {i} " + "x" * (i % 90) for i in range(n)]
+            self.assertTrue(lines_of(out, rank) == expected, f"rank {rank} is torn or not whole")
+
+    def test_slow_reader_loses_nothing(self):
+        code = "import sys; sys.stdout.write('y' * 99 + chr(10)) if False else [print('y' * 99) for _ " \
+               "in range(200000)]"
+        job = Job("-np", 2, *python(code))
+        time.sleep(3)
+        code, out, _ = job.wait()
+        self.assertEqual(code, 0)
+        self.assertEqual(out.count(b"]<stdout>:" + b"y" * 99 + b"\n"), 400000)
+
+    def test_gone_reader_ends_the_job(self):
+        job = Job("-np", 2, "yes")
+        job.process.stdout.read(100)
+        job.process.stdout.close()
+        job.process.stdout = None
+        self.assertEqual(job.wait()[0], 128 + signal.SIGPIPE)
+        self.finish(job, 5)
+
+    def test_streams_bars_and_unended_lines(self):
+        code = ("import sys; sys.stdout.write('10%\\r20%\\rdone'); sys.stdout.flush(); "
+                "sys.stderr.write('caf\\u00e9\\n')")
+        job = Job("-np", 1, *python(code), env={"PYTHONIOENCODING": "utf-8"})
+        code, out, err = job.wait()
+        self.assertEqual(code, 0)
+        self.assertEqual(out, b"[0]<stdout>:10%\r[0]<stdout>:20%\r[0]<stdout>:done")
+        self.assertEqual(err.decode(), "[0]<stderr>:caf\u00e9\n")
+
+    def test_long_lines_stay_whole(self):
+        size = 3_000_000
+        out, _ = run("-np", 2, *python(RANK + f"print(str(rank) * {size})"))
+        for rank in range(2):
+            self.assertEqual([len(line) for line in lines_of(out, rank)], [size])
+
+    def test_timestamps_and_colours(self):
+        out, _ = run("-np", 1, "--prefix-output-with-timestamp", "echo", "x")
+        self.assertRegex(out, r"^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:x\n$")
+        out, _ = run("-np", 1, "--color", "always", "echo", "x")
+        self.assertRegex(out, "^\033\\[3\\dm\\[0\\]<stdout>:\033\\[0mx\n$")
+        self.assertEqual(run("-np", 1, "echo", "x")[0], "[0]<stdout>:x\n")
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as directory:
+            place = pathlib.Path(directory) / "logs"
+            run("-np", 11, "--output-filename", place, "sh", "-c",
+                "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2")
+            for rank in range(11):
+                for stream in ("out", "err"):
+                    text = (place / f"rank.{rank:02}" / f"std{stream}").read_text()
+                    self.assertEqual(text, f"{stream} {rank}\n")
+
+
+class Ending(Case):
+    def test_exit_codes(self):
+        for command, code in [("exit 0", 0), ("exit 1", 1), ("exit 77", 77), ("kill -9 $$", 137),
+                              ("kill -11 $$", 139), ("nosuchcommand", 127)]:
+            with self.subTest(command=command):
+                run("-np", 2, "sh", "-c", f"[ $HOROVOD_RANK = 0 ] || {{ {command}; }}", expect=code)
+
+    def test_first_failure_is_named_last(self):
+        code = RANK + ("import time\nif rank == 2:\n    raise ValueError('broken on purpose')\n"
+                       "time.sleep(1000)")
+        _, err = run("-np", 3, *python(code), expect=1)
+        self.assertIn("Process 2 exit with status code 1.", err)
+        self.assertEqual(err.count("Terminating remaining workers after failure of Process 2."), 1)
+        block = err[err.index("horovodrun: the job failed"):]
+        self.assertLessEqual(block.count("\n"), 15)
+        for part in ["rank 2", "localhost", "pid ", "ValueError: broken on purpose", "2 stopped"]:
+            self.assertIn(part, block)
+
+    def test_stubborn_ranks_are_killed(self):
+        begin = time.monotonic()
+        run("-np", 2, "sh", "-c", "trap '' TERM; [ $HOROVOD_RANK = 0 ] && exit 3; sleep 1000 & "
+            "while :; do wait; done", expect=3)
+        self.assertLess(time.monotonic() - begin, 6 * SLACK)
+
+    def test_children_of_ranks_end_too(self):
+        run("-np", 2, "sh", "-c", "sleep 1000 & setsid sleep 1000 & exit 0")
+
+    def test_signals(self):
+        for signo in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signo=signo):
+                job = Job("-np", 2, "sh", "-c", "echo ready; exec sleep 1000")
+                self.assertIn(b"ready", job.process.stdout.readline())
+                job.process.send_signal(signo)
+                self.assertEqual(job.wait()[0], 128 + signo)
+                self.finish(job, 5)
+
+    def test_second_signal_does_not_wait(self):
+        job = Job("-np", 2, *STUBBORN)
+        for _ in range(2):
+            self.assertIn(b"ready", job.process.stdout.readline())
+        begin = time.monotonic()
+        job.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        job.process.send_signal(signal.SIGINT)
+        self.assertEqual(job.wait()[0], 130)
+        self.assertLess(time.monotonic() - begin, 4.5)
+        self.finish(job, 5)
+
+    def test_killed_launcher_takes_everything_along(self):
+        job = Job("-np", 2, "sh", "-c", "trap '' TERM; echo ready; sleep 1000 & wait; sleep 1000")
+        for _ in range(2):
+            self.assertIn(b"ready", job.process.stdout.readline())
+        directory = job.directory()
+        job.process.kill()
+        self.finish(job, 2 * SLACK)
+        self.assertTrue(eventually(lambda: not directory.exists(), 5))
+
+    def test_killed_agent_is_named(self):
+        job = Job("-np", 2, "sh", "-c", "echo ready; sleep 1000 & wait")
+        for _ in range(2):
+            self.assertIn(b"ready", job.process.stdout.readline())
+        directory = job.directory()
+        agent, = [pid for pid in job.agents() if b"keeper" not in read(pid, "comm")]
+        os.kill(agent, signal.SIGKILL)
+        code, _, err = job.wait()
+        self.assertEqual(code, 69)
+        self.assertIn("lost the agent on host localhost", err.decode())
+        self.finish(job, 2 * SLACK)
+        self.assertTrue(eventually(lambda: not directory.exists(), 5))
+
+
+class Secret(Case):
+    def test_nobody_else_sees_it(self):
+        job = Job("-np", 2, "sh", "-c", "echo ready; exec sleep 1000")
+        for _ in range(2):
+            self.assertIn(b"ready", job.process.stdout.readline())
+        directory = job.directory()
+        secret = (directory / "secret").read_text()
+        self.assertEqual(len(secret), 64)
+        self.assertEqual(directory.stat().st_mode & 0o777, 0o700)
+        self.assertEqual((directory / "secret").stat().st_mode & 0o777, 0o600)
+        for pid in process_ids():
+            self.assertNotIn(secret.encode(), command_line(pid))
+            self.assertNotIn(secret.encode(), read(pid, "environ"))
+        # The same search, and one of all files, by somebody else.
+        search = ("import os, sys; secret = sys.stdin.read(); found = []\n"
+                  "def look(path):\n"
+                  "    try:\n"
+                  "        if secret.encode() in open(path, 'rb').read(1 << 20): found.append(path)\n"
+                  "    except OSError: pass\n"
+                  "for pid in os.listdir('/proc'):\n"
+                  "    if pid.isdigit() and int(pid) != os.getpid():\n"
+                  "        for name in 'cmdline', 'environ', 'comm': look(f'/proc/{pid}/{name}')\n"
+                  "        try:\n"
+                  "            for fd in os.listdir(f'/proc/{pid}/fd'): look(f'/proc/{pid}/fd/{fd}')\n"
+                  "        except OSError: pass\n"
+                  "for top in '/dev/shm', '/tmp', '/run':\n"
+                  "    for place, _, names in os.walk(top):\n"
+                  "        for name in names:\n"
+                  "            path = os.path.join(place, name)\n"
+                  "            if os.path.isfile(path) and os.path.getsize(path) < 1 << 20: look(path)\n"
+                  "print(found)")
+        somebody = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
+        if somebody:
+            done = subprocess.run(["/usr/bin/python3", "-c", search], input=secret, text=True, timeout=60,
+                                  stdout=subprocess.PIPE, check=True, cwd="/", **somebody)
+            self.assertEqual(done.stdout.strip(), "[]")
+        job.process.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait()[0], 143)
+        self.assertFalse(directory.exists())
+
+
+class Functions(Case):
+    def test_payload_and_results(self):
+        with tempfile.TemporaryDirectory() as directory:
+            place = pathlib.Path(directory)
+            data = os.urandom(3_000_000)
+            (place / "payload").write_bytes(data)
+            code = (RANK + "data = open(os.environ['HOROVOD_RUN_PAYLOAD'], 'rb').read(); "
+                    "open(os.environ['HOROVOD_RUN_RESULT'], 'wb').write(data[rank:])")
+            run("-np", 2, "--payload", place / "payload", "--results", place, *python(code))
+            for rank in range(2):
+                self.assertEqual((place / f"rank.{rank}").read_bytes(), data[rank:])
+
+
+class Words(Case):
+    def test_wrong_command_lines(self):
+        for words, part in [(["--hostz", "a", "x"], "did you mean --hosts?"),
+                            (["-np", "2"], "what is to be run?"),
+                            (["x"], "-np"),
+                            (["-np", "3", "-H", "localhost:2", "x"],
+                             "Requested more processes (3) than there are available slots (2)"),
+                            (["-H", "a:x", "y"], "Invalid host input"),
+                            (["-np", "2", "--min-np", "2", "x"], "elastic"),
+                            (["--gloo", "--mpi", "x"], "contradicts")]:
+            with self.subTest(words=words):
+                _, err = run(*words, expect=2)
+                self.assertIn(part, err)
+                self.assertEqual(err.count("\n"), 1)
+
+    def test_print_config(self):
+        with tempfile.TemporaryDirectory() as directory:
+            file = pathlib.Path(directory) / "config.yaml"
+            file.write_text("params: {cache_capacity: 7}\n")
+            out, _ = run("--cycle-time-ms", 3, "--config-file", file, "--print-config",
+                         env={"HOROVOD_LOG_LEVEL": "debug"})
+        rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()[1:]}
+        self.assertEqual(rows["--cycle-time-ms"], ["3", "flag"])
+        self.assertEqual(rows["--cache-capacity"], ["7", "file"])
+        self.assertEqual(rows["--log-level"], ["debug", "environment", "HOROVOD_LOG_LEVEL"])
+        self.assertEqual(rows["--ssh-attempts"], ["5", "default"])
+
+    def test_check_build(self):
+        out, _ = run("--check-build")
+        self.assertRegex(out, r"^Horovod v\d+\.\d+\.\d+:\n\nAvailable Frameworks:\n"
+                              r"    \[[ X]\] TensorFlow\n    \[[ X]\] PyTorch\n    \[[ X]\] MXNet\n\n"
+                              r"Available Controllers:\n    \[X\] MPI\n    \[X\] Gloo\n\n"
+                              r"Available Tensor Operations:\n    \[[ X]\] NCCL\n    \[[ X]\] DDL\n"
+                              r"    \[[ X]\] CCL\n    \[[ X]\] MPI\n    \[X\] Gloo\n$")
+
+    def test_version_and_help(self):
+        self.assertRegex(run("--version")[0], r"^\d+\.\d+\.\d+\n$")
+        self.assertIn("--output-filename", run("--help")[0])
+
+    def test_completion_is_shell(self):
+        script = run("--completion", "bash")[0]
+        ask = "COMP_WORDS=(horovodrun --ssh-); COMP_CWORD=1; _horovodrun; echo ${COMPREPLY[@]}"
+        done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
+        self.assertEqual(set(done.stdout.split()), {"--ssh-port", "--ssh-identity-file",
+                         "--ssh-command", "--ssh-accept-new", "--ssh-attempts"})
+
+    def test_doctor_here(self):
+        out, err = run("--doctor")
+        self.assertIn("no faults found", out)
+        for part in ["host localhost", "shared memory", "open files", "clock", "Python"]:
+            self.assertIn(part, out)
+        self.assertIn("2 ranks met", out)
+        self.assertEqual(err, "")
+
+
+class StandIns(Case):
+    """Programs that record how they are called."""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.place = pathlib.Path(directory.name)
+
+    def write(self, name, text):
+        path = self.place / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def environment(self):
+        return {"PATH": f"{self.place}:/usr/bin:/bin"}
+
+    def test_no_mpi(self):
+        _, err = run("-np", 2, "--mpi", "x", expect=127, env={"PATH": str(self.place)})
+        self.assertIn("horovod does not find an installed MPI.", err)
+
+    def test_mpi(self):
+        for version, first in [("mpirun (Open MPI) 4.1.4", "--allow-run-as-root --tag-output -np 2"),
+                               ("Intel(R) MPI Library for Linux* OS", "-l -np 2 -ppn 2 -hosts")]:
+            with self.subTest(version=version):
+                self.write("mpirun", f"#!/bin/sh\n[ \"$1\" = --version ] && {{ echo '{version}'; exit; }}"
+                           "\necho \"$@ cycle=$HOROVOD_CYCLE_TIME\"; exit 5\n")
+                out, _ = run("-np", 2, "--mpi", "--cycle-time-ms", 2, "train", "a b", expect=5,
+                             env=self.environment())
+                self.assertTrue(out.startswith(first), out)
+                self.assertTrue(out.endswith("train a b cycle=2\n"), out)
+
+    def test_jsrun(self):
+        self.write("jsrun", "#!/bin/sh\necho \"$@\"; cat \"$2\"; exit 6\n")
+        out, _ = run("--jsrun", "--mpi-args", "--bind none", "train", expect=6,
+                     env={**self.environment(), "LSB_MCPU_HOSTS": "batch 1 n1 2 n2 1"})
+        self.assertRegex(out, "^--erf_input /tmp/horovod-erf-\\w+ --bind none train\n")
+        self.assertIn("overlapping_rs: allow\ncpu_index_using: logical\n", out)
+        self.assertEqual(re.findall(r"^rank: (\d): { hostname: (\w+);", out, re.M),
+                         [("0", "n1"), ("1", "n1"), ("2", "n2")])
+        self.assertEqual(list(pathlib.Path("/tmp").glob("horovod-erf-*")), [])
+
+    # --- Faults in the set-up that need no other host ---
+
+    def test_no_ssh(self):
+        _, err = run("-H", "elsewhere.invalid:1", "x", expect=69, env={"PATH": str(self.place)})
+        self.assertIn("no ssh on this machine", err)
+        self.assertIn("openssh-client", err)
+
+    def test_unknown_host(self):
+        _, err = run("-H", "elsewhere.invalid:1", "--ssh-attempts", 1, "x", expect=69)
+        self.assertIn("elsewhere.invalid", err)
+        self.assertIn("the name is not known here", err)
+
+    def test_not_installed_there(self):
+        fake = self.write("fake", "#!/bin/sh\necho 'horovodrun-agent: not installed' >&2; exit 127\n")
+        _, err = run("-H", "elsewhere.invalid:1", "--ssh-command", fake, "x", expect=69)
+        self.assertIn("horovodrun is not installed there", err)
+
+    def test_other_version(self):
+        def text(words):
+            data = words.encode() + b"\0"
+            return struct.pack("<I", len(data)) + data
+
+        body = b"\x01" + text("0.0.1")
+        (self.place / "hello").write_bytes(struct.pack("<I", len(body)) + body)
+        fake = self.write("fake", f"#!/bin/sh\ncat {self.place}/hello; sleep 20\n")
+        _, err = run("-H", "elsewhere.invalid:1", "--ssh-command", fake, "x", expect=69)
+        self.assertIn("version mismatch: host elsewhere.invalid has version 0.0.1", err)
+        self.assertIn("install the same version", err)
+
+    def test_noisy_shell(self):
+        fake = self.write("fake", "#!/bin/sh\necho welcome to this fine machine; sleep 20\n")
+        _, err = run("-H", "elsewhere.invalid:1", "--ssh-command", fake, "x", expect=69)
+        self.assertIn("what answers on host elsewhere.invalid is no agent of ours", err)
+
+    def test_slow_host(self):
+        fake = self.write("fake", "#!/bin/sh\nexec sleep 100\n")
+        begin = time.monotonic()
+        _, err = run("-H", "localhost:1,elsewhere.invalid:1", "--ssh-command", fake,
+                     "--start-timeout", 2, "x", expect=75)
+        self.assertLess(time.monotonic() - begin, 2 * SLACK + 2)
+        self.assertIn("elsewhere.invalid did not answer within 2 s", err)
+        self.assertIn("--start-timeout", err)
+
+    def test_no_such_command(self):
+        _, err = run("-np", 2, "nosuchprogram", expect=127)
+        self.assertIn("cannot start nosuchprogram: No such file or directory", err)
+        self.assertIn("PATH", err)
+        script = self.place / "script"
+        script.write_text("echo\n")
+        _, err = run("-np", 1, script, expect=126)
+        self.assertIn("chmod +x", err)
+
+    def test_no_such_interface(self):
+        _, err = run("-np", 2, "--network-interfaces", "nosuch0", "x", expect=2)
+        self.assertIn("nosuch0", err)
+        self.assertIn("ip address", err)
+
+    def test_few_descriptors(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+
+        job = Job("-np", 2, "true", preexec_fn=limit)
+        code, _, err = job.wait()
+        self.assertNotEqual(code, 0)
+        self.assertIn("Too many open files", err.decode())
+
+    def test_output_that_cannot_be_written(self):
+        _, err = run("-np", 1, "--output-filename", "/proc/nowhere", "true", expect=74)
+        self.assertIn("/proc/nowhere", err)
+
+
+if __name__ == "__main__":
+    assert shutil.which("bash")
+    main()

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of horovodrun over ssh, between network namespaces that play hosts.
+
+Usage: test_ssh.py BUILD-DIRECTORY [unittest arguments]     (as root)
+"""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+import time
+
+from launching import (HVD_INFO, SLACK, Case, Job, command_line, eventually, main, python, read,
+                       variable)
+from world import World, sh
+
+# c has hardly any shared memory and few descriptors.
+HOSTS = {"a": ("eth7", ""), "b": ("net3", ""),
+         "c": ("ib9", "mount --make-rprivate /; mount -t tmpfs -o size=1m tmpfs /dev/shm; "
+                      "ulimit -n 256;")}
+WORLD = None
+
+
+def setUpModule():
+    global WORLD
+    WORLD = World(HOSTS)
+
+
+def tearDownModule():
+    WORLD.close()
+
+
+def launch(*words, config="config", **options):
+    return Job("--ssh-command", f"ssh -F {WORLD.config(config)}", *words,
+               before=WORLD.inside("launcher"), **options)
+
+
+class Ssh(Case):
+    def run_job(self, *words, expect=0, timeout=60, **options):
+        job = launch(*words, **options)
+        code, out, err = job.wait(timeout)
+        out, err = out.decode(), err.decode()
+        self.assertEqual(code, expect, f"{words}:\n{out}\n{err}")
+        self.finish(job, 5)
+        self.assert_empty()
+        return out, err
+
+    def assert_empty(self):
+        for host in HOSTS:
+            self.assertTrue(eventually(lambda host=host: not WORLD.processes(host), 5 * SLACK),
+                            [command_line(pid) for pid in WORLD.processes(host)])
+
+    def start_sleepers(self, *words):
+        job = launch("-H", "a:2,b:2", *words, "sh", "-c", "echo ready; sleep 1000 & wait")
+        for _ in range(4):
+            self.assertIn(b"ready", job.process.stdout.readline())
+        return job
+
+
+class Running(Ssh):
+    def test_two_hosts_of_two_ranks(self):
+        out, err = self.run_job("-H", "a:2,b:2", HVD_INFO, "--transports")
+        for rank in range(4):
+            self.assertIn(f"transports of rank {rank} of 4", out)
+        self.assertRegex(out, r"\[0\]<stdout>:.*from rank 0 to rank 1 +shm")
+        self.assertRegex(out, r"\[0\]<stdout>:.*from rank 0 to rank 2 +tcp")
+        self.assertEqual(err, "")
+
+    def test_environment_directory_and_names(self):
+        code = ("import os, socket; print(os.environ['HOROVOD_RANK'], socket.gethostname(), os.getcwd(), "
+                "os.environ['SOMETHING'], os.environ['HOROVOD_HOSTNAME'], 'SSH_CONNECTION' in os.environ)")
+        with tempfile.TemporaryDirectory() as directory:
+            out, _ = self.run_job("-H", "root@a:1,b:1", *python(code), cwd=directory,
+                                  env={"SOMETHING": "it's"})
+            place = os.path.realpath(directory)
+        self.assertIn(f"[0]<stdout>:0 a {place} it's a True\n", out)
+        self.assertIn(f"[1]<stdout>:1 b {place} it's b True\n", out)
+
+    def test_output_is_whole(self):
+        n = 20000
+        code = f"import os; [print(os.environ['HOROVOD_RANK'], i) for i in range({n})]"
+        out, _ = self.run_job("-H", "a:1,b:1", *python(code))
+        for rank in range(2):
+            self.assertEqual(re.findall(rf"^\[{rank}\]<stdout>:{rank} (\d+)$", out, re.M),
+                             [str(i) for i in range(n)])
+
+    def test_hostfile_and_exit_code_of_another_host(self):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("# two\na slots=1\nb:1\n")
+            file.flush()
+            _, err = self.run_job("--hostfile", file.name, "sh", "-c",
+                                  "[ $HOROVOD_RANK = 0 ] && exec sleep 1000; echo why >&2; exit 9", expect=9)
+        self.assertIn("because of rank 1: exit code 9", err)
+        self.assertIn("on host b", err)
+        self.assertIn("| why", err)
+
+    def test_interface_by_name(self):
+        self.run_job("-H", "a:1", "--network-interfaces", "eth7,br0", HVD_INFO, "--transports")
+
+    def test_secret_is_in_no_command_or_environment(self):
+        job = self.start_sleepers()
+        rank = next(pid for pid in WORLD.processes("b") if variable(pid, "HOROVOD_RANK"))
+        secret = pathlib.Path(variable(rank, "HOROVOD_SECRET_FILE")).read_bytes()
+        self.assertEqual(len(secret), 64)
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                self.assertNotIn(secret, command_line(name))
+                self.assertNotIn(secret, read(name, "environ"))
+        job.process.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait()[0], 143)
+        self.assert_empty()
+
+
+class Dying(Ssh):
+    def test_killed_agent(self):
+        job = self.start_sleepers()
+        agent = next(pid for pid in WORLD.processes("b")
+                     if b"--agent" in command_line(pid) and b"keeper" not in read(pid, "comm"))
+        os.kill(agent, signal.SIGKILL)
+        code, _, err = job.wait()
+        self.assertEqual(code, 69)
+        self.assertIn("lost the agent on host b", err.decode())
+        self.assert_empty()
+        self.finish(job, 5)
+
+    def test_killed_launcher(self):
+        job = self.start_sleepers()
+        job.process.kill()
+        self.assertTrue(eventually(lambda: not any(variable(pid, "HOROVOD_RANK") for host in HOSTS
+                                                   for pid in WORLD.processes(host)), 2 * SLACK))
+        self.assert_empty()
+        self.finish(job, 10)
+
+    def test_cut_network(self):
+        job = self.start_sleepers("--gloo-timeout-seconds", 4)
+        WORLD.set_link("b", "down")
+        try:
+            code, _, err = job.wait()
+            self.assertEqual(code, 69)
+            self.assertIn("lost the agent on host b", err.decode())
+            self.assertTrue(eventually(
+                lambda: not any(variable(pid, "HOROVOD_RANK") for pid in WORLD.processes("b")),
+                6 * SLACK))
+        finally:
+            WORLD.set_link("b", "up")
+        for pid in WORLD.processes("b"):  # the session sshd keeps until it notices
+            os.kill(pid, signal.SIGKILL)
+        self.finish(job, 5)
+
+
+class Faults(Ssh):
+    """Planted faults in the set-up: each named, with its fix, within the start timeout."""
+
+    def assert_fault(self, words, parts, code=69, **options):
+        begin = time.monotonic()
+        _, err = self.run_job("--start-timeout", 8, "--ssh-attempts", 2, *words, expect=code, **options)
+        self.assertLess(time.monotonic() - begin, 8 * SLACK)
+        for part in parts:
+            self.assertIn(part, err)
+
+    def test_wrong_port(self):
+        self.assert_fault(["-H", "a:1", "-p", 2223, "true"], ["host a", "nobody listens", "-p"])
+
+    def test_host_key(self):
+        self.assert_fault(["-H", "a:1", "true"], ["host a", "does not trust", "--ssh-accept-new"],
+                          config="unknown-host")
+        self.run_job("--ssh-accept-new", "-H", "a:1", "true", config="unknown-host")
+
+    def test_key_not_accepted(self):
+        self.assert_fault(["-H", "a:1", "true"], ["host a", "not allowed in", "ssh-copy-id"],
+                          config="other-key")
+
+    def test_dead_host(self):
+        job = launch("--start-timeout", 6, "--ssh-attempts", 1, "-H", "a:1,nobody:1", "true")
+        code, _, err = job.wait()
+        self.assertIn(code, (69, 75))
+        self.assertIn("nobody", err.decode())
+        self.assertRegex(err.decode(), "cannot be reached|did not answer")
+        self.finish(job, 5)
+
+    def test_no_such_command_there(self):
+        self.assert_fault(["-H", "a:1,b:1", "nosuchpython"],
+                          ["host a", "cannot start nosuchpython", "PATH"], code=127)
+
+    def test_no_such_directory_there(self):
+        with tempfile.TemporaryDirectory() as directory:
+            # Only the launcher sees what is mounted here.
+            job = Job("--ssh-command", f"ssh -F {WORLD.config()}", "-H", "a:1", "true",
+                      before=[*WORLD.inside("launcher"), "unshare", "--mount", "sh", "-c",
+                              f"mount -t tmpfs tmpfs {directory}; mkdir {directory}/in; "
+                              f"cd {directory}/in; exec \"$@\"", "sh"])
+            code, _, err = job.wait()
+        self.assertEqual(code, 126 if b"No such" not in err else 127, err)
+        self.assertIn("cannot change to the directory", err.decode())
+        self.assertIn("must exist on all hosts", err.decode())
+
+    def test_full_disk(self):
+        with tempfile.TemporaryDirectory() as directory:
+            sh("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory)
+            try:
+                # Fills up while the job runs: told, and the job goes on.
+                _, err = self.run_job("-H", "a:1", "--output-filename", f"{directory}/logs",
+                                      *python("print('x' * 200000)"))
+                self.assertIn("No space left on device", err)
+                # Full from the start: no job.
+                self.assert_fault(["-H", "a:1", "--output-filename", f"{directory}/more", "true"],
+                                  ["free some"], code=74)
+            finally:
+                sh("umount", directory)
+
+    def test_doctor_finds_nothing_wrong(self):
+        out, err = self.run_job("--doctor", "-H", "a,b")
+        self.assertIn("no faults found", out, err)
+        self.assertRegex(out, r"rank 0 sends to the others: \d+ MB/s")
+        self.assertRegex(out, r"reaches the launcher at: 10\.93\.0\.1 yes")
+        self.assertIn("b, 127.0.1.1", out)
+
+    def test_doctor_finds_what_is_wrong(self):
+        out, _ = self.run_job("--doctor", "-H", "c,nobody", "--start-timeout", 6, expect=1)
+        for part in ["FAULT  shared memory", "--shm-size", "FAULT  open files: 256", "ulimit -n",
+                     "host nobody"]:
+            self.assertIn(part, out)
+
+
+if __name__ == "__main__":
+    if os.getuid() != 0:
+        raise SystemExit("test_ssh.py makes network namespaces: run it as root")
+    subprocess.run(["ip", "-V"], check=True, stdout=subprocess.DEVNULL)
+    main()
