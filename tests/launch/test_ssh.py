@@ -69,8 +69,8 @@ class Running(Ssh):
         self.assertEqual(err, "")
 
     def test_environment_directory_and_names(self):
-        code = ("import os, socket; print(os.environ['HOROVOD_RANK'], socket.gethostname(), os.getcwd(), "
-                "os.environ['SOMETHING'], os.environ['HOROVOD_HOSTNAME'], 'SSH_CONNECTION' in os.environ)")
+        code = ("import os, socket; e = os.environ; print(e['HOROVOD_RANK'], socket.gethostname(), "
+                "os.getcwd(), e['SOMETHING'], e['HOROVOD_HOSTNAME'], 'SSH_CONNECTION' in e)")
         with tempfile.TemporaryDirectory() as directory:
             out, _ = self.run_job("-H", "root@a:1,b:1", *python(code), cwd=directory,
                                   env={"SOMETHING": "it's"})
@@ -91,7 +91,8 @@ class Running(Ssh):
             file.write("# two\na slots=1\nb:1\n")
             file.flush()
             _, err = self.run_job("--hostfile", file.name, "sh", "-c",
-                                  "[ $HOROVOD_RANK = 0 ] && exec sleep 1000; echo why >&2; exit 9", expect=9)
+                                  "[ $HOROVOD_RANK = 0 ] && exec sleep 1000; echo why >&2; exit 9",
+                                  expect=9)
         self.assertIn("because of rank 1: exit code 9", err)
         self.assertIn("on host b", err)
         self.assertIn("| why", err)
@@ -155,7 +156,8 @@ class Faults(Ssh):
 
     def assert_fault(self, words, parts, code=69, **options):
         begin = time.monotonic()
-        _, err = self.run_job("--start-timeout", 8, "--ssh-attempts", 2, *words, expect=code, **options)
+        _, err = self.run_job("--start-timeout", 8, "--ssh-attempts", 2, *words, expect=code,
+                              **options)
         self.assertLess(time.monotonic() - begin, 8 * SLACK)
         for part in parts:
             self.assertIn(part, err)

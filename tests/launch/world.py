@@ -3,8 +3,8 @@
 
 Every host has its own name (which its own resolver says is 127.0.1.1, as Debian has it), its own
 interface name and its own address; the launcher sits in a namespace of its own and knows the others
-by names that only its ssh configuration has. Needs root. Everything made is removed by close(), also
-when a test fails half way.
+by names that only its ssh configuration has. Needs root. Everything made is removed by close(),
+also when a test fails half way.
 """
 import contextlib
 import os
@@ -18,9 +18,9 @@ import time
 PORT = 2222
 
 
-def sh(*words, **options):
+def sh(*words):
     return subprocess.run([str(word) for word in words], check=True, timeout=30,
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, **options).stdout
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
 
 
 class World:
@@ -88,8 +88,8 @@ class World:
         names.mkdir(parents=True)
         self.undo.callback(shutil.rmtree, names, ignore_errors=True)
         (names / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {host}\n")
-        sh("ip", "link", "add", f"v-{host}", "netns", self.space("launcher"), "type", "veth", "peer",
-           "name", interface, "netns", self.space(host))
+        sh("ip", "link", "add", f"v-{host}", "netns", self.space("launcher"), "type", "veth",
+           "peer", "name", interface, "netns", self.space(host))
         sh(*self.inside("launcher"), "ip", "link", "set", f"v-{host}", "master", "br0", "up")
         sh(*self.inside(host), "ip", "address", "add", f"{address}/24", "dev", interface)
         sh(*self.inside(host), "ip", "link", "set", interface, "up")
@@ -103,7 +103,8 @@ class World:
         lines.append("Host nobody\n    HostName 10.93.0.250\n")
         (self.directory / "known").write_text("".join(known))
         (self.directory / "empty").write_text("")
-        for name, identity, hosts_file in [("config", "user", "known"), ("other-key", "stranger", "known"),
+        for name, identity, hosts_file in [("config", "user", "known"),
+                                           ("other-key", "stranger", "known"),
                                            ("unknown-host", "user", "empty")]:
             (self.directory / name).write_text(
                 "".join(lines) + f"Host *\n    Port {PORT}\n    IdentitiesOnly yes\n"
@@ -115,8 +116,8 @@ class World:
         config = self.directory / f"sshd-{host}"
         config.write_text(
             f"Port {PORT}\nHostKey {self.directory / 'server'}\nPidFile none\nUsePAM no\n"
-            f"StrictModes no\nPermitRootLogin yes\nAuthorizedKeysFile {self.directory / 'authorized'}\n"
-            "PasswordAuthentication no\nMaxStartups 100\n")
+            "StrictModes no\nPermitRootLogin yes\n"
+            f"AuthorizedKeysFile {self.directory / 'authorized'}\nPasswordAuthentication no\nMaxStartups 100\n")
         server = subprocess.Popen(
             [*self.inside(host), "unshare", "--uts", "--mount", "sh", "-c",
              f"hostname {host}; {self.hosts[host][1]} exec /usr/sbin/sshd -D -e -f {config}"],
@@ -125,8 +126,8 @@ class World:
         self.undo.callback(self._end, server, host)
         ssh = ["ssh", "-F", self.config(), "-o", "ConnectTimeout=2", host, "true"]
         for _ in range(100):
-            done = subprocess.run([*self.inside("launcher"), *map(str, ssh)], check=False, timeout=30,
-                                  stdin=subprocess.DEVNULL, capture_output=True)
+            done = subprocess.run([*self.inside("launcher"), *map(str, ssh)], check=False,
+                                  timeout=30, stdin=subprocess.DEVNULL, capture_output=True)
             if done.returncode == 0:
                 return
             time.sleep(0.1)
