@@ -117,7 +117,8 @@ class World:
         config.write_text(
             f"Port {PORT}\nHostKey {self.directory / 'server'}\nPidFile none\nUsePAM no\n"
             "StrictModes no\nPermitRootLogin yes\n"
-            f"AuthorizedKeysFile {self.directory / 'authorized'}\nPasswordAuthentication no\nMaxStartups 100\n")
+            f"AuthorizedKeysFile {self.directory / 'authorized'}\n"
+            "PasswordAuthentication no\nMaxStartups 100\n")
         server = subprocess.Popen(
             [*self.inside(host), "unshare", "--uts", "--mount", "sh", "-c",
              f"hostname {host}; {self.hosts[host][1]} exec /usr/sbin/sshd -D -e -f {config}"],
