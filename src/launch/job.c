@@ -547,6 +547,19 @@ static void flush_lines(job_t *job)
     }
 }
 
+// For who started us to get results: "rank code" of the rank that failed first.
+static void note_first_failure(const job_t *job, int cause)
+{
+    char path[4096];
+
+    snprintf(path, sizeof path, "%s/first_failure", job->options->results);
+    FILE *file = job->options->results[0] != '\0' ? fopen(path, "we") : NULL;
+    if (file != NULL) {
+        fprintf(file, "%d %d\n", cause, job->ends[cause].code);
+        fclose(file);
+    }
+}
+
 // Says what there is to say; the exit code.
 static int conclude(job_t *job)
 {
@@ -563,6 +576,7 @@ static int conclude(job_t *job)
         return 0;
     }
     int host = job->plan.places[cause].host;
+    note_first_failure(job, cause);
     buf_clear(&job->lines);
     ending_report(job->ends, job->plan.n_ranks, cause, job->hosts.list[host].name,
                   &job->splitters[cause * N_STREAMS + STREAM_STDERR], &job->lines);

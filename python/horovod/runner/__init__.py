@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.run: a function on many ranks, from a program or a notebook.
+
+The function, its arguments and the results are pickled here and on the ranks only; horovodrun
+carries them as bytes, over the same channel as its orders, into files that only this user can read.
+"""
+import contextlib
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections import deque
+from typing import Any, Callable, List, Optional
+
+import cloudpickle
+
+from horovod.runner.launch import find_launcher
+
+FAILED = ("Horovod detected that one or more processes exited with non-zero status, thus causing "
+          "the job to be terminated. The first process to do so was:\n"
+          "Process name: {}\nExit code: {}\n")
+TAIL_LINES = 20  # of the launcher's stderr, for errors that no rank explains
+
+# keyword of run() -> flag of horovodrun
+_FLAGS = {"num_proc": "--num-proc", "hosts": "--hosts", "hostfile": "--hostfile",
+          "start_timeout": "--start-timeout", "ssh_port": "--ssh-port",
+          "ssh_identity_file": "--ssh-identity-file", "output_filename": "--output-filename",
+          "mpi_args": "--mpi-args", "network_interfaces": "--network-interfaces",
+          "min_num_proc": "--min-num-proc", "max_num_proc": "--max-num-proc",
+          "slots": "--slots-per-host", "reset_limit": "--reset-limit",
+          "host_discovery_script": "--host-discovery-script"}
+_SWITCHES = {"disable_cache": "--disable-cache", "verbose": "--verbose", "use_gloo": "--gloo",
+             "use_mpi": "--mpi"}
+
+
+def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None,
+        slots=None, reset_limit=None, cooldown_range=None, hosts=None, hostfile=None,
+        host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None,
+        disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
+        mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None,
+        min_np=None, max_np=None) -> List[Any]:
+    """Calls func(*args, **kwargs) on num_proc ranks and returns the results by rank.
+
+    hosts is "a:2,b:2", hostfile a file with a host a line; neither means this machine. What the
+    ranks print comes out here, with the rank in front. An exception on a rank is a RuntimeError
+    here that ends with the remote traceback.
+    """
+    num_proc = _renamed("np", np, "num_proc", num_proc)
+    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces",
+                                  network_interfaces)
+    if hosts is not None and hostfile is not None:
+        raise ValueError("Argument hosts and hostfile only allow one provided.")
+    if use_gloo and use_mpi:
+        raise ValueError("Argument use_gloo and use_mpi only allow one set True.")
+    if isinstance(network_interfaces, (list, tuple, set)):
+        network_interfaces = ",".join(network_interfaces)
+    said = dict(locals())
+    words = []
+    for name, flag in _FLAGS.items():
+        if said[name] is not None:
+            words += [flag, str(said[name])]
+    words += [flag for name, flag in _SWITCHES.items() if said[name]]
+    if cooldown_range is not None:
+        words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
+    payload = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    return _run_payload(payload, num_proc, words, executable or sys.executable)
+
+
+def _renamed(old_name, old, new_name, new):
+    if old is None:
+        return new
+    warnings.warn(f"{old_name} is deprecated, use {new_name} instead", DeprecationWarning,
+                  stacklevel=3)
+    return old
+
+
+def _run_payload(payload: bytes, num_proc: int, words: List[str], executable: str) -> List[Any]:
+    with tempfile.TemporaryDirectory(prefix="horovod-run-") as place:  # for this user only
+        directory = pathlib.Path(place)
+        (directory / "payload").write_bytes(payload)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if "--mpi" in words:  # mpirun carries no files: this directory must be seen by all hosts
+            environment["HOROVOD_RUN_PAYLOAD"] = str(directory / "payload")
+            environment["HOROVOD_RUN_RESULTS"] = place
+        command = [find_launcher(), *words, "--payload", str(directory / "payload"),
+                   "--results", place, executable, "-m", "horovod.runner.run_task"]
+        code, tail = _call(command, environment)
+        return _collect(directory, num_proc, code, tail)
+
+
+def _call(command: List[str], environment: dict):
+    """Runs it with its output on our streams, whatever they are; (exit code, end of stderr)."""
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    tail = deque(maxlen=TAIL_LINES)
+    pumps = [threading.Thread(target=_pump, args=(child.stdout, sys.stdout, None), daemon=True),
+             threading.Thread(target=_pump, args=(child.stderr, sys.stderr, tail), daemon=True)]
+    for pump in pumps:
+        pump.start()
+    try:
+        code = child.wait()
+    except BaseException:  # an interrupted notebook cell, for one: no rank may stay behind
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        raise
+    for pump in pumps:
+        pump.join()
+    return code, "".join(tail)
+
+
+def _pump(source, target, tail: Optional[deque]) -> None:
+    for line in source:
+        text = line.decode(errors="replace")
+        with contextlib.suppress(ValueError, OSError):  # somebody closed our stream
+            target.write(text)
+            target.flush()
+        if tail is not None:
+            tail.append(text)
+
+
+def _collect(directory: pathlib.Path, num_proc: int, code: int, tail: str) -> List[Any]:
+    outcomes = {}
+    for rank in range(num_proc):
+        file = directory / f"rank.{rank}"
+        if file.exists():
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):  # the rank died writing
+                outcomes[rank] = pickle.loads(file.read_bytes())
+    if code == 0 and len(outcomes) == num_proc:
+        return [cloudpickle.loads(outcomes[rank][1]) for rank in range(num_proc)]
+    raise RuntimeError(_explain(directory, outcomes, code, tail))
+
+
+def _explain(directory: pathlib.Path, outcomes: dict, code: int, tail: str) -> str:
+    first = directory / "first_failure"
+    if not first.exists():
+        return f"horovodrun failed with exit code {code}\n{tail}"
+    rank, rank_code = first.read_text().split()
+    outcome = outcomes.get(int(rank))
+    text = FAILED.format(rank, rank_code)
+    return text + (outcome[1] if outcome is not None and outcome[0] == "error" else tail)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.run(): a function on ranks, from a program."""
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import horovod
+from horovod.runner.launch import find_launcher
+
+
+def who():
+    from horovod.common import basics as hvd
+
+    hvd.init()
+    answer = (hvd.rank(), hvd.size())
+    hvd.shutdown()
+    return answer
+
+
+def test_results_come_by_rank():
+    assert horovod.run(who, num_proc=3) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_arguments_and_closures():
+    factor = 7
+
+    def multiply(a, b=0):
+        return a * factor + b + int(os.environ["HOROVOD_RANK"])
+
+    assert horovod.run(multiply, args=(2,), kwargs={"b": 100}, num_proc=2) == [114, 115]
+
+
+def test_hosts_and_output(capsys):
+    horovod.run(lambda: print("hello"), num_proc=2, hosts="localhost:1,127.0.0.1:1")
+    out = capsys.readouterr().out
+    assert sorted(out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
+
+
+def test_large_values():
+    data = os.urandom(5_000_000)
+    first, second = horovod.run(lambda: data + os.environ["HOROVOD_RANK"].encode(), num_proc=2)
+    assert first == data + b"0" and second == data + b"1"
+
+
+def test_exception_reaches_the_caller(capsys):
+    def fail():
+        if os.environ["HOROVOD_RANK"] == "1":
+            raise KeyError("no such thing")
+
+    with pytest.raises(RuntimeError) as caught:
+        horovod.run(fail, num_proc=2)
+    text = str(caught.value)
+    assert text.startswith("Horovod detected that one or more processes exited with non-zero")
+    assert "Process name: 1\nExit code: 1\n" in text
+    assert "KeyError: 'no such thing'" in text and "in fail" in text
+    assert "User function raise error: " in capsys.readouterr().err
+
+
+def test_exit_code_is_told():
+    with pytest.raises(RuntimeError, match="Process name: 0\nExit code: 9\n"):
+        horovod.run(lambda: os._exit(9), num_proc=1)
+
+
+def test_unpicklable_result_is_that_ranks_error():
+    with pytest.raises(RuntimeError, match="result of this rank, of type lock, cannot be pickled"):
+        horovod.run(threading.Lock, num_proc=1)
+
+
+def test_failed_start_is_explained():
+    with pytest.raises(RuntimeError, match="more processes .3. than there are available slots .1."):
+        horovod.run(who, num_proc=3, hosts="localhost:1")
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError):
+        horovod.run(who, hosts="a:1", hostfile="f")
+    with pytest.raises(ValueError):
+        horovod.run(who, use_gloo=True, use_mpi=True)
+
+
+def test_old_names_warn():
+    with pytest.warns(DeprecationWarning, match="np is deprecated"):
+        assert horovod.run(lambda: 1, np=2) == [1, 1]
+
+
+def test_console_command_is_horovodrun():
+    code = "from horovod.runner.launch import run_commandline; run_commandline()"
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True,
+                          check=True)
+    assert done.stdout == subprocess.run([find_launcher(), "--version"], capture_output=True,
+                                         text=True, check=True).stdout
