@@ -319,6 +319,8 @@ int mpi_run(const options_t *options);
 int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);
 int doctor_rank(void);
+int relay_serve(const options_t *options); // relay.c: agents that wait, without ssh
+int relay_dial(const options_t *options);
 int check_build(FILE *out);
 
 // remote.c: the command that starts an agent, and what its failure means.

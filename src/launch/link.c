@@ -186,14 +186,15 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
     link_read_errors(link, options->verbose, sink);
     link->has_process = false;
     remote_fault_t fault = remote_explain(link->said, WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-    if (fault.is_passing && link->attempts < options->ssh_attempts) {
+    // Agents that wait belong to hosts that are being started beside us: worth all our time.
+    if (fault.is_passing && (link->attempts < options->ssh_attempts || options->agent_port > 0)) {
         link_close(link);
         link->phase = LINK_WAITING;
         link->retry_at_ns = deadline_in_ms(RETRY_MS);
-        link->said[0] = '\0';
         return;
     }
-    fail_link(link, "ssh not successful for host %s: %s (%.300s); %s", link->host->name, fault.what,
+    fail_link(link, "%s not successful for host %s: %s (%.300s); %s",
+              options->agent_port > 0 ? "agent port" : "ssh", link->host->name, fault.what,
               last_line(link->said), fault.fix);
 }
 

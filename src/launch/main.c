@@ -101,6 +101,8 @@ int main(int argc, char **argv)
     } actions[] = {
         {options.agent, be_agent},
         {options.doctor_rank, be_doctor_rank},
+        {options.dial_agent[0] != '\0', relay_dial},
+        {options.serve_agents, relay_serve},
         {options.help, print_help},
         {options.version, print_version},
         {options.check_build, print_build},

@@ -23,6 +23,14 @@ static const struct {
      {"horovodrun is not installed there",
       "install the same version on that host, in the same place or in the PATH of ssh sessions",
       false}},
+    {"agent port: the secret",
+     {"it has another secret than we",
+      "give --serve-agents there and " PROGRAM " here the same --secret-file", false}},
+    {"agent port: Connection refused",
+     {"no agent waits at that port",
+      "start " PROGRAM " --serve-agents there, or name its port with --agent-port", true}},
+    {"(--secret-file)",
+     {"the secret cannot be read", "name the file with --secret-file, mode 0600", false}},
     {"Host key verification failed",
      {"ssh does not trust the host's key",
       "ssh to it once by hand and accept the key, or use --ssh-accept-new; if the key has changed, "
@@ -140,8 +148,31 @@ static void add_ssh_options(buf_t *words, const options_t *options)
     }
 }
 
+// Ourselves instead of ssh: see relay.c.
+static char **dial_command(const options_t *options, const host_t *host, const char *own_path)
+{
+    char port[16];
+    char *end = NULL;
+    buf_t words = {0};
+
+    snprintf(port, sizeof port, "%d", (int)options->agent_port);
+    add(&words, own_path);
+    add_option(&words, "--dial-agent", host->name);
+    add_option(&words, "--agent-port", port);
+    add_option(&words, "--secret-file", options->secret_file);
+    buf_append(&words, &end, sizeof end);
+    if (words.failed) {
+        buf_free(&words);
+        return NULL;
+    }
+    return (char **)(void *)words.data;
+}
+
 char **remote_command(const options_t *options, const host_t *host, const char *own_path)
 {
+    if (options->agent_port > 0) {
+        return dial_command(options, host, own_path);
+    }
     const char *kube = environment("OMPI_MCA_plm_rsh_agent");
     bool is_kube = options->origins[OPTION_ssh_command] == BY_DEFAULT && kube != NULL &&
                    strcmp(kube, KUBE_AGENT) == 0;

@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 import time
 
-from launching import (HVD_INFO, SLACK, Case, Job, command_line, eventually, main, python, read,
-                       variable)
+from launching import (HOROVODRUN, HVD_INFO, SLACK, Case, Job, command_line, eventually, main,
+                       python, read, variable)
 from world import World, sh
 
 # c has hardly any shared memory and few descriptors.
@@ -112,6 +112,75 @@ class Running(Ssh):
         job.process.send_signal(signal.SIGTERM)
         self.assertEqual(job.wait()[0], 143)
         self.assert_empty()
+
+
+class Waiting(Ssh):
+    """Agents that wait at a port, in place of ssh."""
+
+    def setUp(self):
+        self.secret = WORLD.config("secret")
+        self.secret.write_text(os.urandom(32).hex())
+        self.secret.chmod(0o600)
+
+    def serve(self, host, secret=None):
+        server = subprocess.Popen(
+            [*WORLD.inside(host), HOROVODRUN, "--serve-agents", "--agent-port", "23023",
+             "--secret-file", secret or self.secret], stderr=subprocess.PIPE)
+        self.addCleanup(server.stderr.close)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.terminate)
+        return server
+
+    def launch(self, *words, **options):
+        return self.run_waiting("--agent-port", 23023, "--secret-file", self.secret, *words,
+                                **options)
+
+    def run_waiting(self, *words, expect=0):
+        job = Job(*words, before=WORLD.inside("launcher"))
+        code, out, err = job.wait()
+        self.assertEqual(code, expect, err.decode())
+        self.finish(job, 5)
+        return out.decode(), err.decode()
+
+    def test_job_without_ssh(self):
+        for host in ("a", "b"):
+            self.serve(host)
+        # They may come later than the launcher; names are looked up here, not by ssh.
+        out, _ = self.launch("-H", "10.93.0.2:1,10.93.0.3:2", HVD_INFO, "--transports")
+        self.assertRegex(out, r"\[0\]<stdout>:.*from rank 0 to rank 1 +tcp")
+        self.assertRegex(out, r"\[1\]<stdout>:.*from rank 1 to rank 2 +shm")
+        _, err = self.launch("-H", "10.93.0.3:2", "sh", "-c", "exit 4", expect=4)
+        self.assertIn("on host 10.93.0.3", err)
+
+    def test_ranks_end_with_the_launcher_and_with_the_server(self):
+        server = self.serve("b")
+        for victim in ("launcher", "server"):
+            with self.subTest(victim=victim):
+                job = Job("--agent-port", 23023, "--secret-file", self.secret, "-H", "10.93.0.3:2",
+                          "sh", "-c", "echo ready; sleep 1000 & wait",
+                          before=WORLD.inside("launcher"))
+                for _ in range(2):
+                    self.assertIn(b"ready", job.process.stdout.readline())
+                (job.process if victim == "launcher" else server).kill()
+                self.assertTrue(eventually(
+                    lambda: not any(variable(pid, "HOROVOD_RANK") for pid in WORLD.processes("b")),
+                    2 * SLACK))
+                self.finish(job, 10)
+
+    def test_another_secret_is_refused(self):
+        other = WORLD.config("other-secret")
+        other.write_text(os.urandom(32).hex())
+        other.chmod(0o600)
+        server = self.serve("a", other)
+        _, err = self.launch("-H", "10.93.0.2:1", "true", expect=69)
+        self.assertIn("host 10.93.0.2", err)
+        self.assertIn("another secret", err)
+        self.assertIsNone(server.poll())
+
+    def test_nobody_waits(self):
+        _, err = self.launch("-H", "10.93.0.2:1", "--start-timeout", 2, "true", expect=75)
+        self.assertIn("no agent waits at that port", err)
+        self.assertIn("--serve-agents", err)
 
 
 class Dying(Ssh):

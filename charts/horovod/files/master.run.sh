@@ -7,7 +7,7 @@ export HOROVODRUN_HOSTFILE=$HOSTFILE
 case $MODE in
 native)
     export HOROVODRUN_AGENT_PORT=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
-    export HOROVODRUN_START_TIMEOUT=$START_TIMEOUT
+    export HOROVOD_START_TIMEOUT=$START_TIMEOUT
     ;;
 *)
     . /horovod/generated/ssh-setup.sh

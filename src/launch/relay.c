@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// relay.c - agents without ssh: hosts that wait for horovodrun at a port, and knocking there.
+//
+// `horovodrun --serve-agents` listens; whoever proves the secret of --secret-file (hvd_channel_,
+// TLS 1.3) gets an agent of its own, and the bytes between the two are passed on. On the other
+// side `horovodrun --dial-agent HOST` takes the place of ssh: it connects and passes its stdin and
+// stdout on. So launcher and agent know nothing of this. A connection is a process of its own,
+// which dies with the server; until it has proved the secret it has HANDSHAKE_MS, and there are at
+// most MAX_GUESTS. When either end goes, the other is closed, and the agent cleans up as it always
+// does.
+#define _GNU_SOURCE
+#include "launch/launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define HANDSHAKE_MS 10000
+#define CONNECT_MS 10000
+#define MAX_GUESTS 256
+#define ROOM (256 * KIB)
+
+// --- The secret ----------------------------------------------------------------------------------
+
+static int hex_value(char digit)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *at = digit == '\0' ? NULL : strchr(digits, digit | 0x20);
+    return at == NULL ? -1 : (int)(at - digits);
+}
+
+static hvd_status_t read_secret(const char *path, uint8_t secret[SECRET_BYTES], err_t *err)
+{
+    char text[2 * SECRET_BYTES + 1] = "";
+    struct stat seen;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, 2 * SECRET_BYTES);
+
+    if (n < 0 || fstat(fd, &seen) != 0) {
+        hvd_status_t status =
+            fail_errno(err, errno, "cannot read the secret \"%s\" (--secret-file)", path);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return status;
+    }
+    close(fd);
+    if ((seen.st_mode & 07) != 0) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "everybody may read the secret %s; run: chmod o-rwx %s", path, path);
+    }
+    for (int i = 0; i < SECRET_BYTES; i++) {
+        int high = hex_value(text[2 * i]), low = hex_value(text[2 * i + 1]);
+        if (high < 0 || low < 0) {
+            return fail(err, HVD_INVALID_ARGUMENT,
+                        "%s must hold 64 hexadecimal digits; make it with: openssl rand -hex 32",
+                        path);
+        }
+        secret[i] = (uint8_t)(high << 4 | low);
+    }
+    wipe(text, sizeof text);
+    return HVD_OK;
+}
+
+// --- Passing bytes on ----------------------------------------------------------------------------
+
+typedef struct flow {
+    uint8_t data[ROOM];
+    size_t len, sent;
+} flow_t;
+
+typedef struct relay {
+    int net_fd, in_fd, out_fd;
+    hvd_channel_t *channel;
+    flow_t to_net, to_local;
+    bool net_is_gone, local_is_gone;
+} relay_t;
+
+static size_t room_in(flow_t *flow)
+{
+    if (flow->sent == flow->len) {
+        flow->sent = flow->len = 0;
+    }
+    return sizeof flow->data - flow->len;
+}
+
+static bool is_waiting(const flow_t *flow)
+{
+    return flow->sent < flow->len;
+}
+
+static bool would_block(void)
+{
+    return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+static void move_local(relay_t *relay)
+{
+    flow_t *in = &relay->to_net, *out = &relay->to_local;
+    size_t room = room_in(in);
+
+    if (room > 0 && !relay->local_is_gone) {
+        ssize_t n = read(relay->in_fd, in->data + in->len, room);
+        in->len += n > 0 ? (size_t)n : 0;
+        relay->local_is_gone = n == 0 || (n < 0 && !would_block());
+    }
+    if (is_waiting(out)) {
+        ssize_t n = write(relay->out_fd, out->data + out->sent, out->len - out->sent);
+        out->sent += n > 0 ? (size_t)n : 0;
+        if (n < 0 && !would_block()) {
+            relay->local_is_gone = true;
+            out->sent = out->len;
+        }
+    }
+}
+
+static void move_net(relay_t *relay)
+{
+    flow_t *in = &relay->to_local, *out = &relay->to_net;
+    size_t room;
+
+    while (!relay->net_is_gone && (room = room_in(in)) > 0) {
+        int64_t n = hvd_channel_recv(relay->channel, in->data + in->len, room, NULL, 0);
+        in->len += n > 0 ? (size_t)n : 0;
+        relay->net_is_gone = n < 0;
+        if (n <= 0) {
+            break;
+        }
+    }
+    if (is_waiting(out) || hvd_channel_wants_write(relay->channel)) {
+        int64_t n =
+            hvd_channel_send(relay->channel, out->data + out->sent, out->len - out->sent, NULL, 0);
+        out->sent += n > 0 ? (size_t)n : 0;
+        relay->net_is_gone |= n < 0;
+    }
+}
+
+// Until either end is gone and what it said has been passed on.
+static void pass_on(relay_t *relay)
+{
+    while (!(relay->net_is_gone && !is_waiting(&relay->to_local)) &&
+           !(relay->local_is_gone &&
+             (relay->net_is_gone ||
+              (!is_waiting(&relay->to_net) && !hvd_channel_wants_write(relay->channel))))) {
+        bool writes = is_waiting(&relay->to_net) || hvd_channel_wants_write(relay->channel);
+        bool reads_net = room_in(&relay->to_local) > 0;
+        bool reads_local = !relay->local_is_gone && room_in(&relay->to_net) > 0;
+        struct pollfd polled[] = {
+            {.fd = relay->net_is_gone ? -1 : relay->net_fd,
+             .events = (short)((reads_net ? POLLIN : 0) | (writes ? POLLOUT : 0))},
+            {.fd = reads_local ? relay->in_fd : -1, .events = POLLIN},
+            {.fd = is_waiting(&relay->to_local) ? relay->out_fd : -1, .events = POLLOUT},
+        };
+        poll(polled, N_ELEMENTS(polled), -1);
+        move_local(relay);
+        move_net(relay);
+    }
+}
+
+static hvd_status_t shake(int fd, hvd_channel_t *channel, char *text, size_t text_bytes)
+{
+    uint64_t deadline_ns = deadline_in_ms(HANDSHAKE_MS);
+    hvd_status_t status;
+
+    while ((status = hvd_channel_shake(channel, text, text_bytes)) == HVD_IN_PROGRESS) {
+        short writes = hvd_channel_wants_write(channel) ? POLLOUT : 0;
+        struct pollfd polled = {.fd = fd, .events = (short)(POLLIN | writes)};
+        if (clock_ns() >= deadline_ns) {
+            snprintf(text, text_bytes, "Connection timed out during the handshake");
+            return HVD_TIMEOUT;
+        }
+        poll(&polled, 1, 100);
+    }
+    return status;
+}
+
+// HVD_OK: the other end has proved the secret.
+static hvd_status_t relay_open(int net_fd, bool is_server, const uint8_t *secret, relay_t **relay_p,
+                               char *text, size_t text_bytes)
+{
+    relay_t *relay = calloc(1, sizeof *relay);
+    hvd_status_t status = relay == NULL ? HVD_NO_MEMORY : HVD_OK;
+
+    if (status == HVD_OK) {
+        relay->net_fd = net_fd;
+        status = hvd_channel_open(net_fd, is_server, secret, &relay->channel, text, text_bytes);
+    }
+    if (status == HVD_OK) {
+        status = shake(net_fd, relay->channel, text, text_bytes);
+    }
+    *relay_p = relay;
+    return status;
+}
+
+static void relay_free(relay_t *relay)
+{
+    if (relay != NULL) {
+        hvd_channel_close(relay->channel);
+        free(relay);
+    }
+}
+
+// --- Knocking ------------------------------------------------------------------------------------
+
+static int connect_to(const struct addrinfo *at)
+{
+    struct pollfd polled = {.events = POLLOUT};
+    int code = ETIMEDOUT;
+    socklen_t bytes = sizeof code;
+
+    polled.fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (polled.fd < 0) {
+        return -1;
+    }
+    if (connect(polled.fd, at->ai_addr, at->ai_addrlen) == 0) {
+        code = 0;
+    } else if (errno != EINPROGRESS) {
+        code = errno;
+    } else if (poll(&polled, 1, CONNECT_MS) == 1) {
+        getsockopt(polled.fd, SOL_SOCKET, SO_ERROR, &code, &bytes);
+    }
+    if (code != 0) {
+        close(polled.fd);
+        errno = code;
+        return -1;
+    }
+    return polled.fd;
+}
+
+int relay_dial(const options_t *options)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    uint8_t secret[SECRET_BYTES];
+    char port[16], text[HVD_TEXT_BYTES] = "";
+    err_t err = {0};
+    int fd = -1;
+
+    signal(SIGPIPE, SIG_IGN);
+    snprintf(port, sizeof port, "%d", (int)options->agent_port);
+    if (read_secret(options->secret_file, secret, &err) != HVD_OK) {
+        say("agent port: %s", err.text);
+        return EXIT_USAGE;
+    }
+    if (getaddrinfo(options->dial_agent, port, &hints, &found) != 0) {
+        say("agent port: Could not resolve hostname %s", options->dial_agent);
+        return EXIT_UNREACHABLE;
+    }
+    for (struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
+        fd = connect_to(at);
+    }
+    int code = errno;
+    freeaddrinfo(found);
+    if (fd < 0) {
+        say("agent port: %s", strerror(code));
+        return EXIT_UNREACHABLE;
+    }
+    set_nonblocking(STDIN_FILENO);
+    set_nonblocking(STDOUT_FILENO);
+    relay_t *relay;
+    hvd_status_t status = relay_open(fd, false, secret, &relay, text, sizeof text);
+    wipe(secret, sizeof secret);
+    if (status == HVD_OK) {
+        relay->in_fd = STDIN_FILENO;
+        relay->out_fd = STDOUT_FILENO;
+        pass_on(relay);
+    } else {
+        say("agent port: %s: %s",
+            status == HVD_UNAUTHENTICATED ? "the secret is not the same" : "no handshake", text);
+    }
+    relay_free(relay);
+    close(fd);
+    return status == HVD_OK ? 0 : EXIT_UNREACHABLE;
+}
+
+// --- Waiting -------------------------------------------------------------------------------------
+
+typedef struct guests {
+    pid_t pids[MAX_GUESTS];
+    int n;
+} guests_t;
+
+// Those who have left, and orphans if this is the first process of a container.
+static void reap_guests(guests_t *guests)
+{
+    pid_t pid;
+
+    while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) {
+        for (int i = 0; i < guests->n; i++) {
+            if (guests->pids[i] == pid) {
+                guests->pids[i] = guests->pids[--guests->n];
+            }
+        }
+    }
+}
+
+// As sshd does, so that the agent knows which of the launcher's addresses works from here.
+static void tell_peer(int fd)
+{
+    struct sockaddr_storage peer;
+    socklen_t bytes = sizeof peer;
+    char name[NI_MAXHOST], text[NI_MAXHOST + 16];
+
+    if (getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0 &&
+        getnameinfo((struct sockaddr *)&peer, bytes, name, sizeof name, NULL, 0, NI_NUMERICHOST) ==
+            0) {
+        const char *v4 = strncmp(name, "::ffff:", 7) == 0 ? name + 7 : name;
+        snprintf(text, sizeof text, "%s 0 0 0", v4);
+        setenv("SSH_CONNECTION", text, 1);
+    }
+}
+
+// Starts the agent and passes on what it and the other end say; it ends with the connection.
+static void serve_agent(relay_t *relay)
+{
+    char path[4096];
+    char *command[] = {path, "--agent", NULL};
+    child_t agent;
+    err_t err = {0};
+    int socket;
+
+    if (!own_path(path, sizeof path) || spawn_helper(command, &agent, &socket, &err) != HVD_OK) {
+        say("cannot start an agent: %s", err.text);
+        return;
+    }
+    relay->in_fd = relay->out_fd = socket;
+    pass_on(relay);
+    close(socket); // the agent ends its ranks and itself
+    waitpid(agent.pid, NULL, 0);
+}
+
+// In a process of its own, which dies with the server.
+static int serve_guest(int fd, const uint8_t *secret)
+{
+    char text[HVD_TEXT_BYTES] = "";
+    sigset_t none;
+    relay_t *relay;
+
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    set_nonblocking(fd);
+    tell_peer(fd);
+    hvd_status_t status = relay_open(fd, true, secret, &relay, text, sizeof text);
+    if (status == HVD_OK) {
+        serve_agent(relay);
+    } else {
+        say("refused a connection: %s", text);
+    }
+    relay_free(relay);
+    return status == HVD_OK ? 0 : 1;
+}
+
+static int listen_at(int port, err_t *err)
+{
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    const int yes = 1;
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool has_v6 = fd >= 0;
+
+    v6.sin6_port = htons((uint16_t)port);
+    fd = has_v6 ? fd : socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0) {
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    }
+    if (fd < 0 ||
+        bind(fd, has_v6 ? (struct sockaddr *)&v6 : (struct sockaddr *)&v4,
+             has_v6 ? sizeof v6 : sizeof v4) != 0 ||
+        listen(fd, MAX_GUESTS) != 0) {
+        fail_errno(
+            err, errno,
+            "cannot listen at port %d (--agent-port); is another program there? See: ss -ltnp",
+            port);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return -1;
+    }
+    return fd;
+}
+
+static int open_signals(void)
+{
+    sigset_t signals;
+
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGCHLD);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigprocmask(SIG_SETMASK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+// false: asked to end.
+static bool hear_signals(int signal_fd, guests_t *guests)
+{
+    struct signalfd_siginfo info;
+
+    while (read(signal_fd, &info, sizeof info) == sizeof info) {
+        if (info.ssi_signo != SIGCHLD) {
+            return false;
+        }
+        reap_guests(guests);
+    }
+    return true;
+}
+
+static void accept_guest(int listener, const uint8_t *secret, guests_t *guests)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    pid_t pid = fd >= 0 ? fork() : -1;
+
+    if (pid == 0) {
+        close(listener);
+        _exit(serve_guest(fd, secret));
+    }
+    if (pid > 0) {
+        guests->pids[guests->n++] = pid;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+int relay_serve(const options_t *options)
+{
+    uint8_t secret[SECRET_BYTES];
+    guests_t guests = {.n = 0};
+    err_t err = {0};
+    int listener = -1, signal_fd = open_signals();
+
+    if (options->agent_port == 0 || options->secret_file[0] == '\0') {
+        say("--serve-agents needs --agent-port and --secret-file");
+        return EXIT_USAGE;
+    }
+    if (read_secret(options->secret_file, secret, &err) != HVD_OK ||
+        (listener = listen_at((int)options->agent_port, &err)) < 0) {
+        say("%s", err.text);
+        return EXIT_USAGE;
+    }
+    do {
+        struct pollfd polled[] = {
+            {.fd = signal_fd, .events = POLLIN},
+            {.fd = guests.n < MAX_GUESTS ? listener : -1, .events = POLLIN},
+        };
+        poll(polled, N_ELEMENTS(polled), -1);
+        if (polled[1].revents != 0) {
+            accept_guest(listener, secret, &guests);
+        }
+    } while (hear_signals(signal_fd, &guests));
+    wipe(secret, sizeof secret);
+    close(signal_fd);
+    close(listener);
+    return 0;
+}
