@@ -267,7 +267,7 @@ int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late);
 
 // Writes where the thread (a pthread_t as a number) now is, line by line, and returns the length;
 // 0 if it cannot tell. Called from a thread of the library, without locks, when the flight recorder
-// is dumped; it must return soon.
+// is dumped; it must return soon, and hvd_shutdown() waits for it: do not hold then what it needs.
 typedef size_t (*hvd_stack_fn)(void *arg, uint64_t thread, char *text, size_t bytes);
 void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg); // NULL: none
 const char *hvd_monitor_path(const hvd_ctx_t *ctx); // of the socket with live state; "": none

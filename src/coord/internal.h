@@ -263,6 +263,7 @@ typedef struct inquiry {
 } inquiry_t;
 
 typedef struct late_branch {
+    int n_ranks;
     uint64_t n_last, late_ns;        // since the beginning
     uint64_t window_last, window_ns; // since the last verdict
 } late_branch_t;

@@ -23,6 +23,11 @@ bool late_init(coord_t *coord)
     late->worst = -1;
     late->branches = calloc((size_t)coord->n_children + 1, sizeof(*late->branches));
     coord->fixed_bytes += ((size_t)coord->n_children + 1) * sizeof(*late->branches);
+    for (int rank = 0; late->branches != NULL && rank < coord->params.size; rank++) {
+        if (coord->branch_of[rank] >= 0) {
+            late->branches[coord->branch_of[rank]].n_ranks++;
+        }
+    }
     return late->branches != NULL;
 }
 
@@ -96,21 +101,11 @@ int branch_rank(const coord_t *coord, int branch)
     return branch == 0 ? coord->params.rank : coord->outboxes[coord->n_parents + branch - 1].rank;
 }
 
-static int ranks_in_branch(const coord_t *coord, int branch)
-{
-    int n = 0;
-
-    for (int rank = 0; rank < coord->params.size; rank++) {
-        n += coord->branch_of[rank] == branch;
-    }
-    return n;
-}
-
 coord_late_t coord_late(const coord_t *coord, int branch)
 {
     const late_t *late = &coord->late;
     return (coord_late_t){.rank = branch_rank(coord, branch),
-                          .n_ranks = ranks_in_branch(coord, branch),
+                          .n_ranks = late->branches[branch].n_ranks,
                           .n_last = late->branches[branch].n_last,
                           .n_steps = late->n_steps,
                           .late_ns = late->branches[branch].late_ns};
