@@ -272,12 +272,11 @@ static void escape(const char *name, char *out, size_t bytes)
 
 static void put_names(hvd_ctx_t *ctx, timeline_t *t)
 {
-    const char *at = (const char *)t->writing.names.data;
-    const char *end = at + t->writing.names.len;
-    while (at < end && !is_full(ctx, t)) {
+    const char *names = (const char *)t->writing.names.data;
+    for (size_t at = 0; at < t->writing.names.len && !is_full(ctx, t);) {
         char name[NAME_SHOWN];
         int pid = ++t->n_named;
-        escape(at, name, sizeof name);
+        escape(names + at, name, sizeof name);
         put(ctx, t,
             ",\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": "
             "\"%s\"}}",
@@ -286,7 +285,7 @@ static void put_names(hvd_ctx_t *ctx, timeline_t *t)
             ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": "
             "{\"sort_index\": %d}}",
             pid, pid);
-        at += strlen(at) + 1;
+        at += strlen(names + at) + 1;
     }
 }
 
