@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training data from Parquet: each rank reads its share of the rows, in batches.
+
+    reader = ParquetReader("file:///data/train", batch_size=100, shard=hvd.rank(),
+                           n_shards=hvd.size(), seed=1)
+    for epoch in range(10):
+        for batch in reader.epoch(epoch):      # {column: NumPy array}
+            ...
+
+An epoch is one order of the row groups, made from the seed and the epoch's number and so the same
+on all ranks. Rank k takes the k-th of n equal stretches of that order. It reads whole row groups
+but for the two at the ends of its stretch, works with fewer row groups than ranks, and every rank
+makes the same number of equal batches, which collective operations need: stretches are rounded up,
+so at most n - 1 rows come twice in an epoch. Rows are mixed within a window of row groups.
+
+Paths are local, or URLs: hdfs:// through pyarrow, the others through fsspec. No thread; one user.
+"""
+import itertools
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet
+
+Batch = Dict[str, np.ndarray]
+
+
+def open_filesystem(path: str, storage_options: Optional[Dict[str, Any]] = None
+                    ) -> Tuple[pa.fs.FileSystem, str]:
+    """The file system a path or URL is on, and the path on it."""
+    scheme, colon, rest = path.partition("://")
+    if not colon:
+        return pa.fs.LocalFileSystem(), path[5:] if path.startswith("file:/") else path
+    if scheme == "file":
+        return pa.fs.LocalFileSystem(), rest
+    if scheme == "hdfs":
+        return pa.fs.FileSystem.from_uri(path)
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ImportError(f"{path}: fsspec is needed for {scheme}:// paths; "
+                          "pip install fsspec and its package for this scheme") from error
+    fs, inner = fsspec.core.url_to_fs(path, **(storage_options or {}))
+    return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(fs)), inner
+
+
+class Piece(NamedTuple):
+    """Rows of one row group: all, or some in a row."""
+    group: int  # index into ParquetReader.groups
+    first: int
+    n_rows: int
+
+
+class Group(NamedTuple):
+    path: str
+    index: int
+    n_rows: int
+
+
+def stretch(order: Sequence[int], rows_of: Sequence[int], first: int, n_rows: int) -> List[Piece]:
+    """The pieces that hold n_rows from row `first` on, of the groups in this order, going round."""
+    pieces: List[Piece] = []
+    at = 0
+    for group in itertools.chain(order, order):
+        end = at + rows_of[group]
+        start = max(first, at)
+        take = min(first + n_rows, end) - start
+        if take > 0:
+            pieces.append(Piece(group, start - at, take))
+        at = end
+        if at >= first + n_rows:
+            break
+    return pieces
+
+
+def to_numpy(name: str, column: pa.ChunkedArray) -> np.ndarray:
+    """One value, or a list of the same length, for each row."""
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        array = column.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks)
+        values = array.flatten().to_numpy(zero_copy_only=False)
+        n_rows = len(array)
+        lengths = np.unique(pa.compute.list_value_length(array).to_numpy(zero_copy_only=False))
+        if len(lengths) > 1 or array.null_count:
+            raise ValueError(f"column {name!r} has lists of different lengths, or none in some "
+                             "rows; only lists of one length make a tensor")
+        return values.reshape(n_rows, -1)
+    if column.null_count and pa.types.is_integer(kind):
+        raise ValueError(f"column {name!r} of type {kind} has empty values in {column.null_count} "
+                         "rows; fill them before training, or make it a float column")
+    return column.to_numpy()
+
+
+class ParquetReader:
+    """Rows of a Parquet file or folder, sharded. `columns` are in the order asked for.
+
+    shuffle_rows: rows are mixed within windows of at least this many. drop_last leaves an
+    incomplete last batch out, on all ranks alike. transform: a function of one batch.
+    """
+
+    def __init__(self, path: str, columns: Optional[Sequence[str]] = None, batch_size: int = 32,
+                 shard: int = 0, n_shards: int = 1, seed: Optional[int] = 0, shuffle: bool = True,
+                 shuffle_rows: int = 1 << 16, drop_last: bool = False,
+                 transform: Optional[Callable[[Batch], Batch]] = None,
+                 storage_options: Optional[Dict[str, Any]] = None) -> None:
+        if not 0 <= shard < n_shards:
+            raise ValueError(f"shard {shard} of {n_shards}: it must be from 0 to {n_shards - 1}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+        self.batch_size = batch_size
+        self._fs, root = open_filesystem(path, storage_options)
+        self._files: Dict[str, pa.parquet.ParquetFile] = {}
+        self.groups: List[Group] = []
+        for file in self._list(root):
+            metadata = self._open(file).metadata
+            self.groups += [Group(file, i, metadata.row_group(i).num_rows)
+                            for i in range(metadata.num_row_groups)]
+        if not self.groups:
+            raise ValueError(f"{path}: no Parquet files with rows")
+        self.schema: pa.Schema = self._open(self.groups[0].path).schema_arrow
+        self.columns = list(columns) if columns is not None else list(self.schema.names)
+        missing = [name for name in self.columns if name not in self.schema.names]
+        if missing:
+            raise ValueError(f"{path} has no column {', '.join(missing)}; it has "
+                             f"{', '.join(self.schema.names)}")
+        self.n_rows = sum(group.n_rows for group in self.groups)
+        self.rows_per_shard = -(-self.n_rows // n_shards)
+        self.steps_per_epoch = (self.rows_per_shard // batch_size if drop_last
+                                else -(-self.rows_per_shard // batch_size))
+        self._first_row = shard * self.n_rows // n_shards
+        self._shard = shard
+        self._seed = seed or 0
+        self._shuffle = shuffle
+        self._shuffle_rows = shuffle_rows
+        self._transform = transform
+
+    def _list(self, root: str) -> List[str]:
+        if self._fs.get_file_info(root).type == pa.fs.FileType.File:
+            return [root]
+        infos = self._fs.get_file_info(pa.fs.FileSelector(root, recursive=True))
+        return sorted(info.path for info in infos
+                      if info.is_file and not info.base_name.startswith(("_", "."))
+                      and info.size > 0)
+
+    def _open(self, path: str) -> pa.parquet.ParquetFile:
+        if path not in self._files:
+            self._files[path] = pa.parquet.ParquetFile(self._fs.open_input_file(path))
+        return self._files[path]
+
+    def _read(self, piece: Piece) -> Batch:
+        group = self.groups[piece.group]
+        table = self._open(group.path).read_row_group(group.index, columns=self.columns,
+                                                      use_threads=False)
+        table = table.slice(piece.first, piece.n_rows)
+        return {name: to_numpy(name, table.column(name)) for name in self.columns}
+
+    def _windows(self, epoch: int) -> Iterator[Batch]:
+        """Rows of this shard in large blocks, mixed within each."""
+        order = list(range(len(self.groups)))
+        if self._shuffle:  # alike on all ranks
+            order = np.random.default_rng([self._seed, epoch]).permutation(order).tolist()
+        mixer = np.random.default_rng([self._seed, epoch, self._shard + 1])
+        waiting: List[Batch] = []
+        n_waiting = 0
+        pieces = stretch(order, [group.n_rows for group in self.groups], self._first_row,
+                         self.rows_per_shard)
+        for number, piece in enumerate(pieces, 1):
+            waiting.append(self._read(piece))
+            n_waiting += piece.n_rows
+            if n_waiting < self._shuffle_rows and number < len(pieces):
+                continue
+            block = {name: np.concatenate([part[name] for part in waiting]) if len(waiting) > 1
+                     else waiting[0][name] for name in self.columns}
+            if self._shuffle:
+                mix = mixer.permutation(n_waiting)
+                block = {name: values[mix] for name, values in block.items()}
+            yield block
+            waiting, n_waiting = [], 0
+
+    def epoch(self, number: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch: steps_per_epoch of them."""
+        rest: Optional[Batch] = None
+        n_made = 0
+        for block in self._windows(number):
+            if rest is not None:
+                block = {name: np.concatenate([rest[name], block[name]]) for name in self.columns}
+            n_rows = len(block[self.columns[0]])
+            n_whole = n_rows - n_rows % self.batch_size
+            for at in range(0, n_whole, self.batch_size):
+                n_made += 1
+                yield self._finish({name: values[at:at + self.batch_size]
+                                    for name, values in block.items()})
+            rest = {name: values[n_whole:] for name, values in block.items()}
+        if rest is not None and n_made < self.steps_per_epoch:
+            yield self._finish(rest)
+
+    def _finish(self, batch: Batch) -> Batch:
+        return self._transform(batch) if self._transform is not None else batch
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    # --- Faces -------------------------------------------------------------------------------
+
+    def torch(self, epoch: int = 0) -> Iterator[Dict[str, Any]]:
+        """The batches of one epoch as PyTorch tensors."""
+        import torch
+
+        for batch in self.epoch(epoch):
+            yield {name: torch.from_numpy(np.ascontiguousarray(values))
+                   for name, values in batch.items()}
+
+    def tf_dataset(self, epochs: Optional[int] = None) -> Any:
+        """A tf.data.Dataset of batches, epoch after epoch; epochs None: without end."""
+        import tensorflow as tf
+
+        def batches() -> Iterator[Batch]:
+            for epoch in itertools.count() if epochs is None else range(epochs):
+                yield from self.epoch(epoch)
+
+        sample = next(self.epoch(0))
+        signature = {name: tf.TensorSpec((None,) + values.shape[1:],
+                                         tf.string if values.dtype == object else values.dtype)
+                     for name, values in sample.items()}
+        return tf.data.Dataset.from_generator(batches, output_signature=signature)
