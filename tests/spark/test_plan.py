@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from horovod.spark import agent, plan, slots
+from horovod.spark import agent, launch, plan, slots
 from horovod.spark.output import Output
 from horovod.runner.common.util.timeout import TimeoutException
 
@@ -123,3 +123,14 @@ def test_too_few_slots_are_told():
                  "spark.task.resource.gpu.amount=1", "start_timeout", "Timeout after 10 seconds."):
         assert part in text
     assert 10 <= sc.now < 11
+
+
+def test_sparks_reason_is_short():
+    text = ("An error occurred while calling z:x.\n: org.apache.spark.SparkException: Job aborted: "
+            "task 0 failed\norg.apache.spark.PythonException: Traceback (most recent call last):\n"
+            "  File \"worker.py\", line 1, in main\nModuleNotFoundError: No module named "
+            "'horovod'\n\n\tat org.apache.spark.X.y(Z.scala:1)\n\tat a.b(C.java:2)\nCaused by: d\n")
+    words = launch.first_words(Exception(text))
+    assert "Job aborted: task 0 failed" in words and "\tat" not in words
+    assert "ModuleNotFoundError: No module named 'horovod'" in words
+    assert "on the executors" in words

@@ -258,10 +258,17 @@ def wants_barrier(sc: Any) -> bool:
 
 
 def first_words(error: BaseException) -> str:
-    """Spark's reason without the Java stack."""
-    lines = str(error).split("\n")
-    reason = [line for line in lines if line.strip() and not line.startswith("\tat ")]
-    return "\n".join(reason[:4])
+    """Spark's reason without the Java stack, and the last line of a Python traceback in it."""
+    lines = []
+    for line in str(error).split("\n"):
+        if line.startswith("\tat ") and lines:
+            break
+        if line.strip():
+            lines.append(line)
+    words = "\n".join(lines[:3] + lines[3:][-1:])
+    if "No module named 'horovod'" in words:
+        words += "\nInstall this package on the executors, for the Python of PYSPARK_PYTHON."
+    return words
 
 
 def describe(failure: Failure) -> str:

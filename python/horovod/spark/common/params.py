@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of estimators and their models, as tables: a row is a parameter.
+
+A class decorated with @parameters(TABLE) gets a pyspark.ml Param for each row, its default, and
+get<Name>() and set<Name>(value).
+"""
+from typing import Any, Callable, List, NamedTuple, Tuple
+
+from pyspark.ml.param import Param, Params
+
+
+class Row(NamedTuple):
+    name: str
+    default: Any
+    help: str
+
+
+ESTIMATOR = [
+    Row("num_proc", None, "number of processes; default: all task slots"),
+    Row("model", None, "the model to train"),
+    Row("backend", None, "where to train, instead of num_proc processes in Spark"),
+    Row("store", None, "where prepared data, checkpoints and logs are kept"),
+    Row("optimizer", None, "the optimizer, with the learning rate of one process"),
+    Row("loss", None, "loss function, or one for each label column"),
+    Row("loss_weights", None, "weight of each loss"),
+    Row("sample_weight_col", None, "column with the weight of each row"),
+    Row("metrics", [], "functions that are reported beside the loss"),
+    Row("feature_cols", None, "columns the model takes, in its order"),
+    Row("label_cols", None, "columns the model is to tell"),
+    Row("validation", None, "fraction of the rows, or the name of a column that marks them"),
+    Row("callbacks", [], "callbacks of the framework"),
+    Row("batch_size", 32, "rows in a batch, on each process"),
+    Row("val_batch_size", None, "the same in validation; default: batch_size"),
+    Row("epochs", 1, "number of epochs"),
+    Row("train_steps_per_epoch", None, "batches of an epoch on each process; default: all rows"),
+    Row("validation_steps_per_epoch", None, "the same in validation"),
+    Row("random_seed", None, "seed of the split and the order of rows"),
+    Row("shuffle", True, "rows in another order each epoch"),
+    Row("verbose", 1, "0: quiet"),
+    Row("partitions_per_process", 10, "Parquet files written for each process"),
+    Row("run_id", None, "name of the run in the store; the same name goes on from its checkpoint"),
+    Row("gradient_compression", None, "a Compression of the framework's horovod package"),
+    Row("transformation_fn", None, "function of a pandas DataFrame, applied to each batch"),
+    Row("label_shapes", None, "shape of each label, -1 for the batch"),
+    Row("use_gpu", True, "train on the GPU where there is one"),
+    Row("backward_passes_per_step", 1, "batches whose gradients are summed before an update"),
+]
+
+MODEL = [
+    Row("history", None, "what training reported, epoch by epoch"),
+    Row("model", None, "the trained model"),
+    Row("feature_columns", None, "columns the model takes"),
+    Row("label_columns", None, "columns the model tells"),
+    Row("output_columns", None, "names of the columns transform() adds; default: label__output"),
+    Row("run_id", None, "name of the run in the store"),
+]
+
+# Parameters that belong to a session: they are not saved.
+NOT_SAVED = ("backend", "store")
+
+
+def camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def _getter(name: str) -> Callable[[Params], Any]:
+    def get(self: Params) -> Any:
+        return self.getOrDefault(self.getParam(name))
+
+    get.__doc__ = f"The value of {name}."
+    return get
+
+
+def _setter(name: str) -> Callable[[Params, Any], Params]:
+    def set_value(self: Params, value: Any) -> Params:
+        return self._set(**{name: value})
+
+    set_value.__doc__ = f"Sets {name}; returns self."
+    return set_value
+
+
+def parameters(table: List[Row]) -> Callable[[type], type]:
+    def decorate(cls: type) -> type:
+        for row in table:
+            setattr(cls, row.name, Param(Params._dummy(), row.name, row.help))
+            setattr(cls, f"get{camel(row.name)}", _getter(row.name))
+            setattr(cls, f"set{camel(row.name)}", _setter(row.name))
+        cls._table: Tuple[Row, ...] = tuple(table)  # type: ignore
+        return cls
+
+    return decorate
+
+
+class TableParams(Params):
+    """Takes its parameters by name; what is None is left at its default."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        known = {row.name for row in self._table}
+        unknown = sorted(set(kwargs) - known)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no parameter {', '.join(unknown)}")
+        self._setDefault(**{row.name: row.default for row in self._table})
+        # As with copy.deepcopy: a default that is a list is not shared.
+        self._set(**{name: value for name, value in kwargs.items() if value is not None})

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every rank of a TorchEstimator does: the epochs, over its share of the Parquet rows.
+
+All ranks make the same number of steps. Losses and metrics are averages over all ranks. Rank 0
+writes the checkpoint after each epoch and returns (history, state of the model).
+"""
+import io
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+
+def features(columns: List[np.ndarray], shapes: Optional[List[Any]]) -> List[Any]:
+    """The columns as the model takes them."""
+    tensors = []
+    for i, values in enumerate(columns):
+        tensor = as_tensor(values)
+        if shapes is not None:
+            tensor = tensor.reshape(tuple(shapes[i]))
+        elif tensor.dim() == 1:
+            tensor = tensor.unsqueeze(1)
+        tensors.append(tensor)
+    return tensors
+
+
+def as_tensor(values: np.ndarray) -> Any:
+    """float32 or int64: what layers and losses take."""
+    import torch
+
+    kind = np.float32 if values.dtype.kind in "fb" else np.int64
+    return torch.from_numpy(np.array(values, dtype=kind))
+
+
+def save_state(state: Any) -> bytes:
+    import torch
+
+    data = io.BytesIO()
+    torch.save(state, data)
+    return data.getvalue()
+
+
+def load_state(data: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+class Trainer:
+    def __init__(self, model: Any, optimizer: Any, task: Dict[str, Any]) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        self.hvd = hvd
+        self.task = task
+        self.device = torch.device("cpu")
+        if task["use_gpu"] and torch.cuda.is_available():
+            torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+            self.device = torch.device("cuda")
+        self.model = model.to(self.device)
+        self.first_epoch = self._resume(model, optimizer)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for group in optimizer.param_groups:  # as many more rows go into each update
+            group["lr"] *= hvd.size()
+        options = {"backward_passes_per_step": task["backward_passes_per_step"]}
+        if task["gradient_compression"] is not None:
+            options["compression"] = task["gradient_compression"]
+        self.optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), **options)
+        self.losses = task["losses"] or [make() for make in as_list(task["loss_constructors"])]
+        n_labels = len(task["label_cols"])
+        if len(self.losses) == 1:
+            self.losses = self.losses * n_labels
+        self.weights = task["loss_weights"] or [1.0] * n_labels
+
+    def _resume(self, model: Any, optimizer: Any) -> int:
+        """Loads the checkpoint of this run, if there is one; rank 0 knows for all."""
+        store, path = self.task["store"], self.task["checkpoint_path"]
+        epoch = 0
+        if self.hvd.rank() == 0 and path is not None and store.exists(path):
+            state = load_state(store.read(path))
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            epoch = state["epoch"]
+        return self.hvd.broadcast_object(epoch, root_rank=0)
+
+    def checkpoint(self, epoch: int) -> None:
+        path = self.task["checkpoint_path"]
+        if self.hvd.rank() != 0 or path is None:
+            return
+        optimizer = self.optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["lr"] /= self.hvd.size()
+        self.task["store"].write(path, save_state(
+            {"model": self.model.state_dict(), "optimizer": optimizer, "epoch": epoch}))
+
+    # --- One batch -----------------------------------------------------------------------------
+
+    def _labels(self, batch: Dict[str, np.ndarray], outputs: List[Any]) -> List[Any]:
+        """Labels in the shape the losses want: as asked, or as the output if that fits."""
+        labels = []
+        for i, name in enumerate(self.task["label_cols"]):
+            label = as_tensor(batch[name]).to(self.device)
+            if self.task["label_shapes"]:
+                label = label.reshape(tuple(self.task["label_shapes"][i]))
+            elif label.numel() == outputs[i].numel():
+                label = label.reshape(outputs[i].shape)
+            labels.append(label)
+        return labels
+
+    def step(self, batch: Dict[str, np.ndarray]) -> Tuple[Any, List[Any], List[Any]]:
+        inputs = features([batch[name] for name in self.task["feature_cols"]],
+                          self.task["input_shapes"])
+        outputs = as_list(self.model(*[tensor.to(self.device) for tensor in inputs]))
+        labels = self._labels(batch, outputs)
+        more = []
+        if self.task["sample_weight_col"]:
+            more = [as_tensor(batch[self.task["sample_weight_col"]]).float().to(self.device)]
+        total = 0.0
+        for loss, weight, output, label in zip(self.losses, self.weights, outputs, labels):
+            total = total + weight * loss(output, label, *more)
+        return total, outputs, labels
+
+    # --- One epoch -----------------------------------------------------------------------------
+
+    def epoch(self, batches: Iterator[Dict[str, np.ndarray]], train: bool) -> Dict[str, float]:
+        import torch
+
+        self.model.train(train)
+        sums: Dict[str, float] = {"loss": 0.0}
+        n = 0
+        with torch.set_grad_enabled(train):
+            for n, batch in enumerate(batches, 1):
+                if train and (n - 1) % self.task["backward_passes_per_step"] == 0:
+                    self.optimizer.zero_grad()
+                loss, outputs, labels = self.step(batch)
+                if train:
+                    loss.backward()
+                    if n % self.task["backward_passes_per_step"] == 0:
+                        self.optimizer.step()
+                sums["loss"] += float(loss.detach())
+                for metric in self.task["metrics"]:
+                    for output, label in zip(outputs, labels):
+                        value = metric(output.detach(), label)
+                        sums[metric.__name__] = sums.get(metric.__name__, 0.0) + float(value)
+        means = torch.tensor([value / max(n, 1) for value in sums.values()], dtype=torch.float64)
+        means = self.hvd.allreduce(means, name=f"estimator.{'train' if train else 'validation'}")
+        return dict(zip(sums, means.tolist()))
+
+
+def as_list(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def limited(batches: Iterator[Any], steps: int) -> Iterator[Any]:
+    for _, batch in zip(range(steps), batches):
+        yield batch
+
+
+def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
+    import cloudpickle
+    import horovod.torch as hvd
+
+    from horovod.spark.common.estimator import pandas_transform
+    from horovod.spark.data import ParquetReader
+
+    hvd.init()
+    model, optimizer, task = cloudpickle.loads(packed)
+
+    def reader(path: str, batch_size: int, shuffle: bool) -> ParquetReader:
+        return ParquetReader(path, task["columns"], batch_size, hvd.rank(), hvd.size(),
+                             task["random_seed"], shuffle,
+                             transform=pandas_transform(task["transformation_fn"]),
+                             storage_options=task["store"].storage_options)
+
+    training = reader(task["train_path"], task["batch_size"], task["shuffle"])
+    # Whole batches only, but at least one.
+    steps = task["train_steps_per_epoch"] or max(training.rows_per_shard // task["batch_size"], 1)
+    validation = None
+    if task["val_path"]:
+        validation = reader(task["val_path"], task["val_batch_size"] or task["batch_size"], False)
+    trainer = Trainer(model, optimizer, task)
+    history = []
+    for epoch in range(trainer.first_epoch, task["epochs"]):
+        seen = {"epoch": epoch, "train": trainer.epoch(limited(training.epoch(epoch), steps), True)}
+        if validation is not None:
+            limit = task["validation_steps_per_epoch"] or validation.steps_per_epoch
+            seen["validation"] = trainer.epoch(limited(validation.epoch(), limit), False)
+        history.append(seen)
+        trainer.checkpoint(epoch + 1)
+        if task["verbose"] and hvd.rank() == 0:
+            print(seen, flush=True)
+    state = save_state({name: value.cpu() for name, value in model.state_dict().items()})
+    result = (history, state) if hvd.rank() == 0 else None
+    hvd.shutdown()
+    return result
