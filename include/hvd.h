@@ -140,7 +140,7 @@ enum {
 // One submission: one tensor, or a group that runs all or nothing under one name and one handle.
 typedef struct hvd_request {
     hvd_op_t op;
-    const char *name; // equal on all members; NULL: "<op>.noname.<n>" by order of submission
+    const char *name; // equal on all members; NULL: "<op>.noname.<n>" by order in the process set
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;   // allreduce, reducescatter
     int root;              // broadcast: a global rank

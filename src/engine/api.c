@@ -322,9 +322,9 @@ static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_r
 // --- Submitting ----------------------------------------------------------------------------------
 
 // Under lock. The set this rank may use, or an error.
-static const process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err)
+static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err)
 {
-    const process_set_t *set = set_find(ctx, id);
+    process_set_t *set = set_find(ctx, id);
     if (set == NULL) {
         fail(err, HVD_UNKNOWN_SET,
              "Process set provided does not exist, or has not been registered.");
@@ -346,7 +346,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     if ((unsigned)asked->op >= HVD_N_OPS) {
         return fail(err, HVD_INVALID_ARGUMENT, "unknown operation %d", asked->op);
     }
-    const process_set_t *set = usable_set(ctx, asked->process_set, err);
+    process_set_t *set = usable_set(ctx, asked->process_set, err);
     if (set == NULL) {
         return err->status;
     }
@@ -354,7 +354,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     const char *name = asked->name;
     if (name == NULL) {
         snprintf(nameless, sizeof nameless, "%s.noname.%llu", hvd_op_name(asked->op),
-                 (unsigned long long)++ctx->n_nameless[asked->op]);
+                 (unsigned long long)++set->n_nameless[asked->op]);
         name = nameless;
     }
     if ((status = check_request(asked, name, set, err)) != HVD_OK) {

@@ -105,6 +105,7 @@ typedef struct process_set {
     int member;        // this rank's position; -1: not a member
     uint64_t hash;     // of the ranks
     bool on_this_host; // all members share memory with this rank
+    uint64_t n_nameless[HVD_N_OPS]; // under lock; by set: ranks outside do not count what it does
 } process_set_t;
 
 // --- One batch being run ------------------------------------------------------------------------
@@ -204,7 +205,6 @@ struct hvd_ctx {
     int n_by_name;        // power of two
     process_set_t **sets; // changed by the holder only, who may read them without the lock
     int n_sets;
-    uint64_t n_nameless[HVD_N_OPS];
     uint64_t n_submitted; // operations, and the last of them: see watch.c
     const request_t *newest;
     recorder_t *recorder;
@@ -278,7 +278,7 @@ void request_recycle(hvd_ctx_t *ctx, request_t *request);
 request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name);
 void request_register(hvd_ctx_t *ctx, request_t *request); // its name is in flight from here on
 void request_enqueue(hvd_ctx_t *ctx, request_t *request);  // for the engine
-const process_set_t *set_find(const hvd_ctx_t *ctx, int id);
+process_set_t *set_find(const hvd_ctx_t *ctx, int id);
 int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest); // how many in all
 
 // Any thread.

@@ -302,7 +302,7 @@ int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest)
 
 // --- Process sets as the API sees them -----------------------------------------------------------
 
-const process_set_t *set_find(const hvd_ctx_t *ctx, int id)
+process_set_t *set_find(const hvd_ctx_t *ctx, int id)
 {
     for (int i = 0; i < ctx->n_sets; i++) {
         if (ctx->sets[i]->id == id) {
