@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The Python side: the extension horovod._core, in the limited API, so that one binary serves every
-# Python from 3.11 on (an older one builds its own). No framework is needed to build it.
+# Python from 3.11 on (an older one builds its own), and libhvd_tf.so for TensorFlow. No framework
+# is needed to build them.
 #
 # In an ordinary build <build>/python/horovod is the package: links to the sources of
 # python/horovod beside the extension and the library, for PYTHONPATH or a .pth file.
@@ -25,10 +26,20 @@ set_target_properties(hvd_python PROPERTIES
     LIBRARY_OUTPUT_DIRECTORY ${package_directory}
     BUILD_RPATH ${CMAKE_CURRENT_BINARY_DIR} INSTALL_RPATH "$ORIGIN")
 
+# TensorFlow's operations, a library of their own because TensorFlow must load it itself.
+file(GLOB tf_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/bind/tf_*.c)
+add_library(hvd_tf MODULE ${tf_sources})
+target_link_libraries(hvd_tf PRIVATE hvd_flags hvd)
+target_compile_options(hvd_tf PRIVATE -Wmissing-prototypes)
+set_target_properties(hvd_tf PROPERTIES
+    C_VISIBILITY_PRESET hidden
+    LIBRARY_OUTPUT_DIRECTORY ${package_directory}
+    BUILD_RPATH ${CMAKE_CURRENT_BINARY_DIR} INSTALL_RPATH "$ORIGIN")
+
 if(SKBUILD)
     # A wheel has no links between files, so the library bears the name it is looked for.
     set_target_properties(hvd PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
-    install(TARGETS hvd_python hvd LIBRARY DESTINATION horovod NAMELINK_SKIP)
+    install(TARGETS hvd_python hvd_tf hvd LIBRARY DESTINATION horovod NAMELINK_SKIP)
     install(TARGETS horovodrun hvd-info RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR})
 else()
     file(MAKE_DIRECTORY ${package_directory})

@@ -16,11 +16,18 @@ Product = _core.PRODUCT
 
 # Functions to call after each successful init (a framework's own bookkeeping).
 _after_init = []
+# And before each shutdown: whoever holds the context lets go of it.
+_before_shutdown = []
 _exit_hook_of = None
 
 
 def on_init(function):
     _after_init.append(function)
+    return function
+
+
+def on_shutdown(function):
+    _before_shutdown.append(function)
     return function
 
 
@@ -78,6 +85,8 @@ def _shut_down_at_exit():
 def shutdown():
     """Leaves the job. What is in flight fails; init() may be called again."""
     if _core.is_initialized():
+        for function in _before_shutdown:
+            function()
         _core.shutdown()
         _sets.detach_all()
 

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks for keras; horovod._keras.callbacks has them."""
+import functools
+
+import keras
+
+from horovod._keras import callbacks as _impl
+
+_bind = functools.partial(_impl.bind, keras, __name__)
+
+BroadcastGlobalVariablesCallback = _bind(_impl.BroadcastGlobalVariablesCallback)
+MetricAverageCallback = _bind(_impl.MetricAverageCallback)
+LearningRateScheduleCallback = _bind(_impl.LearningRateScheduleCallback)
+LearningRateWarmupCallback = _bind(_impl.LearningRateWarmupCallback)
+BestModelCheckpoint = _impl.best_model_checkpoint(keras, __name__)

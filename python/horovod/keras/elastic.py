@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training with Keras."""
+import functools
+
+import keras
+
+from horovod._keras import elastic as _impl
+from horovod._keras.backends import backend_of
+from horovod._keras.callbacks import bind
+
+_bind = functools.partial(bind, keras, __name__)
+
+
+def run(func):
+    """Decorator: func(state, ...) is run again after failures and changes of hosts."""
+    return backend_of(keras).elastic_run(func)
+
+
+class KerasState(_impl.KerasState):
+    """A model with its optimizer, and plain values given by keyword."""
+
+    def __init__(self, model, optimizer=None, **kwargs):
+        super().__init__(keras, model, optimizer, **kwargs)
+
+
+CommitStateCallback = _bind(_impl.CommitStateCallback)
+UpdateBatchStateCallback = _bind(_impl.UpdateBatchStateCallback)
+UpdateEpochStateCallback = _bind(_impl.UpdateEpochStateCallback)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod for TensorFlow 2: `import horovod.tensorflow as hvd`."""
+from horovod.common.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from horovod.tensorflow.collectives import (
+    allreduce,
+    broadcast_,
+    check_num_rank_power_of_2,
+    grouped_allreduce,
+    grouped_reducescatter,
+    handle_average_backwards_compatibility,
+    reducescatter,
+)
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.gradients import DistributedGradientTape, PartialDistributedGradientTape
+from horovod.tensorflow.mpi_ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    _executing_eagerly,
+    allgather,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allgather,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from horovod.tensorflow.optimizer import DistributedOptimizer
+from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+from horovod.tensorflow import elastic  # isort: skip
+
+__all__ = [name for name in dir() if not name.startswith("__")]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives as users call them: dense tensors and IndexedSlices, with compression."""
+import os
+
+import tensorflow as tf
+
+from horovod.common.process_sets import global_process_set
+from horovod.common.util import (
+    check_adasum,
+    handle_average_backwards_compatibility,
+    num_rank_is_power_2,
+)
+from horovod.tensorflow import mpi_ops
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.mpi_ops import Adasum, Average, Sum, allgather, broadcast, size_op
+
+
+check_num_rank_power_of_2 = num_rank_is_power_2
+
+
+def is_elastic():
+    """Can the number of ranks change while a graph is in use?"""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def size_for(process_set, dtype):
+    """The number of ranks as a factor: asked when the graph runs if it may change."""
+    if is_elastic():
+        return tf.cast(size_op(process_set.process_set_id), dtype)
+    return tf.cast(process_set.size(), dtype)
+
+
+def _named(name, suffix):
+    return f"{name}_{suffix}" if name else None
+
+
+def _allreduce_slices(slices, op, prescale_factor, postscale_factor, name, process_set,
+                      ignore_name_scope):
+    """IndexedSlices are gathered, not added: whoever applies them adds up equal indices."""
+    if op not in (Average, Sum):
+        raise NotImplementedError(
+            "IndexedSlices can be summed and averaged only; use sparse_as_dense=True or "
+            "tf.convert_to_tensor for other reductions.")
+    if prescale_factor != 1.0 or postscale_factor != 1.0:
+        raise NotImplementedError(
+            "prescale_factor and postscale_factor do not work with IndexedSlices yet; use "
+            "sparse_as_dense=True.")
+    values = allgather(slices.values, _named(name, "values"), ignore_name_scope, process_set)
+    indices = allgather(slices.indices, _named(name, "indices"), ignore_name_scope, process_set)
+    if op == Average:
+        values = values / size_for(process_set, values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+def allreduce(tensor, average=None, device_dense="", device_sparse="",
+              compression=Compression.none, op=None, prescale_factor=1.0, postscale_factor=1.0,
+              name=None, process_set=global_process_set, ignore_name_scope=False):
+    """The reduction of the tensors of all ranks, on all ranks."""
+    op = handle_average_backwards_compatibility(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        with tf.device(device_sparse):
+            return _allreduce_slices(tensor, op, prescale_factor, postscale_factor, name,
+                                     process_set, ignore_name_scope)
+    if op == Adasum:
+        check_adasum(op, process_set, process_set.size())
+    with tf.device(device_dense):
+        wire, context = compression.compress(tf.convert_to_tensor(tensor))
+        reduced = mpi_ops._allreduce(wire, name, op, prescale_factor, postscale_factor,
+                                     ignore_name_scope, process_set)
+        return compression.decompress(reduced, context)
+
+
+def grouped_allreduce(tensors, average=None, device_dense="", device_sparse="",
+                      compression=Compression.none, op=None, prescale_factor=1.0,
+                      postscale_factor=1.0, process_set=global_process_set,
+                      ignore_name_scope=False, name=None):
+    """allreduce() of several tensors at once; dense ones and IndexedSlices may be mixed."""
+    if not tensors:
+        return tensors
+    op = handle_average_backwards_compatibility(op, average)
+    if op == Adasum:
+        check_adasum(op, process_set, process_set.size())
+    results = list(tensors)
+    dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    with tf.device(device_sparse):
+        for i in sorted(set(range(len(tensors))) - set(dense)):
+            results[i] = _allreduce_slices(tensors[i], op, prescale_factor, postscale_factor,
+                                           _named(name, str(i)), process_set, ignore_name_scope)
+    if dense:
+        with tf.device(device_dense):
+            wires = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
+            reduced = mpi_ops._grouped_allreduce(
+                [wire for wire, _ in wires], name, op, prescale_factor, postscale_factor,
+                ignore_name_scope, process_set)
+            for i, output, (_, context) in zip(dense, reduced, wires):
+                results[i] = compression.decompress(output, context)
+    return results
+
+
+def reducescatter(tensor, device_dense="", compression=Compression.none, op=Average, name=None,
+                  process_set=global_process_set, ignore_name_scope=False, prescale_factor=1.0,
+                  postscale_factor=1.0):
+    """This rank's rows of the reduction of the tensors of all ranks."""
+    with tf.device(device_dense):
+        wire, context = compression.compress(tf.convert_to_tensor(tensor))
+        reduced = mpi_ops._reducescatter(wire, name, op, prescale_factor, postscale_factor,
+                                         ignore_name_scope, process_set)
+        return compression.decompress(reduced, context)
+
+
+def grouped_reducescatter(tensors, device_dense="", compression=Compression.none, op=Average,
+                          process_set=global_process_set, prescale_factor=1.0,
+                          postscale_factor=1.0):
+    """reducescatter() of several tensors, all or none."""
+    if not tensors:
+        return tensors
+    with tf.device(device_dense):
+        wires = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+        reduced = mpi_ops._grouped_reducescatter(
+            [wire for wire, _ in wires], None, op, prescale_factor, postscale_factor, False,
+            process_set)
+        return [compression.decompress(output, context)
+                for output, (_, context) in zip(reduced, wires)]
+
+
+def as_tf_variable(variable):
+    """The tf.Variable behind a variable of Keras 3, or the one given."""
+    inner = getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
+def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
+    """Gives tf.Variables the values of root_rank, in place; returns the values."""
+    variables = [as_tf_variable(variable) for variable in variables]
+    kinds = {type(variable).__name__ == "RefVariable" for variable in variables}
+    if len(kinds) > 1:
+        raise ValueError("broadcast_ takes either resource variables or reference variables.")
+    return [variable.assign(broadcast(variable, root_rank, _named(name, str(i)),
+                                      process_set=process_set))
+            for i, variable in enumerate(variables)]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adding up the gradients of several backward passes before ranks talk to each other."""
+import tensorflow as tf
+
+from horovod.tensorflow.collectives import as_tf_variable
+
+
+class LocalGradientAggregationHelper:
+    """Sums of gradients on this rank, and a counter that says when to communicate.
+
+    allreduce_func(grads, variables) gives the gradients of all ranks. Variables for the sums are
+    made on first use, outside of any graph being built, so it works eagerly and in tf.function.
+    """
+
+    def __init__(self, backward_passes_per_step, allreduce_func, sparse_as_dense=False,
+                 average_aggregated_gradients=False, rank=0, optimizer_type=""):
+        if backward_passes_per_step < 1:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = backward_passes_per_step
+        self.sparse_as_dense = sparse_as_dense
+        self.average_aggregated_gradients = average_aggregated_gradients
+        self._allreduce = allreduce_func
+        self._scope = f"aggregation_variables_{optimizer_type}{rank}"
+        self._sums = {}
+        self._counter = None
+
+    def _dense(self, grad):
+        if not isinstance(grad, tf.IndexedSlices):
+            return grad
+        if not self.sparse_as_dense:
+            raise ValueError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and "
+                "`sparse_as_dense` is False.")
+        return tf.convert_to_tensor(grad)
+
+    def _variable(self, name, initial_value):
+        return tf.Variable(initial_value, trainable=False, name=f"{self._scope}/{name}",
+                           use_resource=True)
+
+    def _prepare(self, grads, variables):
+        """Makes the counter, and a sum for each variable that has a gradient."""
+        with tf.init_scope():
+            if self._counter is None:
+                self._counter = self._variable("counter", tf.zeros([], tf.int64))
+            for i, (grad, variable) in enumerate(zip(grads, variables)):
+                key = id(as_tf_variable(variable))
+                if grad is not None and key not in self._sums:
+                    self._sums[key] = self._variable(
+                        f"sum_{i}", tf.zeros(variable.shape, grad.dtype))
+
+    def _sum_of(self, variable):
+        return self._sums.get(id(as_tf_variable(variable)))
+
+    def _take(self, variables):
+        """What has come together, averaged if wanted, and what sets the sums to zero again."""
+        totals = []
+        resets = []
+        for variable in variables:
+            total = self._sum_of(variable)
+            if total is None:
+                totals.append(None)
+                continue
+            value = tf.identity(total)
+            with tf.control_dependencies([value]):
+                resets.append(total.assign(tf.zeros_like(value)))
+            if self.average_aggregated_gradients:
+                value = value / self.backward_passes_per_step
+            totals.append(value)
+        return totals, resets
+
+    def step(self, grads, variables, apply, skip):
+        """Adds the gradients; calls apply(reduced gradients) every so many times, else skip().
+
+        Both are called inside tf.cond and must not create variables.
+        """
+        variables = list(variables)
+        grads = [self._dense(grad) for grad in grads]
+        self._prepare(grads, variables)
+        added = [self._sum_of(variable).assign_add(grad)
+                 for grad, variable in zip(grads, variables) if grad is not None]
+        with tf.control_dependencies(added):
+            count = self._counter.assign_add(1)
+
+        def communicate():
+            totals, resets = self._take(variables)
+            return _after([apply(self._allreduce(totals, variables)), *resets], True)
+
+        def wait():
+            return _after([skip()], False)
+
+        with tf.control_dependencies(added):
+            return tf.cond(tf.equal(count % self.backward_passes_per_step, 0), communicate, wait)
+
+
+def _after(effects, answer):
+    """The answer once the effects are done: a graph of TensorFlow 1 style runs nothing else."""
+    with tf.control_dependencies([effect for effect in effects if _is_in_graph(effect)]):
+        return tf.identity(tf.constant(answer))
+
+
+def _is_in_graph(effect):
+    return isinstance(effect, (tf.Tensor, tf.Operation, tf.Variable))
+
+
+# One helper does both; users import it under either name.
+LocalGradientAggregationHelperEager = LocalGradientAggregationHelper

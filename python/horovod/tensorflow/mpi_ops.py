@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's operations in TensorFlow: loads libhvd_tf.so, names the calls, registers gradients.
+
+Everything here takes and gives dense tensors; IndexedSlices and compression are handled one level
+up, in collectives.py. Operations run eagerly and inside tf.function alike.
+
+Names. Ranks know a tensor by its name. In a graph that is the name of the node, which TensorFlow
+keeps unique. An eager call has the name the user gave it, or none: ranks then count the calls.
+"""
+import ctypes
+import os
+import re
+
+import tensorflow as tf
+
+from horovod import _core
+from horovod.common import basics
+from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
+from horovod.common.process_sets import ProcessSet, global_process_set
+
+_PATH = os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "libhvd_tf.so")
+
+# Stateful operations run one after the other inside a tf.function. These need not: what they do to
+# each other is agreed between the ranks. TensorFlow has a list for its own collectives.
+_UNORDERED = frozenset(
+    "Horovod" + name
+    for name in (
+        "Allreduce", "GroupedAllreduce", "Allgather", "GroupedAllgather", "Broadcast", "Alltoall",
+        "Reducescatter", "GroupedReducescatter", "Size", "ProcessSetIncluded", "LocalSize", "Rank",
+        "LocalRank",
+    )
+)
+
+
+def _load():
+    if not os.path.exists(_PATH):
+        raise ImportError(
+            "Extension horovod.tensorflow has not been built: there is no "
+            f"{_PATH}. Install horovod again."
+        )
+    operations = tf.load_op_library(_PATH)
+    library = ctypes.CDLL(_PATH)
+    library.hvd_tf_problem.restype = ctypes.c_char_p
+    library.hvd_tf_attach.argtypes = [ctypes.c_void_p]
+    library.hvd_tf_attach.restype = None
+    problem = library.hvd_tf_problem()
+    if problem:
+        raise ImportError(f"horovod.tensorflow cannot be used: {problem.decode()}")
+    return operations, library
+
+
+def _let_run_unordered():
+    try:
+        from tensorflow.python.framework import auto_control_deps
+    except ImportError:
+        return  # then they run one after the other
+    known = getattr(auto_control_deps, "ASYNC_STATEFUL_OPS", None)
+    if isinstance(known, frozenset):
+        auto_control_deps.ASYNC_STATEFUL_OPS = known | _UNORDERED
+
+
+_operations, _library = _load()
+_let_run_unordered()
+
+
+@basics.on_init
+def _attach():
+    _library.hvd_tf_attach(_core.context())
+
+
+@basics.on_shutdown
+def _detach():
+    _library.hvd_tf_attach(None)
+
+
+if basics.is_initialized():
+    _attach()
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+def _executing_eagerly():
+    return tf.executing_eagerly()
+
+
+def _normalize_name(name):
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _default_name(operation, tensor):
+    try:
+        return f"Horovod{operation}_{_normalize_name(tensor.name)}"
+    except (AttributeError, ValueError):  # an eager tensor has none
+        return f"Horovod{operation}"
+
+
+def _attributes(operation, tensor, name, process_set, ignore_name_scope=False):
+    """The attributes every operation has. process_set may also be an id."""
+    set_id = process_set.process_set_id if isinstance(process_set, ProcessSet) else process_set
+    attributes = {
+        "ignore_name_scope": ignore_name_scope,
+        "process_set_id": -1 if set_id is None else set_id,  # -1: refused by the core, with reason
+    }
+    if tf.executing_eagerly():
+        attributes["tensor_name"] = name or ""
+        attributes["by_order"] = not name
+    elif name:
+        attributes["name"] = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name).lstrip("_\\/>-")
+    else:
+        attributes["name"] = _default_name(operation, tensor)
+    return attributes
+
+
+def _rows_open(output, tensor):
+    """What is known about a result whose first dimension is not."""
+    if not tf.executing_eagerly() and tensor.shape.rank is not None and tensor.shape.rank > 0:
+        output.set_shape([None] + tensor.shape.as_list()[1:])
+    return output
+
+
+# --- Operations -----------------------------------------------------------------------------------
+
+
+def _allreduce(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0,
+               ignore_name_scope=False, process_set=global_process_set):
+    tensor = tf.convert_to_tensor(tensor)
+    return _operations.horovod_allreduce(
+        tensor, reduce_op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        **_attributes("Allreduce", tensor, name, process_set, ignore_name_scope))
+
+
+def _by_dtype(tensors, name, run):
+    """run(tensors of one dtype, name) for each dtype; results in the order of the tensors."""
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    places = {}
+    for i, tensor in enumerate(tensors):
+        places.setdefault(tensor.dtype, []).append(i)
+    results = [None] * len(tensors)
+    for dtype, indices in places.items():
+        own_name = f"{name}_{dtype.name}" if name and len(places) > 1 else name
+        outputs = run([tensors[i] for i in indices], own_name)
+        for i, output in zip(indices, outputs):
+            results[i] = output
+    return results
+
+
+def _grouped_allreduce(tensors, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0,
+                       ignore_name_scope=False, process_set=global_process_set):
+    def run(group, group_name):
+        return _operations.horovod_grouped_allreduce(
+            group, reduce_op=op, prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            **_attributes("GroupedAllreduce", group[0], group_name, process_set,
+                          ignore_name_scope))
+
+    return _by_dtype(tensors, name, run)
+
+
+def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """The tensors of all ranks, one after the other along the first dimension."""
+    tensor = tf.convert_to_tensor(tensor)
+    output = _operations.horovod_allgather(
+        tensor, **_attributes("Allgather", tensor, name, process_set, ignore_name_scope))
+    return _rows_open(output, tensor)
+
+
+def grouped_allgather(tensors, name=None, ignore_name_scope=False,
+                      process_set=global_process_set):
+    """allgather() of several tensors, all or none."""
+    if not tensors:
+        return tensors
+
+    def run(group, group_name):
+        outputs = _operations.horovod_grouped_allgather(
+            group, **_attributes("GroupedAllgather", group[0], group_name, process_set,
+                                 ignore_name_scope))
+        return [_rows_open(output, tensor) for output, tensor in zip(outputs, group)]
+
+    return _by_dtype(tensors, name, run)
+
+
+def broadcast(tensor, root_rank, name=None, ignore_name_scope=False,
+              process_set=global_process_set):
+    """The tensor of root_rank (a global rank), on all ranks."""
+    tensor = tf.convert_to_tensor(tensor)
+    return _operations.horovod_broadcast(
+        tensor, root_rank=root_rank,
+        **_attributes("Broadcast", tensor, name, process_set, ignore_name_scope))
+
+
+def alltoall(tensor, splits=None, name=None, ignore_name_scope=False,
+             process_set=global_process_set):
+    """Rows to all ranks, rows from all ranks: the output, and with splits also how many from each.
+
+    splits: how many rows each rank gets; without, all get the same number.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    given = tf.constant([], tf.int32) if splits is None else tf.convert_to_tensor(splits)
+    if given.dtype != tf.int32:
+        given = tf.cast(given, tf.int32)
+    output, received = _operations.horovod_alltoall(
+        tensor, given, **_attributes("Alltoall", tensor, name, process_set, ignore_name_scope))
+    _rows_open(output, tensor)
+    _rows_open(received, given)
+    return output if splits is None else (output, received)
+
+
+def _reducescatter(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0,
+                   ignore_name_scope=False, process_set=global_process_set):
+    tensor = tf.convert_to_tensor(tensor)
+    output = _operations.horovod_reducescatter(
+        tensor, reduce_op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        **_attributes("Reducescatter", tensor, name, process_set, ignore_name_scope))
+    return _rows_open(output, tensor)
+
+
+def _grouped_reducescatter(tensors, name=None, op=Sum, prescale_factor=1.0, postscale_factor=1.0,
+                           ignore_name_scope=False, process_set=global_process_set):
+    def run(group, group_name):
+        outputs = _operations.horovod_grouped_reducescatter(
+            group, reduce_op=op, prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            **_attributes("GroupedReducescatter", group[0], group_name, process_set,
+                          ignore_name_scope))
+        return [_rows_open(output, tensor) for output, tensor in zip(outputs, group)]
+
+    return _by_dtype(tensors, name, run)
+
+
+def join():
+    """This rank has no more data: it takes part in allreduces with zeros until all have joined.
+
+    Returns the rank that joined last, an int32 scalar.
+    """
+    return _operations.horovod_join(**_attributes("Join", None, None, 0))
+
+
+def barrier(process_set=global_process_set):
+    """Returns (in a graph: lets go on) when all ranks of the set have come here."""
+    return _operations.horovod_barrier(**_attributes("Barrier", None, None, process_set))
+
+
+def size_op(process_set_id=0, name=None):
+    """Number of ranks of a process set when the graph runs; a negative code if there is none."""
+    return _operations.horovod_size(process_set_id=process_set_id, name=name)
+
+
+def process_set_included_op(process_set_id=0, name=None):
+    """1 if this rank is in the set when the graph runs, 0 if not; a negative code on error."""
+    return _operations.horovod_process_set_included(process_set_id=process_set_id, name=name)
+
+
+def local_size_op(name=None):
+    """Number of ranks on this host when the graph runs."""
+    return _operations.horovod_local_size(name=name)
+
+
+def rank_op(name=None):
+    """The rank when the graph runs."""
+    return _operations.horovod_rank(name=name)
+
+
+def local_rank_op(name=None):
+    """The rank on this host when the graph runs."""
+    return _operations.horovod_local_rank(name=name)
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def _set_of(op):
+    return op.get_attr("process_set_id")
+
+
+def _name_for(op, suffix="grad"):
+    """After the operation in the graph, not after nodes around it, which may differ by rank."""
+    if tf.executing_eagerly():
+        return None
+    node = op.outputs[0].name.partition(":")[0]
+    return f"{node.rpartition('/')[2]}_{suffix}"
+
+
+def _common(op, suffix="grad"):
+    return {"name": _name_for(op, suffix), "process_set": _set_of(op),
+            "ignore_name_scope": op.get_attr("ignore_name_scope")}
+
+
+def _reduction_of(op):
+    return {"op": op.get_attr("reduce_op"), "prescale_factor": op.get_attr("prescale_factor"),
+            "postscale_factor": op.get_attr("postscale_factor"), **_common(op)}
+
+
+def _member(set_id):
+    return _core.process_set_ranks(set_id).index(_core.rank())
+
+
+@tf.RegisterGradient("HorovodAllreduce")
+def _allreduce_grad(op, grad):
+    return _allreduce(grad, **_reduction_of(op))
+
+
+@tf.RegisterGradient("HorovodGroupedAllreduce")
+def _grouped_allreduce_grad(op, *grads):
+    return _grouped_allreduce(list(grads), **_reduction_of(op))
+
+
+def _own_rows(op, grad, tensor, i=0):
+    """The share of this rank in the gradient of what was gathered."""
+    reduced = _allreduce(grad, op=Average, **_common(op, f"grad_{i}"))
+    rows = allgather(tf.shape(tensor)[:1], **_common(op, f"rows_{i}"))
+    member = _member(_set_of(op))
+    begin = tf.reduce_sum(rows[:member])
+    return reduced[begin:begin + rows[member]]
+
+
+@tf.RegisterGradient("HorovodAllgather")
+def _allgather_grad(op, grad):
+    return _own_rows(op, grad, op.inputs[0])
+
+
+@tf.RegisterGradient("HorovodGroupedAllgather")
+def _grouped_allgather_grad(op, *grads):
+    return [_own_rows(op, grad, tensor, i)
+            for i, (grad, tensor) in enumerate(zip(grads, op.inputs))]
+
+
+@tf.RegisterGradient("HorovodBroadcast")
+def _broadcast_grad(op, grad):
+    reduced = _allreduce(grad, op=Average, **_common(op))
+    return reduced * tf.cast(_core.rank() == op.get_attr("root_rank"), reduced.dtype)
+
+
+@tf.RegisterGradient("HorovodAlltoall")
+def _alltoall_grad(op, grad, _grad_of_splits):
+    returned, _ = alltoall(grad, splits=op.outputs[1], **_common(op))
+    return [returned, None]
+
+
+def _spread(op, grads):
+    """Gradients of what was reduced and scattered: everybody's, scaled as the values were."""
+    factor = op.get_attr("prescale_factor") * op.get_attr("postscale_factor")
+    if op.get_attr("reduce_op") == Sum:
+        factor *= len(_core.process_set_ranks(_set_of(op)))
+    return [allgather(grad * tf.cast(factor, grad.dtype), **_common(op, f"grad_{i}"))
+            for i, grad in enumerate(grads)]
+
+
+@tf.RegisterGradient("HorovodReducescatter")
+def _reducescatter_grad(op, grad):
+    return _spread(op, [grad])[0]
+
+
+@tf.RegisterGradient("HorovodGroupedReducescatter")
+def _grouped_reducescatter_grad(op, *grads):
+    return _spread(op, grads)
+
+
+for _name in ("Join", "Barrier", "Size", "ProcessSetIncluded", "LocalSize", "Rank", "LocalRank"):
+    tf.no_gradient("Horovod" + _name)
