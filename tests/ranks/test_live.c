@@ -49,8 +49,9 @@ static void keep_line(void *arg, int level, const char *line)
 static int count(const char *text, const char *part)
 {
     int n = 0;
-    for (; (text = strstr(text, part)) != NULL; text++) {
-        n++;
+    size_t bytes = strlen(part);
+    for (; *text != '\0'; text++) { // by hand: sanitizers make strstr look at all that follows
+        n += *text == *part && strncmp(text, part, bytes) == 0;
     }
     return n;
 }
