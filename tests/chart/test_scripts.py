@@ -33,6 +33,7 @@ class Pod:
 
     def __init__(self, folder, number, address, hosts, files, role):
         self.netns = "hc%dn%d" % (os.getpid(), number)
+        self.name = "%s-%s" % (FULL, "master" if number == 0 else number - 1)
         self.root = Path(tempfile.mkdtemp(prefix="pod.", dir=folder))
         (self.root / "generated").mkdir()
         (self.root / "home").mkdir()
@@ -42,8 +43,10 @@ class Pod:
             path.chmod(0o555)
         (self.root / "secret").mkdir()
         for key, data in files["secret"].items():
-            names = {"host-key": "id_rsa", "host-key-pub": "authorized_keys"}
-            (self.root / "secret" / names[key]).write_bytes(data)
+            names = {"host-key": "id_rsa", "host-key-pub": "authorized_keys", "secret": "secret"}
+            path = self.root / "secret" / names[key]
+            path.touch(mode=0o600)
+            path.write_bytes(data)
         etc = Path("/etc/netns") / self.netns
         etc.mkdir(parents=True)
         (etc / "hosts").write_text(hosts)
@@ -58,12 +61,15 @@ class Pod:
     def here(self, text):
         """The places of a pod are folders of the test."""
         for place, folder in (("/horovod/generated", "generated"), ("/etc/secret-volume", "secret"),
+                              ("/horovod/secret", "secret"),
                               ("/var/run/secrets/kubernetes.io/serviceaccount", "account")):
             text = text.replace(place, str(self.root / folder))
         return text
 
     def command(self, *argv):
-        return ["ip", "netns", "exec", self.netns, "env", "HOME=%s" % (self.root / "home"), *argv]
+        script = 'hostname "$0" && exec "$@"'
+        return ["ip", "netns", "exec", self.netns, "unshare", "--uts", "env",
+                "HOME=%s" % (self.root / "home"), "sh", "-c", script, self.name, *argv]
 
     def remove(self):
         sh("ip", "netns", "del", self.netns)
@@ -138,6 +144,31 @@ class Scripts(unittest.TestCase):
                     self.stop(server)
                 for pod in (master, *workers):
                     pod.remove()
+
+    NATIVE = {"worker": {"number": 2, "release": False}, "master": {"startTimeout": 20}}
+
+    def test_native_needs_no_ssh(self):
+        master, *workers = self.pods(self.NATIVE)
+        run = subprocess.Popen(
+            master.command(str(master.root / "generated" / "run.sh"), "horovodrun -np 3 sh -c",
+                           "'echo $HOROVOD_RANK of $HOROVOD_SIZE; exit $HOROVOD_RANK'"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(1)  # workers may come later than the master
+        for worker in workers:
+            self.start(worker)
+        out, err = run.communicate(timeout=60)
+        self.assertIn(run.returncode, (1, 2), err)
+        for rank in range(3):
+            self.assertIn("[%d]<stdout>:%d of 3" % (rank, rank), out)
+
+    def test_native_names_a_missing_worker(self):
+        values = dict(self.NATIVE, master={"startTimeout": 4})
+        master, first, _ = self.pods(values)
+        self.start(first)
+        done = sh(*master.command(str(master.root / "generated" / "run.sh"), "horovodrun true"))
+        self.assertEqual(done.returncode, 75, done.stderr)
+        self.assertIn("%s-1.%s" % (FULL, FULL), done.stderr)
+        self.assertNotIn("%s-0.%s" % (FULL, FULL), done.stderr)
 
     def test_a_missing_worker_is_named(self):
         master, first, _ = self.pods(self.values(startTimeout=3))
