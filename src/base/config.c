@@ -332,8 +332,6 @@ static const char *const foreign_names[] = {
     "HOROVOD_BUILD_*",
     "HOROVOD_CCL_*",
     "HOROVOD_CMAKE",
-    "HOROVOD_CONTROLLER",
-    "HOROVOD_CPU_OPERATIONS",
     "HOROVOD_DEBUG",
     "HOROVOD_DISABLE_NVTX_RANGES",
     "HOROVOD_ELASTIC",

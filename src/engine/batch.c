@@ -3,7 +3,7 @@
 // batch.c - from a decision of coord to memory moved.
 //
 // A batch is one or more submissions of one kind, agreed to run together. Its tensors are strung
-// into two vectors, what goes in and what comes out (vec.h), and one of five routes is taken:
+// into two vectors, what goes in and what comes out (vec.h), and one of six routes is taken:
 //
 //   alone      one member: copy and scale
 //   stream     all members on this host: straight through shared memory, no packing
@@ -12,11 +12,14 @@
 //   plan       everything else: pack if there are several pieces, run the plan of an algorithm over
 //              links, unpack
 //   pieces     Adasum: one plan after the other, since each tensor is weighed by itself
+//   mpi        the user's MPI library does it, where asked to (HOROVOD_CPU_OPERATIONS)
 //
 // Batches run one after the other, in the order of the log. Memory is kept from batch to batch.
 // Threads: the holder of the engine.
+#define _GNU_SOURCE
 #include "engine/engine.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -43,6 +46,7 @@ struct batch_runner {
     const int *sub_ranks; // global ranks of its members
     bool widened;         // the plan runs on float32 although the tensors are half
     uint8_t *plan_out;    // contiguous output to unpack afterwards; NULL: none
+    uint8_t *mpi_out;     // where MPI leaves its result
     vec_t piece_in, piece_out;
     size_t n_pieces, next_piece, piece_at;
 
@@ -582,6 +586,35 @@ static int shards_per_host(const hvd_ctx_t *ctx, const batch_runner_t *r, const 
     return least;
 }
 
+// Bytes of the largest buffer that any member has: what they all know.
+static size_t largest_buffer(const batch_runner_t *r)
+{
+    const coll_args_t *a = &r->args;
+    size_t total = a->bytes;
+
+    if (a->op == HVD_ALLGATHER || a->op == HVD_REDUCESCATTER) {
+        for (int m = 0; m < a->size; m++) {
+            total += a->blocks[m];
+        }
+    }
+    if (a->op == HVD_ALLTOALL) { // one tensor, whose rows are in the decision for all pairs
+        const decision_entry_t *entry = &r->batch->entries[0];
+        size_t row_bytes = hvd_dtype_bytes(a->dtype);
+        for (int d = 1; d < (int)entry->signature->dims[0]; d++) {
+            row_bytes *= (size_t)entry->signature->dims[1 + d];
+        }
+        for (int i = 0; i < a->size * a->size; i++) {
+            total += (size_t)entry->sizes[i] * row_bytes;
+        }
+    }
+    return total;
+}
+
+static bool mpi_takes(const hvd_ctx_t *ctx, const batch_runner_t *r, const process_set_t *set)
+{
+    return ctx->mpi != NULL && set->n == ctx->job.size && mpi_can_run(&r->args, largest_buffer(r));
+}
+
 static route_t choose_route(hvd_ctx_t *ctx, batch_runner_t *r, const process_set_t *set)
 {
     const coll_args_t *a = &r->args;
@@ -601,6 +634,9 @@ static route_t choose_route(hvd_ctx_t *ctx, batch_runner_t *r, const process_set
     if (forced != NULL && !is_word(forced, bytes, "stream") &&
         !is_word(forced, bytes, "two_level")) {
         return ROUTE_PLAN;
+    }
+    if (mpi_takes(ctx, r, set)) {
+        return ROUTE_MPI;
     }
     if (one_host) {
         return r->stream != NULL ? ROUTE_STREAM : ROUTE_PLAN;
@@ -689,29 +725,18 @@ static bool overlap(const uint8_t *a, size_t a_bytes, const uint8_t *b, size_t b
     return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
 }
 
-// Runs sub_args over links, from `in` to `out`; packs first where the plan needs it.
-static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *in, const vec_t *out,
-                               err_t *err)
+// Contiguous memory for what is strung in `in` and `out`: packs where that must be, and notes in
+// plan_out what is to be unpacked afterwards.
+static hvd_status_t arrange(batch_runner_t *r, const vec_t *in, const vec_t *out, hvd_dtype_t dtype,
+                            uint8_t **input_p, uint8_t **output_p, err_t *err)
 {
-    coll_args_t *a = &r->sub_args;
-    hvd_dtype_t dtype = a->dtype;
-    bool adasum = !r->moves_only && a->reduce == HVD_ADASUM;
-    r->widened = adasum && dtype_is_half(dtype);
-    if (r->widened) {
-        a->dtype = HVD_FLOAT32;
-        a->bytes *= 2;
-    }
-    const algorithm_t *algorithm = coll_choose(a, ctx->config.algorithm, err);
-    if (algorithm == NULL) {
-        return err->status;
-    }
     bool scale_first = !r->moves_only && r->pre != 1.0;
     bool must_pack = in->n > 1 || r->widened || scale_first;
     bool must_unpack = out->n > 1 || r->widened;
     size_t factor = r->widened ? 2 : 1;
     uint8_t *input = start_of(in);
     uint8_t *output = start_of(out);
-    bool in_place = a->op == HVD_ALLREDUCE || a->op == HVD_BROADCAST;
+    bool in_place = r->sub_args.op == HVD_ALLREDUCE || r->sub_args.op == HVD_BROADCAST;
     // Plans of other operations write results while they still read elsewhere in the input.
     must_unpack |= !in_place && !must_pack && overlap(input, in->bytes, output, out->bytes);
     if (must_pack) {
@@ -730,8 +755,34 @@ static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *i
     } else if (in_place && must_pack) {
         output = input;
     }
+    *input_p = input;
+    *output_p = output;
+    return HVD_OK;
+}
+
+// Runs sub_args over links, from `in` to `out`; packs first where the plan needs it.
+static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *in, const vec_t *out,
+                               err_t *err)
+{
+    coll_args_t *a = &r->sub_args;
+    hvd_dtype_t dtype = a->dtype;
+    bool adasum = !r->moves_only && a->reduce == HVD_ADASUM;
+    r->widened = adasum && dtype_is_half(dtype);
+    if (r->widened) {
+        a->dtype = HVD_FLOAT32;
+        a->bytes *= 2;
+    }
+    const algorithm_t *algorithm = coll_choose(a, ctx->config.algorithm, err);
+    if (algorithm == NULL) {
+        return err->status;
+    }
+    uint8_t *input, *output;
+    hvd_status_t status = arrange(r, in, out, dtype, &input, &output, err);
+    if (status != HVD_OK) {
+        return status;
+    }
     plan_clear(&r->plan);
-    hvd_status_t status = coll_plan(algorithm, a, &r->plan, err);
+    status = coll_plan(algorithm, a, &r->plan, err);
     if (status != HVD_OK) {
         return status;
     }
@@ -755,6 +806,48 @@ static hvd_status_t start_plan(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *i
         .arg = ctx,
     };
     return exec_start(r->exec, &run, err);
+}
+
+// --- MPI -----------------------------------------------------------------------------------------
+
+static hvd_status_t start_mpi(hvd_ctx_t *ctx, batch_runner_t *r, err_t *err)
+{
+    coll_args_t *a = &r->sub_args;
+    hvd_dtype_t dtype = a->dtype;
+    uint8_t *input;
+
+    r->widened = !r->moves_only && dtype_is_half(dtype);
+    if (r->widened) {
+        a->dtype = HVD_FLOAT32;
+        a->bytes *= 2;
+        for (int m = 0; a->op == HVD_REDUCESCATTER && m < a->size; m++) {
+            r->blocks[m] *= 2;
+        }
+    }
+    hvd_status_t status = arrange(r, &r->in, &r->out, dtype, &input, &r->mpi_out, err);
+    return status == HVD_OK ? mpi_start(ctx->mpi, a, input, r->mpi_out, err) : status;
+}
+
+static hvd_status_t progress_mpi(hvd_ctx_t *ctx, batch_runner_t *r, bool *moved_p, err_t *err)
+{
+    hvd_status_t status = mpi_progress(ctx->mpi, err);
+
+    if (status == HVD_IN_PROGRESS) {
+        *moved_p = true; // MPI works only while it is asked
+        sched_yield();
+    }
+    if (status != HVD_OK) {
+        return status;
+    }
+    if (!r->moves_only && r->post != 1.0) {
+        hvd_dtype_t dtype = r->sub_args.dtype;
+        size_t n = r->out.bytes / hvd_dtype_bytes(r->args.dtype);
+        reduce_scale(dtype, r->mpi_out, r->mpi_out, n, r->post);
+    }
+    if (r->plan_out != NULL) {
+        unpack(r, &r->out, r->args.dtype, r->plan_out);
+    }
+    return HVD_OK;
 }
 
 // --- Pieces --------------------------------------------------------------------------------------
@@ -974,6 +1067,8 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, batch_runner_t *r, batch_t *b, e
         return start_two_level(ctx, r, b->set, err);
     case ROUTE_PIECES:
         return start_pieces(ctx, r, err);
+    case ROUTE_MPI:
+        return start_mpi(ctx, r, err);
     case ROUTE_ALONE:
         move_alone(r, &r->in, &r->out, r->pre, r->post);
         return HVD_OK;
@@ -1031,6 +1126,8 @@ static hvd_status_t progress_batch(hvd_ctx_t *ctx, batch_runner_t *r, bool *move
         return progress_two_level(ctx, r, moved_p, err);
     case ROUTE_PIECES:
         return progress_pieces(ctx, r, moved_p, err);
+    case ROUTE_MPI:
+        return progress_mpi(ctx, r, moved_p, err);
     default:
         return HVD_OK;
     }

@@ -22,6 +22,7 @@
 
 #include "boot/boot.h"
 #include "coll/coll.h"
+#include "coll/mpi.h"
 #include "coll/stream.h"
 #include "coll/vec.h"
 #include "coord/coord.h"
@@ -119,6 +120,7 @@ typedef enum route {
     ROUTE_PIECES,
     ROUTE_RIDING,
     ROUTE_BOARD,
+    ROUTE_MPI,
     N_ROUTES
 } route_t;
 
@@ -189,6 +191,7 @@ struct hvd_ctx {
     log_t log;
     boot_job_t job;
     boot_t *boot;
+    mpi_plane_t *mpi; // NULL: collectives are our own
     uint32_t epoch;
     int *host_of;
     int n_hosts;
@@ -213,7 +216,8 @@ struct hvd_ctx {
     timeline_t *timeline;  // NULL: none is written
     hvd_stack_fn stack_of; // the binding's; NULL: none
     void *stack_arg;
-    err_t ended; // status != HVD_OK: nothing more will run
+    err_t ended;     // status != HVD_OK: nothing more will run
+    bool ended_well; // all ranks agreed to stop; set by hvd_shutdown
 
     // Any thread, without lock: objects in chunks that never move, each twice as large as the last.
     request_t *_Atomic chunks[N_REQUEST_CHUNKS];

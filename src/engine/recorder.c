@@ -14,7 +14,7 @@
 const char *const route_names[N_ROUTES] = {
     [ROUTE_NOTHING] = "AGREED", [ROUTE_ALONE] = "LOCAL",         [ROUTE_STREAM] = "STREAM",
     [ROUTE_PLAN] = "PLAN",      [ROUTE_TWO_LEVEL] = "TWO_LEVEL", [ROUTE_RIDING] = "RIDING",
-    [ROUTE_PIECES] = "PLAN",    [ROUTE_BOARD] = "BOARD",
+    [ROUTE_PIECES] = "PLAN",    [ROUTE_BOARD] = "BOARD",         [ROUTE_MPI] = "MPI",
 };
 
 static uint64_t tensor_bytes(const request_t *request)

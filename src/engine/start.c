@@ -22,6 +22,10 @@
 #define DRAIN_NS (5 * NS_PER_S)
 #define SHUTDOWN_NS (10 * NS_PER_S)
 
+// Choices of the knobs.
+#define OPERATIONS_MPI 1
+#define CONTROLLER_MPI 1
+
 // --- Who is where --------------------------------------------------------------------------------
 
 #define CARD_PROCESS_BYTES 12 // pid and start of the process, behind the host
@@ -195,8 +199,8 @@ static bool hosts_share_memory(const hvd_ctx_t *ctx, const uint8_t *attached)
 
 static hvd_status_t settle(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
 {
-    uint8_t attached = net_attached(ctx->net);
-    hvd_status_t status = exchange(ctx, "attached", &attached, 1, answers, err);
+    const uint8_t mine[] = {net_attached(ctx->net), ctx->mpi != NULL};
+    hvd_status_t status = exchange(ctx, "attached", mine, sizeof mine, answers, err);
     if (status != HVD_OK) {
         return status;
     }
@@ -204,10 +208,19 @@ static hvd_status_t settle(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
     if (everyone == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
-    for (int r = 0; r < ctx->job.size; r++) {
-        everyone[r] = answers->lengths[r] == 1 ? answers->values[r][0] : 0;
+    for (int r = 0; r < ctx->job.size && status == HVD_OK; r++) {
+        bool whole = answers->lengths[r] == sizeof mine;
+        everyone[r] = whole ? answers->values[r][0] : 0;
+        if (whole && answers->values[r][1] != mine[1]) {
+            status = fail(err, HVD_INVALID_ARGUMENT,
+                          "ranks %d and %d disagree about HOROVOD_CPU_OPERATIONS: one uses MPI, "
+                          "the other does not; set it alike on all",
+                          ctx->job.rank, r);
+        }
     }
-    status = net_settle(ctx->net, everyone, err);
+    if (status == HVD_OK) {
+        status = net_settle(ctx->net, everyone, err);
+    }
     ctx->shm_on_all_hosts = hosts_share_memory(ctx, everyone);
     free(everyone);
     return status;
@@ -361,6 +374,7 @@ static void take_down(hvd_ctx_t *ctx)
     free(ctx->control);
     coord_free(ctx->coord);
     net_close(ctx->net);
+    mpi_close(ctx->mpi, ctx->ended_well);
     secure_keys_free(ctx->keys);
     boot_close(ctx->boot);
     requests_free(ctx);
@@ -409,6 +423,29 @@ static hvd_status_t read_knobs(hvd_ctx_t *ctx, const hvd_options_t *options, err
     return status;
 }
 
+// MPI comes first where it is used: under PMI it must be initialised before the ranks meet.
+static hvd_status_t open_mpi(hvd_ctx_t *ctx, err_t *err)
+{
+    const config_t *config = &ctx->config;
+    bool by_controller = config->controller == CONTROLLER_MPI &&
+                         config->origin[KNOB_cpu_operations] == FROM_DEFAULT;
+
+    return config->cpu_operations == OPERATIONS_MPI || by_controller
+               ? mpi_open(config, &ctx->mpi, err)
+               : HVD_OK;
+}
+
+static hvd_status_t attach_mpi(hvd_ctx_t *ctx, err_t *err)
+{
+    uint64_t deadline = deadline_in_ms((int64_t)(ctx->config.start_timeout * 1000));
+
+    if (ctx->mpi == NULL) {
+        return HVD_OK;
+    }
+    log_debug(&ctx->log, "start", "collectives by %s", mpi_library_name(ctx->mpi));
+    return mpi_attach(ctx->mpi, ctx->job.rank, ctx->job.size, deadline, err);
+}
+
 static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
 {
     hvd_status_t status;
@@ -421,6 +458,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
         goto out;
     }
     TRY(read_knobs(ctx, options, err), out);
+    TRY(open_mpi(ctx, err), out);
     TRY(boot_open(&ctx->config, &ctx->log, &ctx->job, &ctx->boot, err), out);
     ctx->log.rank = ctx->job.rank;
     TRY(check_descriptors(ctx, err), out);
@@ -447,6 +485,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(meet(ctx, options, &answers, err), out);
     boot_place(&ctx->job, ctx->host_of);
     TRY(connect_ranks(ctx, &answers, err), out);
+    TRY(attach_mpi(ctx, err), out);
     TRY(open_coord(ctx, err), out);
     TRY(define_sets(ctx, options, err), out);
     TRY(link_tree(ctx, err), out);
@@ -518,6 +557,7 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
         futex_wait(&ctx->progress_word, atomic_load(&ctx->progress_word), clock_ns() + NS_PER_MS);
     }
     engine_stop(ctx);
+    ctx->ended_well = ctx->ended.status == HVD_SHUTDOWN;
     requests_end(ctx, HVD_SHUTDOWN, "Horovod has been shut down.");
     engine_drain(ctx, clock_ns() + DRAIN_NS);
     take_down(ctx);

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define N_VALUES 1000
+#define THREAD_MULTIPLE 3 // in Open MPI and the MPICH ABI
 
 static hvd_status_t run(hvd_ctx_t *ctx, const char *name, int32_t *values, char *text,
                         size_t text_bytes)
@@ -128,11 +129,12 @@ static bool parse(int argc, char **argv, options_t *options)
     return argc % 2 == 1;
 }
 
-// Calls MPI_Init or MPI_Finalize, which every MPI library declares alike for this use.
+// Calls MPI_Init_thread or MPI_Finalize, which MPI libraries declare alike for this use.
 static bool call_mpi(void *library, const char *name)
 {
-    int (*init)(int *, char ***) = NULL;
+    int (*init)(int *, char ***, int, int *) = NULL;
     int (*finalize)(void) = NULL;
+    int given;
     void *symbol = library != NULL ? dlsym(library, name) : NULL;
 
     if (symbol == NULL) {
@@ -141,7 +143,8 @@ static bool call_mpi(void *library, const char *name)
     }
     memcpy(&init, &symbol, sizeof symbol);
     memcpy(&finalize, &symbol, sizeof symbol);
-    return (strcmp(name, "MPI_Init") == 0 ? init(NULL, NULL) : finalize()) == 0;
+    return (strcmp(name, "MPI_Finalize") == 0 ? finalize()
+                                              : init(NULL, NULL, THREAD_MULTIPLE, &given)) == 0;
 }
 
 static int run_job(const options_t *options)
@@ -182,7 +185,7 @@ int main(int argc, char **argv)
         return 2;
     }
     void *library = options.mpi != NULL ? dlopen(options.mpi, RTLD_NOW | RTLD_GLOBAL) : NULL;
-    if (options.mpi != NULL && !call_mpi(library, "MPI_Init")) {
+    if (options.mpi != NULL && !call_mpi(library, "MPI_Init_thread")) {
         return 1;
     }
     int code = run_job(&options);

@@ -269,11 +269,13 @@ class Programs:
     launched: pathlib.Path
     example: pathlib.Path
     info: pathlib.Path
+    test_ops: pathlib.Path
     folder: pathlib.Path
 
 
 def compile_programs(build: pathlib.Path, folder: pathlib.Path) -> Programs:
-    programs = Programs(folder / "launched", folder / "allreduce", build / "hvd-info", folder)
+    programs = Programs(folder / "launched", folder / "allreduce", build / "hvd-info",
+                        build / "tests/test_ops", folder)
     for source, target in [(ROOT / "tests/launchers/launched.c", programs.launched),
                            (ROOT / "examples/c/allreduce.c", programs.example)]:
         subprocess.run(["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include",
@@ -412,6 +414,90 @@ def applies(case: Callable, launcher: Launcher) -> bool:
             case_with_mpi: launcher.mpi != ""}.get(case, True)
 
 
+# --- Collectives by MPI ---------------------------------------------------------------------------
+
+BY_MPI = {"HOROVOD_CPU_OPERATIONS": "MPI", "HOROVOD_LOG_LEVEL": "debug"}
+
+
+@dataclasses.dataclass
+class Plane:
+    """An MPI library under its launcher. MPICH spins: never more than 2 ranks on 2 cores."""
+    launcher: Launcher
+    library: str
+    ranks: tuple
+    preload: bool = False  # the program has loaded it before
+
+    def run(self, n: int, words: list, env: dict = {}) -> tuple:
+        before = ["env", f"LD_PRELOAD={self.library}"] * self.preload
+        return run(self.launcher.command(n, before + words),
+                   self.launcher.environment() | BY_MPI | env)
+
+
+def planes() -> list:
+    by_name = {launcher.name.split(" (")[0]: launcher for launcher in MPIS}
+    return [
+        Plane(by_name["Open MPI 5"], "libmpi.so.40", (2, 3)),
+        Plane(by_name["Open MPI 4"], "libmpi.so.40", (2, 3)),
+        Plane(by_name["MPICH"], "libmpi_abi.so.1", (2,)),
+        Plane(by_name["MPICH"], "libmpi.so.12", (2,), preload=True),
+        Plane(by_name["Intel MPI"], "libmpi_abi.so.1", (2, 3)),
+        Plane(by_name["Intel MPI"], "libmpi.so.12", (2, 3), preload=True),
+    ]
+
+
+def plane_used(plane: Plane, programs: Programs) -> None:
+    timeline = programs.folder / "timeline.json"
+    code, output = plane.run(2, [programs.launched], {"HOROVOD_TIMELINE": str(timeline)})
+    expect_ranks(code, output, 2)
+    expect(output.count(f"collectives by {plane.library}") == 2, output)
+    expect('"MPI_ALLREDUCE"' in timeline.read_text(), timeline.read_text())
+
+
+def plane_grid(plane: Plane, programs: Programs) -> None:
+    """Every operation, dtype and reduction, around every size; what MPI cannot do is ours."""
+    for n in plane.ranks:
+        for part in ("every kind", "every size"):
+            code, output = plane.run(n, [programs.test_ops, "--launched", "--only", part])
+            for rank in range(n):
+                expect(code == 0 and f"rank {rank} of {n}: 1 subtests ok" in output, output)
+
+
+def plane_beside(plane: Plane, programs: Programs) -> None:
+    words = [programs.launched, "--inits", 3, "--mpi", plane.launcher.mpi]
+    code, output = plane.run(2, words)
+    expect_ranks(code, output, 2)
+
+
+def plane_killed(plane: Plane, programs: Programs) -> None:
+    code, output = plane.run(2, [programs.launched, "--kill", 1])
+    expect(code != 0, f"exit status 0: {output}")
+    wait_for("ranks to end", lambda: not processes_of(programs.launched))
+
+
+PLANE_CASES = [
+    ("used", plane_used),
+    ("every operation and size", plane_grid),
+    ("initialised by the program, 3 jobs", plane_beside),
+    ("killed rank ends it", plane_killed),
+]
+
+
+def test_planes(only: str, programs: Programs) -> int:
+    n_failed = 0
+    print("\n| launcher | library | ranks | " + " | ".join(name for name, _ in PLANE_CASES) + " |")
+    print("|---" * (len(PLANE_CASES) + 3) + "|")
+    for plane in planes():
+        if only in plane.launcher.name or only in "planes":
+            results = [try_case(case, plane, programs) for _, case in PLANE_CASES]
+            n_failed += results.count(False)
+            cells = [plane.launcher.name, f"`{plane.library}`", " and ".join(map(str, plane.ranks))]
+            cells += ["pass" if right else "FAIL" for right in results]
+            print("| " + " | ".join(cells) + " |", flush=True)
+    return n_failed
+
+
+# --- The cases of the first table -----------------------------------------------------------------
+
 CASES = [
     ("2 and 3 ranks", case_example),
     ("init 3 times", case_again),
@@ -493,6 +579,7 @@ def main() -> None:
             (folder / "slurm").mkdir()
             with slurm(folder / "slurm") as conf:
                 n_failed += test(sruns(conf), programs)
+        n_failed += test_planes(options.only, programs)
         if options.only in "seed":
             right = try_case(seed_command, programs)
             print("\nOpen MPI 4 with host file, MCA parameter, map and tags:",

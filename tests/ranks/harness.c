@@ -259,6 +259,9 @@ hvd_status_t rank_try_open(rank_t *r, const hvd_options_t *more)
 {
     hvd_options_t options = more != NULL ? *more : (hvd_options_t){0};
     int ends[2] = {-1, -1};
+    if (r->is_launched) {
+        return hvd_init(&options, &r->ctx, r->text, sizeof r->text);
+    }
     if (!r->without_secret && r->size > 1) { // a world of one would leave the pipe open
         CHECK_INT(r, pipe(ends), 0);
         CHECK_INT(r, write(ends[1], r->job->secret, SECRET_DIGITS), SECRET_DIGITS);
@@ -635,7 +638,8 @@ void ranks_in_threads(const rank_t *outer, int n_ranks, layout_t layout, rank_fn
 
 static const char usage[] =
     "usage: %s [--ranks 2,3] [--layout one,apart,blocks,woven] [--env NAME=value]...\n"
-    "       [--only PART] [--except PART] [--full] [--seed N] [--count N]\n";
+    "       [--only PART] [--except PART] [--full] [--seed N] [--count N]\n"
+    "       [--launched] as a rank that mpirun has started: subtests run in that job\n";
 
 static bool parse_ranks(options_t *o, char *list)
 {
@@ -684,6 +688,9 @@ static bool parse_option(options_t *o, int option)
     case 'x':
         o->except = optarg;
         return true;
+    case 'm':
+        o->launched = true;
+        return true;
     case 'f':
         o->full = true;
         return true;
@@ -703,7 +710,7 @@ static bool parse_options(int argc, char **argv, options_t *o)
     static const struct option long_options[] = {
         {"ranks", 1, 0, 'r'},  {"layout", 1, 0, 'l'}, {"env", 1, 0, 'e'},  {"only", 1, 0, 'o'},
         {"except", 1, 0, 'x'}, {"full", 0, 0, 'f'},   {"seed", 1, 0, 's'}, {"count", 1, 0, 'c'},
-        {0},
+        {"launched", 0, 0, 'm'}, {0},
     };
     *o = (options_t){
         .ranks = {2, 3}, .n_ranks = 2, .layouts = {LAYOUT_ONE, LAYOUT_APART}, .n_layouts = 2};
@@ -743,11 +750,54 @@ static bool run_subtest(const options_t *o, const subtest_t *s, int n_ranks, lay
     return ok;
 }
 
+// Rank and size as mpirun of MPICH, Intel MPI and Open MPI tell them.
+static bool find_place(int *rank_p, int *size_p)
+{
+    static const char *const names[][2] = {{"PMI_RANK", "PMI_SIZE"},
+                                           {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}};
+    for (size_t i = 0; i < N_ELEMENTS(names); i++) {
+        const char *rank = getenv(names[i][0]), *size = getenv(names[i][1]);
+        if (rank != NULL && size != NULL) {
+            *rank_p = atoi(rank);
+            *size_p = atoi(size);
+            return true;
+        }
+    }
+    return false;
+}
+
+// A check that fails ends the process, and mpirun the job.
+static int run_launched(const options_t *o, const subtest_t *subtests, int n_subtests)
+{
+    job_t job = {.options = o, .layout = LAYOUT_ONE, .board = new_board()};
+    int rank, n_run = 0;
+
+    if (job.board == NULL || !find_place(&rank, &job.n_ranks) || job.n_ranks > MAX_RANKS) {
+        fprintf(stderr, "--launched is for ranks that mpirun starts\n");
+        return 2;
+    }
+    for (int i = 0; i < n_subtests; i++) {
+        if (wanted(o, &subtests[i], job.n_ranks, job.layout)) {
+            rank_t r = new_rank(&job, rank);
+            r.is_launched = true;
+            subtests[i].fn(&r, subtests[i].arg);
+            free_rank(&r);
+            n_run++;
+        }
+    }
+    printf("rank %d of %d: %d subtests ok\n", rank, job.n_ranks, n_run);
+    munmap(job.board, sizeof *job.board);
+    return n_run == 0;
+}
+
 int ranks_main(int argc, char **argv, const subtest_t *subtests, int n_subtests)
 {
     options_t o;
     if (!parse_options(argc, argv, &o)) {
         return 2;
+    }
+    if (o.launched) {
+        return run_launched(&o, subtests, n_subtests);
     }
     int n_run = 0;
     int n_failed = 0;

@@ -57,6 +57,7 @@ typedef struct options {
     const char *only;   // run subtests whose names contain this; NULL: all
     const char *except; // leave out those whose names contain this; NULL: none
     bool full;
+    bool launched; // this process is a rank that mpirun has started
     uint64_t seed;
     int count; // 0: the subtest's own
 } options_t;
@@ -71,6 +72,7 @@ typedef struct rank {
     char text[HVD_TEXT_BYTES]; // sentence of the last call that failed
     const job_t *job;
     bool without_secret; // rank_try_open leaves out HOROVOD_SECRET_FD
+    bool is_launched;    // by mpirun: the process's own environment says everything
     char *env[MAX_ENV];
     int n_env;
     char *step; // STEP_BYTES that the parent shows when the rank hangs

@@ -710,6 +710,34 @@ static void test_worlds_of_one(void **state)
     }
 }
 
+// --- Collectives by MPI --------------------------------------------------------------------------
+
+// With a library and mpirun: tests/launchers.
+static void test_mpi_without_mpirun(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *env[3];
+        hvd_status_t status;
+        const char *sentence;
+    } rows[] = {
+        {{"HOROVOD_CPU_OPERATIONS=MPI"}, HVD_INVALID_ARGUMENT, "no mpirun has started this"},
+        {{"HOROVOD_CONTROLLER=mpi"}, HVD_INVALID_ARGUMENT, "no mpirun has started this"},
+        {{"HOROVOD_CPU_OPERATIONS=smoke"}, HVD_INVALID_ARGUMENT, "one of native|mpi|gloo|ccl"},
+        {{"HOROVOD_CONTROLLER=mpi", "HOROVOD_CPU_OPERATIONS=gloo"}, HVD_OK, ""},
+    };
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        const hvd_options_t options = {.env = rows[i].env};
+        char text[HVD_TEXT_BYTES] = "";
+        hvd_ctx_t *ctx;
+        assert_int_equal(hvd_init(&options, &ctx, text, sizeof text), rows[i].status);
+        assert_non_null(strstr(text, rows[i].sentence));
+        if (rows[i].status == HVD_OK) {
+            assert_int_equal(hvd_shutdown(ctx), HVD_OK);
+        }
+    }
+}
+
 // --- The local socket ----------------------------------------------------------------------------
 
 typedef struct giver {
@@ -760,6 +788,7 @@ int main(void)
         cmocka_unit_test(test_hostile_managers),
         cmocka_unit_test(test_endless_line),
         cmocka_unit_test(test_local),
+        cmocka_unit_test(test_mpi_without_mpirun),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

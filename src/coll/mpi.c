@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// mpi.c - collectives by an MPI library that is found at run time.
+//
+// MPI libraries share functions but not constants: a handle is an int in MPICH and its kin, the
+// address of a symbol in Open MPI, a small number in a pointer in the MPI-5 standard. All three are
+// passed in a register, so one type wide enough for each (handle_t) serves, and an ABI is a row of
+// numbers or names below. Results that are handles are written to zeroed handle_t: on little-endian
+// machines a narrower one lands in its low half.
+//
+// Collectives are the non-blocking ones, driven by MPI_Test: a peer that dies is noticed by the
+// engine, not waited for. Errors are returned, not fatal: our communicator has its own handler.
+#define _GNU_SOURCE
+#include "coll/mpi.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "handles of MPI are read as on little-endian machines"
+#endif
+
+#define POLL_US 200
+#define UNEVEN_FACTOR 16
+
+typedef uintptr_t handle_t;
+
+// --- ABIs ----------------------------------------------------------------------------------------
+
+// Constants, in the order of the rows below.
+typedef enum constant {
+    WORLD,
+    ERRORS_RETURN,
+    BYTE,
+    UINT8,
+    INT8,
+    UINT16,
+    INT16,
+    INT32,
+    INT64,
+    FLOAT,
+    DOUBLE,
+    SUM,
+    MIN,
+    MAX,
+    PRODUCT,
+    N_CONSTANTS
+} constant_t;
+
+typedef struct abi {
+    const char *name;
+    const char *libraries[3];      // file names, best first
+    enum launch_var launcher;      // is set by launchers of such libraries
+    int serialized, multiple;      // levels of thread support
+    uintptr_t in_place, no_status; // special addresses
+    uint32_t numbers[N_CONSTANTS]; // or
+    const char *symbols[N_CONSTANTS];
+} abi_t;
+
+static const abi_t abis[] = {
+    {.name = "Open MPI",
+     .libraries = {"libmpi.so.40"},
+     .launcher = SEEN_OMPI_COMM_WORLD_SIZE,
+     .serialized = 2,
+     .multiple = 3,
+     .in_place = 1,
+     .no_status = 0,
+     .symbols = {"ompi_mpi_comm_world", "ompi_mpi_errors_return", "ompi_mpi_byte",
+                 "ompi_mpi_uint8_t", "ompi_mpi_int8_t", "ompi_mpi_uint16_t", "ompi_mpi_int16_t",
+                 "ompi_mpi_int32_t", "ompi_mpi_int64_t", "ompi_mpi_float", "ompi_mpi_double",
+                 "ompi_mpi_op_sum", "ompi_mpi_op_min", "ompi_mpi_op_max", "ompi_mpi_op_prod"}},
+    {.name = "MPI-5 standard ABI",
+     .libraries = {"libmpi_abi.so.1"},
+     .launcher = SEEN_PMI_RANK,
+     .serialized = 2048,
+     .multiple = 4096,
+     .in_place = 1,
+     .no_status = 0,
+     .numbers = {0x101, 0x143, 0x247, 0x241, 0x240, 0x249, 0x248, 0x250, 0x258, 0x210, 0x214, 0x21,
+                 0x22, 0x23, 0x24}},
+    {.name = "MPICH ABI",
+     .libraries = {"libmpi.so.12", "libmpich.so.12"},
+     .launcher = SEEN_PMI_RANK,
+     .serialized = 2,
+     .multiple = 3,
+     .in_place = (uintptr_t)-1,
+     .no_status = 1,
+     .numbers = {0x44000000, 0x54000001, 0x4c00010d, 0x4c00013b, 0x4c000137, 0x4c00023c, 0x4c000238,
+                 0x4c000439, 0x4c00083a, 0x4c00040a, 0x4c00080b, 0x58000003, 0x58000002, 0x58000001,
+                 0x58000004}},
+};
+
+static const constant_t type_of[HVD_N_DTYPES] = {
+    [HVD_UINT8] = UINT8, [HVD_INT8] = INT8,   [HVD_UINT16] = UINT16,  [HVD_INT16] = INT16,
+    [HVD_INT32] = INT32, [HVD_INT64] = INT64, [HVD_FLOAT32] = FLOAT, [HVD_FLOAT64] = DOUBLE,
+};
+
+static const constant_t op_of[HVD_N_REDUCES] = {
+    [HVD_SUM] = SUM, [HVD_MIN] = MIN, [HVD_MAX] = MAX, [HVD_PRODUCT] = PRODUCT};
+
+// --- The library ---------------------------------------------------------------------------------
+
+struct mpi_plane {
+    const abi_t *abi;
+    void *library;
+    char name[256];
+    handle_t constants[N_CONSTANTS];
+    handle_t comm, request;
+    bool is_ours; // we have initialised it
+    int size;
+    int *counts, *offsets, *sent_counts, *sent_offsets; // by rank; kept while a collective runs
+
+    int (*Initialized)(int *flag_p);
+    int (*Finalized)(int *flag_p);
+    int (*Init_thread)(int *argc, char ***argv, int wanted, int *given_p);
+    int (*Query_thread)(int *given_p);
+    int (*Finalize)(void);
+    int (*Comm_rank)(handle_t comm, int *rank_p);
+    int (*Comm_size)(handle_t comm, int *size_p);
+    int (*Comm_idup)(handle_t comm, handle_t *comm_p, handle_t *request_p);
+    int (*Comm_free)(handle_t *comm);
+    int (*Comm_set_errhandler)(handle_t comm, handle_t handler);
+    int (*Test)(handle_t *request, int *flag_p, uintptr_t status);
+    int (*Iallreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm,
+                      handle_t *request_p);
+    int (*Ibcast)(void *buffer, int n, handle_t type, int root, handle_t comm,
+                  handle_t *request_p);
+    int (*Iallgatherv)(const void *in, int n, handle_t in_type, void *out, const int *counts,
+                       const int *offsets, handle_t out_type, handle_t comm, handle_t *request_p);
+    int (*Ialltoallv)(const void *in, const int *in_counts, const int *in_offsets, handle_t in_type,
+                      void *out, const int *counts, const int *offsets, handle_t out_type,
+                      handle_t comm, handle_t *request_p);
+    int (*Ireduce_scatter)(const void *in, void *out, const int *counts, handle_t type, handle_t op,
+                           handle_t comm, handle_t *request_p);
+};
+
+#define FUNCTION(name) {"MPI_" #name, offsetof(mpi_plane_t, name)}
+
+static const struct {
+    const char *name;
+    size_t offset;
+} functions[] = {
+    FUNCTION(Initialized), FUNCTION(Finalized),  FUNCTION(Init_thread),
+    FUNCTION(Query_thread), FUNCTION(Finalize),  FUNCTION(Comm_rank),
+    FUNCTION(Comm_size),   FUNCTION(Comm_idup),  FUNCTION(Comm_free),
+    FUNCTION(Test),        FUNCTION(Iallreduce), FUNCTION(Comm_set_errhandler),
+    FUNCTION(Ibcast),      FUNCTION(Ialltoallv), FUNCTION(Iallgatherv),
+    FUNCTION(Ireduce_scatter),
+};
+
+static hvd_status_t find_symbols(mpi_plane_t *plane, err_t *err)
+{
+    for (size_t i = 0; i < N_ELEMENTS(functions); i++) {
+        void *symbol = dlsym(plane->library, functions[i].name);
+        if (symbol == NULL) {
+            return fail(err, HVD_UNSUPPORTED, "%s has no %s: an MPI of version 3.1 or later is "
+                        "needed", plane->name, functions[i].name);
+        }
+        memcpy((char *)plane + functions[i].offset, &symbol, sizeof symbol);
+    }
+    for (int i = 0; i < N_CONSTANTS; i++) {
+        const char *name = plane->abi->symbols[i];
+        plane->constants[i] =
+            name != NULL ? (handle_t)dlsym(plane->library, name) : plane->abi->numbers[i];
+        if (plane->constants[i] == 0) {
+            return fail(err, HVD_UNSUPPORTED, "%s has no %s", plane->name, name);
+        }
+    }
+    return HVD_OK;
+}
+
+// flags: RTLD_NOLOAD to take only what the process has loaded.
+static bool load(mpi_plane_t *plane, const abi_t *abi, int flags)
+{
+    for (size_t i = 0; i < N_ELEMENTS(abi->libraries) && abi->libraries[i] != NULL; i++) {
+        plane->library = dlopen(abi->libraries[i], RTLD_NOW | RTLD_GLOBAL | flags);
+        if (plane->library != NULL) {
+            plane->abi = abi;
+            snprintf(plane->name, sizeof plane->name, "%s (%s)", abi->libraries[i], abi->name);
+            return true;
+        }
+    }
+    return false;
+}
+
+// What is merely installed says nothing: the library must be the launcher's.
+static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err_t *err)
+{
+    bool launched = false;
+
+    for (size_t i = 0; i < N_ELEMENTS(abis); i++) {
+        if (load(plane, &abis[i], RTLD_NOLOAD)) {
+            return HVD_OK;
+        }
+    }
+    for (size_t i = 0; i < N_ELEMENTS(abis); i++) {
+        if (config->seen[abis[i].launcher] != NULL) {
+            launched = true;
+            if (load(plane, &abis[i], 0)) {
+                return HVD_OK;
+            }
+        }
+    }
+    if (launched) {
+        const char *why = dlerror();
+        return fail(err, HVD_SYSTEM,
+                    "HOROVOD_CPU_OPERATIONS is MPI, but the MPI library of the launcher cannot be "
+                    "loaded: %s; add its folder to LD_LIBRARY_PATH",
+                    why != NULL ? why : "not found");
+    }
+    return fail(err, HVD_INVALID_ARGUMENT,
+                "HOROVOD_CPU_OPERATIONS is MPI, but no mpirun has started this process; start it "
+                "with mpirun or horovodrun --mpi, or unset HOROVOD_CPU_OPERATIONS");
+}
+
+static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
+{
+    int initialized = 0, finalized = 0, given = 0;
+
+    plane->Initialized(&initialized);
+    plane->Finalized(&finalized);
+    if (finalized) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "MPI has been finalised in this process and cannot be used again; to init more "
+                    "than once, initialise MPI in the program (with mpi4py: import it first)");
+    }
+    if (!initialized) {
+        int code = plane->Init_thread(NULL, NULL, plane->abi->multiple, &given);
+        if (code != 0) {
+            return fail(err, HVD_SYSTEM, "%s cannot be initialised: MPI error %d", plane->name,
+                        code);
+        }
+        plane->is_ours = true;
+    } else {
+        plane->Query_thread(&given);
+    }
+    if (given < plane->abi->serialized) {
+        return fail(err, HVD_UNSUPPORTED,
+                    "%s was initialised without support for threads; ask for "
+                    "MPI_THREAD_MULTIPLE (MPI_Init_thread)",
+                    plane->name);
+    }
+    return HVD_OK;
+}
+
+hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
+{
+    mpi_plane_t *plane = calloc(1, sizeof *plane);
+    hvd_status_t status;
+
+    if (plane == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    TRY(find_library(plane, config, err), undo);
+    TRY(find_symbols(plane, err), undo);
+    TRY(initialize(plane, err), undo);
+    *plane_p = plane;
+    return HVD_OK;
+undo:
+    mpi_close(plane, false);
+    return status;
+}
+
+static hvd_status_t wait_until(mpi_plane_t *plane, uint64_t deadline_ns, err_t *err)
+{
+    hvd_status_t status;
+
+    while ((status = mpi_progress(plane, err)) == HVD_IN_PROGRESS) {
+        if (clock_ns() >= deadline_ns) {
+            return fail(err, HVD_TIMEOUT,
+                        "not all ranks use MPI for collectives, or some did not start in time; set "
+                        "HOROVOD_CPU_OPERATIONS alike on all, or raise HOROVOD_START_TIMEOUT");
+        }
+        usleep(POLL_US);
+    }
+    return status;
+}
+
+hvd_status_t mpi_attach(mpi_plane_t *plane, int rank, int size, uint64_t deadline_ns, err_t *err)
+{
+    handle_t world = plane->constants[WORLD];
+    int mpi_rank = -1, mpi_size = -1;
+    hvd_status_t status;
+
+    plane->Comm_rank(world, &mpi_rank);
+    plane->Comm_size(world, &mpi_size);
+    if (mpi_rank != rank || mpi_size != size) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "this is rank %d of %d, but MPI counts it as rank %d of %d; start the job with "
+                    "one mpirun, or unset HOROVOD_CPU_OPERATIONS",
+                    rank, size, mpi_rank, mpi_size);
+    }
+    plane->size = size;
+    plane->counts = calloc((size_t)size * 4, sizeof *plane->counts);
+    if (plane->counts == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", size);
+    }
+    plane->offsets = plane->counts + size;
+    plane->sent_counts = plane->offsets + size;
+    plane->sent_offsets = plane->sent_counts + size;
+    int code = plane->Comm_idup(world, &plane->comm, &plane->request);
+    if (code != 0) {
+        return fail(err, HVD_SYSTEM, "%s makes no communicator: MPI error %d", plane->name, code);
+    }
+    TRY(wait_until(plane, deadline_ns, err), out);
+    plane->Comm_set_errhandler(plane->comm, plane->constants[ERRORS_RETURN]);
+out:
+    return status;
+}
+
+void mpi_close(mpi_plane_t *plane, bool ended_well)
+{
+    if (plane == NULL) {
+        return;
+    }
+    if (ended_well && plane->comm != 0) {
+        plane->Comm_free(&plane->comm);
+        if (plane->is_ours) {
+            plane->Finalize();
+        }
+    }
+    // The library stays loaded: it has threads and handlers of its own.
+    free(plane->counts);
+    free(plane);
+}
+
+const char *mpi_library_name(const mpi_plane_t *plane)
+{
+    return plane->name;
+}
+
+// --- Collectives ---------------------------------------------------------------------------------
+
+// Rings of MPICH and its kin cut all blocks into pieces of the smallest: with one of a few bytes
+// among large ones an allgather takes minutes. Our own does not mind.
+static bool blocks_are_alike(const coll_args_t *args)
+{
+    size_t least = SIZE_MAX, most = 0;
+
+    for (int m = 0; m < args->size; m++) {
+        least = MIN(least, args->blocks[m]);
+        most = MAX(most, args->blocks[m]);
+    }
+    return most / UNEVEN_FACTOR <= least;
+}
+
+bool mpi_can_run(const coll_args_t *args, size_t total_bytes)
+{
+    bool reduces = args->op == HVD_ALLREDUCE || args->op == HVD_REDUCESCATTER;
+    bool has_type = type_of[args->dtype] != WORLD || dtype_is_half(args->dtype);
+
+    if (args->op == HVD_ALLGATHER && !blocks_are_alike(args)) {
+        return false;
+    }
+    // Widening doubles half types.
+    return total_bytes <= INT_MAX / 2 && (!reduces || (has_type && op_of[args->reduce] != WORLD));
+}
+
+// Counts and where each block starts, in units of `unit` bytes.
+static void lay_out(const size_t *bytes, int n, size_t unit, int *counts, int *offsets)
+{
+    size_t at = 0;
+    for (int i = 0; i < n; i++) {
+        counts[i] = (int)(bytes[i] / unit);
+        offsets[i] = (int)at;
+        at += bytes[i] / unit;
+    }
+}
+
+static int start_allreduce(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                           void *output)
+{
+    size_t n = args->bytes / hvd_dtype_bytes(args->dtype);
+    uintptr_t in = input == output ? plane->abi->in_place : (uintptr_t)input;
+    return plane->Iallreduce(in, output, (int)n, plane->constants[type_of[args->dtype]],
+                             plane->constants[op_of[args->reduce]], plane->comm, &plane->request);
+}
+
+static int start_broadcast(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                           void *output)
+{
+    if (args->member == args->root && input != output) {
+        memcpy(output, input, args->bytes);
+    }
+    return plane->Ibcast(output, (int)args->bytes, plane->constants[BYTE], args->root, plane->comm,
+                         &plane->request);
+}
+
+static int start_allgather(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                           void *output)
+{
+    handle_t byte = plane->constants[BYTE];
+    lay_out(args->blocks, plane->size, 1, plane->counts, plane->offsets);
+    return plane->Iallgatherv(input, plane->counts[args->member], byte, output, plane->counts,
+                              plane->offsets, byte, plane->comm, &plane->request);
+}
+
+static int start_alltoall(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                          void *output)
+{
+    handle_t byte = plane->constants[BYTE];
+    lay_out(args->recv_bytes, plane->size, 1, plane->counts, plane->offsets);
+    lay_out(args->send_bytes, plane->size, 1, plane->sent_counts, plane->sent_offsets);
+    return plane->Ialltoallv(input, plane->sent_counts, plane->sent_offsets, byte, output,
+                             plane->counts, plane->offsets, byte, plane->comm, &plane->request);
+}
+
+static int start_reducescatter(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                               void *output)
+{
+    lay_out(args->blocks, plane->size, hvd_dtype_bytes(args->dtype), plane->counts,
+            plane->offsets);
+    return plane->Ireduce_scatter(input, output, plane->counts,
+                                  plane->constants[type_of[args->dtype]],
+                                  plane->constants[op_of[args->reduce]], plane->comm,
+                                  &plane->request);
+}
+
+static int (*const start_of[HVD_N_OPS])(mpi_plane_t *, const coll_args_t *, const void *,
+                                        void *) = {
+    [HVD_ALLREDUCE] = start_allreduce,         [HVD_BROADCAST] = start_broadcast,
+    [HVD_ALLGATHER] = start_allgather,         [HVD_ALLTOALL] = start_alltoall,
+    [HVD_REDUCESCATTER] = start_reducescatter,
+};
+
+hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, const void *input, void *output,
+                       err_t *err)
+{
+    int code = start_of[args->op](plane, args, input, output);
+    return code == 0 ? HVD_OK
+                     : fail(err, HVD_SYSTEM, "%s does not start %s: MPI error %d", plane->name,
+                            hvd_op_name(args->op), code);
+}
+
+hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
+{
+    int done = 0;
+    int code = plane->Test(&plane->request, &done, plane->abi->no_status);
+
+    if (code != 0) {
+        return fail(err, HVD_SYSTEM, "%s fails in a collective: MPI error %d", plane->name, code);
+    }
+    return done ? HVD_OK : HVD_IN_PROGRESS;
+}
