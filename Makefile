@@ -10,7 +10,9 @@
 #   make test-spark   horovod.spark on real Spark, some minutes; make setup-spark first
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-launchers  ranks under real mpiruns and srun (installs them)
-.PHONY: all setup demo test test-launchers bench fuzz clean check-style wheel setup-spark test-spark
+#   make chaos        faults at random for ten minutes, or CHAOS="--seconds 60 --seed 5"
+.PHONY: all setup demo test test-launchers bench fuzz chaos clean check-style wheel setup-spark \
+	test-spark
 
 build_of_ := build
 build_of_address := build-asan
@@ -58,6 +60,11 @@ setup-spark:
 
 test-spark:
 	@.venv/bin/python -m pytest tests/spark
+
+CHAOS ?= --seconds 600
+
+chaos: setup
+	@./build/tests/test_chaos $(CHAOS)
 
 check-style:
 	@tools/check-style

@@ -131,6 +131,10 @@ void watch_explain_end(hvd_ctx_t *ctx, err_t *end)
 
     if (end->status != HVD_SHUTDOWN && away_ns > 0) {
         explain_absence(ctx, away_ns, end);
+    } else if (end->status == HVD_PEER_LOST && find_waiting(ctx, name, sizeof name)) {
+        size_t len = strlen(end->text);
+        snprintf(end->text + len, sizeof end->text - len, ". Rank %d waited in '%s'",
+                 ctx->job.rank, name);
     } else if (rank >= 0 && rank != ctx->job.rank && find_waiting(ctx, name, sizeof name)) {
         peer_name(&ctx->peers, rank, who);
         who[0] = 'R';

@@ -21,6 +21,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define CALL_BYTES MIB
@@ -70,8 +71,8 @@ static hvd_status_t fail_secure(tcp_link_t *link, hvd_status_t status, const err
         return err->status;
     }
     peer_name(peers, link->base.peer, who);
-    if (status == HVD_PEER_LOST) {
-        peer_state(peers, link->base.peer, fate);
+    if (status == HVD_PEER_LOST && peer_state(peers, link->base.peer, fate)[0] == '\0') {
+        snprintf(fate, sizeof fate, "its process ended or was killed, or lost its network");
     }
     return fail(err, status, "%s: %s%s%.600s", who, fate, fate[0] != '\0' ? "; " : "",
                 found->text);

@@ -187,6 +187,14 @@ hvd_status_t fault_step(fault_rank_t *f, const char *name, size_t n)
     return status;
 }
 
+// For docs/troubleshooting.md, whose texts are real ones.
+static void show_end(const fault_rank_t *f, hvd_status_t status)
+{
+    if (f->r->options->full) {
+        fprintf(stderr, "rank %d: %s: %s\n", f->r->rank, hvd_status_name(status), f->r->text);
+    }
+}
+
 hvd_status_t fault_work(fault_rank_t *f, size_t n, double max_seconds)
 {
     double start = fault_now();
@@ -199,6 +207,7 @@ hvd_status_t fault_work(fault_rank_t *f, size_t n, double max_seconds)
         }
         status = fault_step(f, "work", n);
     }
+    show_end(f, status);
     return status;
 }
 
@@ -213,5 +222,6 @@ hvd_status_t fault_idle(fault_rank_t *f, double max_seconds)
         }
         usleep(2000);
     }
+    show_end(f, status);
     return status;
 }

@@ -2,113 +2,36 @@
 //
 // test_network.c - networks that are cut, slow, lossy or full of strangers, between real hosts.
 //
-// The program moves into a network namespace of its own and makes a second one, joined to it by a
-// pair of virtual Ethernet ends; ranks of the first host stay in the one, those of the second enter
-// the other. Both namespaces have no name and vanish with the processes in them, so nothing is left
-// behind even if the test is killed. Packets are dropped with nft, connections cut with ss -K.
+// Ranks of the second host live in a network namespace of their own, see hosts.h. Packets are
+// dropped with nft, connections cut with ss -K.
 //
 // Needs root, or a kernel that lets users make namespaces; without either it says so and fails.
 #define _GNU_SOURCE
-#include "fault.h"
+#include "hosts.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define ADDRESS_A "10.77.0.1"
-#define ADDRESS_B "10.77.0.2"
 #define READY 0 // numbers all ranks see: the network is as the test wants it,
-#define CUT 1   // the fault has been made,
-#define OVER 2  // how many ranks are through
-
-static pid_t holder; // of the second namespace
-
-// --- Namespaces ---------------------------------------------------------------------------------
-
-static bool make_holder(void)
-{
-    int ready[2];
-    char byte = 0;
-    if (pipe(ready) != 0) {
-        return false;
-    }
-    holder = fork();
-    if (holder == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        bool ok = unshare(CLONE_NEWNET) == 0 && write(ready[1], &byte, 1) == 1;
-        close(ready[0]);
-        close(ready[1]);
-        while (ok) {
-            pause();
-        }
-        _exit(1);
-    }
-    close(ready[1]);
-    bool ok = holder > 0 && read(ready[0], &byte, 1) == 1;
-    close(ready[0]);
-    return ok;
-}
-
-static bool join_namespaces(void)
-{
-    return fault_run("ip link add va type veth peer name vb netns %d", (int)holder) &&
-           fault_run("ip addr add " ADDRESS_A "/24 dev va && ip link set va up") &&
-           fault_run("nsenter -t %d -n ip addr add " ADDRESS_B "/24 dev vb", (int)holder) &&
-           fault_run("nsenter -t %d -n ip link set vb up", (int)holder);
-}
-
-static bool make_network(void)
-{
-    return fault_become_root() && unshare(CLONE_NEWNET) == 0 && make_holder() &&
-           fault_run("ip link set lo up") &&
-           fault_run("nsenter -t %d -n ip link set lo up", (int)holder) && join_namespaces();
-}
-
-// Whole again, whatever the last test did.
-static bool mend_network(void)
-{
-    bool whole = fault_run("ip link show va >/dev/null 2>&1") || join_namespaces();
-    fault_run("tc qdisc del dev va root 2>/dev/null");
-    return whole && fault_run("nft flush ruleset") &&
-           fault_run("nsenter -t %d -n nft flush ruleset", (int)holder);
-}
-
-static int host_of(const rank_t *r, int rank)
-{
-    return layout_host(r->layout, rank, r->size);
-}
+#define CUT 1   // the fault has been made
 
 static void enter_host(rank_t *r)
 {
     if (r->rank == 0) {
-        CHECK(r, mend_network());
+        CHECK(r, hosts_mend());
         atomic_store(rank_shared(r, READY), 1);
     }
     rank_wait_for(r, rank_shared(r, READY), 1);
-    if (host_of(r, r->rank) == 1) {
-        char path[64];
-        snprintf(path, sizeof path, "/proc/%d/ns/net", (int)holder);
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        CHECK(r, fd >= 0 && setns(fd, CLONE_NEWNET) == 0);
-        close(fd);
-    }
-    rank_setenv(r, "HOROVOD_GLOO_IFACE", NULL); // as found: the two hosts name theirs differently
-    rank_setenv(r, "HOROVOD_RENDEZVOUS_ADDR", "127.0.1.1," ADDRESS_A);
+    hosts_enter(r);
 }
 
 // --- Cut ----------------------------------------------------------------------------------------
-
-#define DROP(interface)                                                                            \
-    "nft 'add table inet cut; add chain inet cut way { type filter hook input priority 0; }; "     \
-    "add rule inet cut way iifname \"" interface "\" drop'"
 
 typedef struct cut {
     const char *here, *there; // commands in the two namespaces; NULL: none
@@ -121,8 +44,8 @@ static void *cut_later(void *arg)
     rank_t *r = ((void **)arg)[0];
     const cut_t *c = ((void **)arg)[1];
     usleep(300000);
-    CHECK(r, c->there == NULL || fault_run("nsenter -t %d -n %s", (int)holder, c->there));
-    CHECK(r, c->here == NULL || fault_run("%s", c->here));
+    CHECK(r, c->there == NULL || hosts_run(true, c->there));
+    CHECK(r, c->here == NULL || hosts_run(false, c->here));
     atomic_store(rank_shared(r, CUT), 1);
     return NULL;
 }
@@ -156,9 +79,6 @@ static void cut_off(rank_t *r, void *arg)
     rank_step(r, "works until the network is cut");
     CHECK_STATUS(r, c->n > 0 ? fault_work(f, c->n, 10) : fault_idle(f, 10), HVD_PEER_LOST);
     CHECK_WITHIN(f, start, c->seconds);
-    if (r->options->full) {
-        fprintf(stderr, "rank %d after %.1f s: %s\n", r->rank, fault_now() - start, r->text);
-    }
     check_named(f);
     if (c->seconds > 2) {
         CHECK_HAS(r, r->text, "HOROVOD_NETWORK_TIMEOUT_SECONDS");
@@ -178,10 +98,9 @@ static void lossy(rank_t *r, void *arg)
     fault_rank_t *f = fault_open(r);
     rank_barrier(r);
     if (r->rank == 0) {
-        CHECK(r, fault_run("nft 'add table inet cut; add chain inet cut way { type filter hook "
-                           "input priority 0; }; add rule inet cut way iifname \"va\" numgen "
-                           "random mod 100 < 1 drop'"));
-        CHECK(r, fault_run("tc qdisc add dev va root tbf rate 100mbit burst 64kb latency 50ms"));
+        CHECK(r, hosts_run(false, HOSTS_LOSE("va", "100")));
+        CHECK(r, hosts_run(false, "tc qdisc add dev va root tbf rate 100mbit burst 64kb latency "
+                                  "50ms"));
     }
     rank_barrier(r);
     for (int i = 0; i < FEWER(30); i++) {
@@ -289,12 +208,12 @@ static void clock_apart(rank_t *r, void *arg)
 
 // --- Table --------------------------------------------------------------------------------------
 
-static const cut_t both_ways = {DROP("va"), DROP("vb"), 100000, 5};
-static const cut_t both_idle = {DROP("va"), DROP("vb"), 0, 5};
-static const cut_t one_way = {NULL, DROP("vb"), 100000, 5};
-static const cut_t other_way = {DROP("va"), NULL, 0, 5};
+static const cut_t both_ways = {HOSTS_DROP("va"), HOSTS_DROP("vb"), 100000, 5};
+static const cut_t both_idle = {HOSTS_DROP("va"), HOSTS_DROP("vb"), 0, 5};
+static const cut_t one_way = {NULL, HOSTS_DROP("vb"), 100000, 5};
+static const cut_t other_way = {HOSTS_DROP("va"), NULL, 0, 5};
 static const cut_t unplugged = {"ip link del va", NULL, 100000, 5};
-static const cut_t reset = {"ss -K dst " ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1};
+static const cut_t reset = {"ss -K dst " HOSTS_ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1};
 
 #define TWO_HOSTS ONLY_LAYOUT(LAYOUT_BLOCKS)
 
@@ -318,15 +237,10 @@ static const subtest_t subtests[] = {
 
 int main(int argc, char **argv)
 {
-    if (!make_network()) {
-        fprintf(stderr, "%s needs root, or the right to make network namespaces, and the tools ip, "
-                        "nft, ss, tc and nsenter: nothing was tested\n",
-                argv[0]);
+    if (!hosts_make(argv[0])) {
         return 1;
     }
-    ranks_server_address = "*";
     int status = ranks_main(argc, argv, subtests, (int)N_ELEMENTS(subtests));
-    kill(holder, SIGKILL);
-    waitpid(holder, NULL, 0);
+    hosts_remove();
     return status;
 }

@@ -197,6 +197,7 @@ static void exits_normally(rank_t *r, void *arg)
     CHECK_STATUS(r, fault_work(f, 50000, 10), HVD_PEER_LOST);
     check_soon(f, 3);
     CHECK_NAMES(f, victim);
+    CHECK_HAS(r, r->text, "waited in 'work'");
     fault_leave(f);
 }
 
