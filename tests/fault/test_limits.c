@@ -77,6 +77,9 @@ static void few_descriptors(rank_t *r, void *arg)
     double start = fault_now();
     CHECK_STATUS(r, rank_try_open(r, NULL), HVD_SYSTEM);
     CHECK(r, fault_now() - start < 1 * LOADED);
+    if (r->options->full) {
+        fprintf(stderr, "%s\n", r->text);
+    }
     CHECK_HAS(r, r->text, "file descriptors, but");
     CHECK_HAS(r, r->text, "of the 16 it may have are in use");
     CHECK_HAS(r, r->text, "ulimit -n");
