@@ -3,7 +3,9 @@
 // shm.c - the shared-memory transport: one segment per host.
 //
 // The lowest rank of a host (its leader) creates the segment under a random name in /dev/shm, the
-// others map it, and the name is removed once all have: nothing is left behind when ranks die.
+// others map it, and the name is removed once all have: nothing is left behind when ranks die. For
+// the moment in between the leader holds a lock on it, so that the next job of this user on the
+// host can tell a segment whose ranks were killed just then, and removes it.
 // Memory is taken at once (fallocate), so a full /dev/shm is an answer at start and not a bus error
 // later. Between processes that cannot map it the next transport serves.
 //
@@ -16,16 +18,22 @@
 
 #include "wire/codec.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SHM_MAGIC 0x6d68735f64766831ull
 #define SHM_NAME_BYTES 64
+#define SHM_PREFIX "hvd-"
+#define ABANDONED_SECONDS 60 // younger ones may belong to a job that starts just now
 #define CONTROL_RING_BYTES (32 * KIB)
 #define MAX_DATA_RING_BYTES (256 * KIB)
 #define MIN_DATA_RING_BYTES (4 * KIB)
@@ -160,6 +168,40 @@ static hvd_status_t map_segment(domain_t *d, int fd)
     return HVD_OK;
 }
 
+// The lock of a segment goes with the last process that maps it through the leader's descriptor.
+static void remove_if_abandoned(const char *name)
+{
+    int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    struct stat seen;
+    bool is_old = fd >= 0 && fstat(fd, &seen) == 0 && seen.st_uid == geteuid() &&
+                  time(NULL) - seen.st_mtime > ABANDONED_SECONDS;
+
+    if (is_old && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        shm_unlink(name);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+static void remove_abandoned(void)
+{
+    DIR *folder = opendir("/dev/shm");
+    const struct dirent *entry;
+
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        char name[SHM_NAME_BYTES];
+        bool is_ours = strncmp(entry->d_name, SHM_PREFIX, strlen(SHM_PREFIX)) == 0;
+        if (is_ours && strlen(entry->d_name) < sizeof name - 1) {
+            snprintf(name, sizeof name, "/%.*s", (int)sizeof name - 2, entry->d_name);
+            remove_if_abandoned(name);
+        }
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+}
+
 static hvd_status_t create_segment(domain_t *d)
 {
     uint8_t id[16];
@@ -170,7 +212,8 @@ static hvd_status_t create_segment(domain_t *d)
     if (status != HVD_OK) {
         return status;
     }
-    int used = snprintf(d->name, sizeof d->name, "/hvd-");
+    remove_abandoned();
+    int used = snprintf(d->name, sizeof d->name, "/" SHM_PREFIX);
     for (size_t i = 0; i < sizeof id; i++) {
         used += snprintf(d->name + used, sizeof d->name - (size_t)used, "%02x", id[i]);
     }
@@ -179,6 +222,7 @@ static hvd_status_t create_segment(domain_t *d)
         d->name[0] = '\0';
         return refuse(d, "create", errno);
     }
+    flock(fd, LOCK_SH | LOCK_NB); // kept by the mapping; without it the name might go early
     int code = posix_fallocate(fd, 0, (off_t)d->layout.total);
     status = code != 0 ? refuse(d, "allocate", code) : map_segment(d, fd);
     close(fd);

@@ -8,8 +8,12 @@
 #define _GNU_SOURCE
 #include "fault.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define DONE 0 // numbers all ranks see: the fault has been made,
@@ -72,6 +76,7 @@ static void *kill_later(void *arg)
 static void be_victim(fault_rank_t *f, const fault_case_t *c)
 {
     rank_will_die(f->r);
+    signal(c->signal, SIG_DFL); // sanitizers would end the process in their own way
     if (c->n > 0) {
         fault_work(f, c->n, 60);
     } else {
@@ -108,10 +113,33 @@ static void killed(rank_t *r, void *arg)
     fault_leave(f);
 }
 
-// The one who finds out looks into the process table while the victim is still in it.
-static void signal_is_named(rank_t *r, void *arg)
+// A rank that is killed while it starts leaves a segment with a name: the next job removes it, and
+// not one that is in use.
+static void starts_after_a_crash(rank_t *r, void *arg)
 {
-    killed(r, arg);
+    (void)arg;
+    static const char *const names[] = {"/hvd-test-abandoned", "/hvd-test-in-use"};
+    const struct timespec long_ago[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    int kept = -1;
+    for (size_t i = 0; r->rank == 0 && i < N_ELEMENTS(names); i++) {
+        int fd = shm_open(names[i], O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+        CHECK(r, fd >= 0 && futimens(fd, long_ago) == 0);
+        if (i == 0) {
+            close(fd);
+        } else {
+            kept = fd;
+            CHECK_INT(r, flock(kept, LOCK_SH), 0);
+        }
+    }
+    fault_rank_t *f = fault_open(r);
+    if (r->rank == 0) {
+        CHECK(r, access("/dev/shm/hvd-test-abandoned", F_OK) != 0);
+        CHECK(r, access("/dev/shm/hvd-test-in-use", F_OK) == 0);
+        close(kept);
+        shm_unlink(names[1]);
+    }
+    rank_barrier(r);
+    fault_leave(f);
 }
 
 // --- Stopped ------------------------------------------------------------------------------------
@@ -298,7 +326,8 @@ static const subtest_t subtests[] = {
     {.name = "killed, large", .fn = killed, .arg = (void *)&kill_large, .min_ranks = 3},
     {.name = "killed, first rank", .fn = killed, .arg = (void *)&kill_first, .min_ranks = 3},
     {.name = "killed, idle", .fn = killed, .arg = (void *)&kill_idle, .min_ranks = 3},
-    {.name = "killed, fault", .fn = signal_is_named, .arg = (void *)&segfault, .min_ranks = 3},
+    {.name = "killed, fault", .fn = killed, .arg = (void *)&segfault, .min_ranks = 3},
+    {.name = "crashed before", .fn = starts_after_a_crash, .layouts = ONLY_LAYOUT(LAYOUT_ONE)},
     {
         .name = "stopped, busy",
         .fn = stopped,

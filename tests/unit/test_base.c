@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <locale.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -1095,6 +1096,72 @@ static void decimal_comma_of_the_program_does_not_matter(void **state)
     setlocale(LC_NUMERIC, "C");
 }
 
+// --- Peers --------------------------------------------------------------------------------------
+
+static void a_peer_is_named_with_host_and_pid(void **state)
+{
+    int host_of[] = {0, 0, 1};
+    peer_id_t of[] = {peer_of_self("a"), peer_of_self("a"), {.pid = 77, .host = "b"}};
+    peers_t peers = {.self = 0, .size = 3, .host_of = host_of, .of = of};
+    char text[PEER_TEXT_BYTES];
+
+    (void)state;
+    assert_string_equal(peer_name(&peers, 2, text), "rank 2 (host b, pid 77)");
+    assert_string_equal(peer_name(NULL, 2, text), "rank 2");
+    assert_string_equal(peer_state(&peers, 2, text), ""); // on another host
+    assert_non_null(strstr(peer_state(&peers, 1, text), "its process is"));
+    of[1].started++; // another process has the pid now
+    assert_string_equal(peer_state(&peers, 1, text), "");
+    assert_string_equal(peer_state(NULL, 1, text), "");
+}
+
+// Runs a child to an end or a stop, and asks what the process table says before it is collected.
+static void assert_state_of_child(int signal, int exit_status, const char *expected)
+{
+    int host_of[] = {0, 0};
+    peer_id_t of[2] = {peer_of_self("a")};
+    peers_t peers = {
+        .size = 2, .host_of = host_of, .of = of, .n_oom_kills = UINT64_MAX};
+    char text[PEER_TEXT_BYTES];
+    int to_child[2], from_child[2];
+    siginfo_t info;
+
+    assert_int_equal(pipe(to_child), 0);
+    assert_int_equal(pipe(from_child), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        peer_id_t self = peer_of_self("a");
+        bool ok = write(from_child[1], &self, sizeof self) == sizeof self &&
+                  read(to_child[0], &self, 1) == 1;
+        _exit(ok ? exit_status : 99);
+    }
+    assert_int_equal(read(from_child[0], &of[1], sizeof of[1]), sizeof of[1]);
+    assert_int_equal(of[1].pid, pid);
+    if (signal != 0) {
+        kill(pid, signal);
+    } else {
+        assert_int_equal(write(to_child[1], "", 1), 1);
+    }
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WSTOPPED | WNOWAIT), 0);
+    assert_string_equal(peer_state(&peers, 1, text), expected);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    assert_string_equal(peer_state(&peers, 1, text), "its process has ended");
+    for (int i = 0; i < 2; i++) {
+        close(to_child[i]);
+        close(from_child[i]);
+    }
+}
+
+static void the_process_table_tells_how_a_peer_fares(void **state)
+{
+    (void)state;
+    assert_state_of_child(SIGKILL, 0, "its process was killed by signal 9 (Killed)");
+    assert_state_of_child(SIGSTOP, 0, "its process is stopped (state T); kill -CONT continues it");
+    assert_state_of_child(0, 0, "its process ended normally (exit status 0)");
+    assert_state_of_child(0, 3, "its process ended with exit status 3");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1158,6 +1225,8 @@ int main(void)
         cmocka_unit_test(environment_of_the_process_is_the_default),
         cmocka_unit_test(first_of_two_equal_names_counts),
         cmocka_unit_test(decimal_comma_of_the_program_does_not_matter),
+        cmocka_unit_test(a_peer_is_named_with_host_and_pid),
+        cmocka_unit_test(the_process_table_tells_how_a_peer_fares),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
