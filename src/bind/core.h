@@ -49,7 +49,10 @@ typedef struct core {
     PyTypeObject *handle_type;
     PyTypeObject *memory_type;
     PyTypeObject *channel_type;
+    PyTypeObject *hook_type;
+    // Names of attributes, made once.
     PyObject *s_data_ptr, *s_shape, *s_f_back, *s_co_filename;
+    PyObject *s_grad, *s_dtype, *s_is_cpu, *s_is_contiguous;
 } core_t;
 
 extern core_t core;
@@ -71,6 +74,9 @@ PyObject *core_submit(PyObject *module, PyObject *const *args, Py_ssize_t n_args
 PyObject *core_wait_all(PyObject *module, PyObject *handles);
 void core_sweep_dropped(void);
 extern PyType_Spec core_handle_spec;
+
+// core_hook.c
+extern PyType_Spec core_hook_spec;
 
 // core_memory.c: takes over `data`.
 PyObject *core_memory_new(void *data, size_t bytes);

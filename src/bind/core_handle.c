@@ -168,14 +168,20 @@ static bool read_piece(flight_t *flight, PyObject *input, PyObject *output, piec
         return false;
     }
     piece->tensor.input = data;
-    piece->tensor.output = output == input ? data : NULL;
+    piece->tensor.output = NULL;
     piece->tensor.shape = piece->shape;
-    if (output == NULL || output == input) {
+    if (output == NULL) {
         return true;
     }
     int n_dims;
     int64_t shape[HVD_MAX_DIMS];
-    return describe_into(flight, output, true, &piece->tensor.output, &n_dims, shape);
+    if (output != input && !describe_into(flight, output, true, &data, &n_dims, shape)) {
+        return false;
+    }
+    // An empty tensor may have no address, but NULL would ask for memory.
+    static char nothing[1];
+    piece->tensor.output = data != NULL ? data : nothing;
+    return true;
 }
 
 static bool read_pieces(flight_t *flight, PyObject *inputs, PyObject *outputs, int n,
@@ -304,7 +310,7 @@ static bool submit_handle(handle_t *handle, hvd_request_t *request, PyObject *co
         (unsigned)request->dtype < HVD_N_DTYPES ? hvd_dtype_bytes(request->dtype) : 0;
     request->n_tensors = n;
     request->where = handle->where;
-    request->alloc = alloc_output;
+    request->alloc = handle->flight->n_outputs > 0 ? alloc_output : NULL;
     request->arg = handle->flight;
     piece_t one;
     hvd_tensor_t tensor;

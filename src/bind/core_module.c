@@ -426,12 +426,26 @@ static bool import_errors(void)
 
 static bool make_names(void)
 {
-    core.s_data_ptr = PyUnicode_InternFromString("data_ptr");
-    core.s_shape = PyUnicode_InternFromString("shape");
-    core.s_f_back = PyUnicode_InternFromString("f_back");
-    core.s_co_filename = PyUnicode_InternFromString("co_filename");
-    return core.s_data_ptr != NULL && core.s_shape != NULL && core.s_f_back != NULL &&
-           core.s_co_filename != NULL;
+    const struct {
+        PyObject **name_p;
+        const char *text;
+    } names[] = {
+        {&core.s_data_ptr, "data_ptr"},
+        {&core.s_shape, "shape"},
+        {&core.s_f_back, "f_back"},
+        {&core.s_co_filename, "co_filename"},
+        {&core.s_grad, "grad"},
+        {&core.s_dtype, "dtype"},
+        {&core.s_is_cpu, "is_cpu"},
+        {&core.s_is_contiguous, "is_contiguous"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        *names[i].name_p = PyUnicode_InternFromString(names[i].text);
+        if (*names[i].name_p == NULL) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static bool add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type_p)
@@ -456,6 +470,7 @@ PyMODINIT_FUNC PyInit__core(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || !import_errors() || !make_names() ||
         !add_type(module, &core_handle_spec, &core.handle_type) ||
+        !add_type(module, &core_hook_spec, &core.hook_type) ||
         !add_type(module, &core_memory_spec, &core.memory_type) ||
         !add_type(module, &core_channel_spec, &core.channel_type)) {
         Py_XDECREF(module);

@@ -19,7 +19,7 @@ import time
 from horovod import _core
 
 HERE = pathlib.Path(__file__).resolve().parent
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 class RankFailed(AssertionError):

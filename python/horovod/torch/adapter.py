@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How PyTorch tensors meet the core: which dtypes it knows, and memory it can use.
+
+Most tensors go as they are: dense, contiguous, on the host, of a dtype of the table. The others are
+made so by to_wire(), and from_wire() makes the results like the tensor again: complex numbers
+travel as pairs, dtypes the core has no arithmetic for as integers of their size, tensors of a GPU
+through pinned host memory.
+"""
+import torch
+
+from horovod import _core
+
+# dtype -> number of the core. One row adds a dtype.
+DTYPES = {
+    torch.uint8: _core.UINT8,
+    torch.int8: _core.INT8,
+    torch.int16: _core.INT16,
+    torch.int32: _core.INT32,
+    torch.int64: _core.INT64,
+    torch.float16: _core.FLOAT16,
+    torch.float32: _core.FLOAT32,
+    torch.float64: _core.FLOAT64,
+    torch.bool: _core.BOOL,
+    torch.bfloat16: _core.BFLOAT16,
+}
+
+# dtype -> what its bytes are moved as. Only in newer versions of PyTorch, so by name.
+MOVED_AS = {
+    getattr(torch, name): like
+    for name, like in {
+        "float8_e4m3fn": torch.uint8, "float8_e5m2": torch.uint8, "float8_e4m3fnuz": torch.uint8,
+        "float8_e5m2fnuz": torch.uint8, "float8_e8m0fnu": torch.uint8,
+        "uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64,
+    }.items()
+    if hasattr(torch, name)
+}
+
+LINEAR = (_core.AVERAGE, _core.SUM)
+
+
+def is_plain(tensor):
+    """Can the core use the tensor's own memory?"""
+    return (tensor.layout is torch.strided and tensor.is_cpu and tensor.dtype in DTYPES
+            and tensor.is_contiguous())
+
+
+def _refuse(tensor, what):
+    raise ValueError(f"Tensor type {tensor.dtype} ({tensor.layout}) is not supported{what}.")
+
+
+def to_wire(tensor, reduce=None):
+    """A plain tensor with the values of this one; its own memory if that will do.
+
+    reduce: the reduction it is for, or None if its bytes are only moved.
+    """
+    if tensor.layout is not torch.strided:
+        _refuse(tensor, "; make it dense, or use sparse_allreduce_async")
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        if reduce is not None and reduce not in LINEAR:
+            _refuse(tensor, " by this reduction; complex numbers can be summed and averaged")
+        tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    elif tensor.dtype in MOVED_AS:
+        if reduce is not None:
+            _refuse(tensor, " by reductions; convert it first")
+        tensor = tensor.contiguous().view(MOVED_AS[tensor.dtype])
+    elif tensor.dtype not in DTYPES:
+        _refuse(tensor, "")
+    if not tensor.is_cpu:
+        tensor = _to_host(tensor)
+    return tensor.contiguous()
+
+
+def _to_host(tensor):
+    pinned = tensor.device.type == "cuda"
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+    host.copy_(tensor)  # blocks until the device's stream has written it
+    return host
+
+
+def from_wire(wire, like):
+    """The values of a plain tensor, in the dtype and on the device of `like`."""
+    if like.is_complex():
+        wire = torch.view_as_complex(wire)
+    elif like.dtype in MOVED_AS:
+        wire = wire.view(like.dtype)
+    return wire if like.is_cpu else wire.to(like.device)
+
+
+def from_memory(memory, shape, dtype):
+    """A tensor over memory the core has brought; no copy."""
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

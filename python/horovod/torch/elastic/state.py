@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchState: models, optimizers and samplers that survive a change of the ranks."""
+import copy
+
+import torch
+
+from horovod.common.basics import rank
+from horovod.common.elastic import ObjectState
+from horovod.common.objects import broadcast_object
+from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
+
+
+class StateHandler:
+    """How one kind of value is saved, restored and given to all ranks."""
+
+    def __init__(self, value):
+        self.value = value
+        self.save()
+
+    def save(self):
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self):
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self):
+        raise NotImplementedError
+
+    def set_value(self, value):
+        self.value = value
+        self.save()
+
+
+class ModelStateHandler(StateHandler):
+    """Of a torch.nn.Module."""
+
+    def sync(self):
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(StateHandler):
+    """Of a torch.optim.Optimizer."""
+
+    def sync(self):
+        broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class SamplerStateHandler(StateHandler):
+    """Of an ElasticSampler: what rank 0 has processed counts for all."""
+
+    def sync(self):
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "sampler"))
+        self.save()
+
+
+_handlers = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry():
+    """Pairs of type and handler class; the first that fits is taken."""
+    return list(_handlers)
+
+
+def set_handler_registry(registry):
+    """Replaces the pairs, to add types of one's own."""
+    _handlers[:] = registry
+
+
+def _handler_for(value):
+    for kind, handler in _handlers:
+        if isinstance(value, kind):
+            return handler(value)
+    return None
+
+
+class TorchState(ObjectState):
+    """State of a training job: model, optimizer, and anything else by keyword.
+
+    Modules, optimizers and ElasticSamplers are saved by their state_dict; other values as objects.
+    """
+
+    def __init__(self, model=None, optimizer=None, **kwargs):
+        kwargs.update({name: value for name, value in
+                       (("model", model), ("optimizer", optimizer)) if value is not None})
+        handlers = {name: _handler_for(value) for name, value in kwargs.items()}
+        self._handlers = {name: handler for name, handler in handlers.items()
+                          if handler is not None}
+        for name, handler in self._handlers.items():
+            object.__setattr__(self, name, handler.value)
+        rest = {name: value for name, value in kwargs.items() if name not in self._handlers}
+        super().__init__(broadcast_object, rank, **rest)
+
+    def save(self):
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self):
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self):
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self):
+        for handler in self._handlers.values():
+            if isinstance(handler.value, ElasticSampler):
+                handler.value.reset()
+
+    def __setattr__(self, name, value):
+        handlers = self.__dict__.get("_handlers", {})
+        if name in handlers:
+            handlers[name].set_value(value)
+        super().__setattr__(name, value)

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives on PyTorch tensors: asynchronous, in place, grouped.
+
+Every operation becomes one _core.submit(), which returns a handle; synchronize(handle) waits and
+gives the result. The blocking forms with gradients are in autograd_ops.py; this module exports
+both, as scripts import them from here.
+"""
+import torch
+
+from horovod import _core
+from horovod.common import basics
+from horovod.common.basics import (  # noqa: F401 - exported
+    Adasum, Average, Max, Min, Product, Sum, ccl_built, cross_rank, cross_size, cuda_built,
+    ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank,
+    local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built,
+    shutdown, size, start_timeline, stop_timeline)
+from horovod.common.exceptions import HorovodInternalError  # noqa: F401 - exported
+from horovod.common.process_sets import global_process_set
+from horovod.common.util import check_adasum, handle_average_backwards_compatibility
+from horovod.torch.adapter import DTYPES, from_memory, from_wire, is_plain, to_wire
+
+_submit = _core.submit
+
+# --- Handles --------------------------------------------------------------------------------------
+
+
+class JointHandle:
+    """Several operations as one; assemble(results) makes the result."""
+
+    def __init__(self, handles, assemble):
+        self._handles = handles
+        self._assemble = assemble
+
+    def wait(self):
+        return self._assemble(_core.wait_all(self._handles))
+
+    def poll(self):
+        return all(handle.poll() for handle in self._handles)
+
+
+def poll(handle):
+    """True when synchronize(handle) will not block."""
+    return handle.poll() if hasattr(handle, "poll") else True
+
+
+def synchronize(handle):
+    """Waits for an asynchronous operation and returns its result."""
+    if hasattr(handle, "wait"):
+        return handle.wait()
+    return handle() if callable(handle) else None
+
+
+# --- Operations whose result is shaped like the input: allreduce, broadcast -----------------------
+
+
+def _same_shape(op, name, tensor, output, reduce, root, process_set, pre=1.0, post=1.0,
+                waits=False):
+    """One tensor. reduce is None when bytes are only moved."""
+    set_id = process_set.process_set_id
+    red = _core.SUM if reduce is None else reduce
+    code = DTYPES.get(tensor.dtype)
+    if (code is not None and tensor.layout is torch.strided and tensor.is_cpu
+            and tensor.is_contiguous() and (output is tensor or is_plain(output))):
+        return _submit(op, name, code, red, root, set_id, pre, post, tensor, output, None, waits,
+                       output, None)
+    wire, into = _wires(tensor, output, reduce)
+    return _submit(op, name, DTYPES[wire.dtype], red, root, set_id, pre, post, wire, into, None,
+                   waits, None, lambda _: _write_back(output, into))
+
+
+def _wires(tensor, output, reduce):
+    wire = to_wire(tensor, reduce)
+    shares = wire.data_ptr() == tensor.data_ptr() and output is not tensor
+    return wire, torch.empty_like(wire) if shares else wire
+
+
+def _write_back(output, wire):
+    with torch.no_grad():
+        value = from_wire(wire, output)
+        if value.data_ptr() != output.data_ptr():
+            output.copy_(value)
+    return output
+
+
+def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post):
+    """A group: one submission for each dtype, which nearly always is one."""
+    red = _core.SUM if reduce is None else reduce
+    parts = {}
+    for i, (tensor, output) in enumerate(zip(tensors, outputs)):
+        if is_plain(tensor) and (output is tensor or is_plain(output)):
+            wire, into = tensor, output
+        else:
+            wire, into = _wires(tensor, output, reduce)
+        parts.setdefault(wire.dtype, []).append((i, wire, into))
+    handles = []
+    for dtype, part in parts.items():
+        suffix = "" if len(parts) == 1 else f".{dtype}"
+        _, wires, intos = zip(*part)
+        handles.append(_submit(op, None if name is None else name + suffix, DTYPES[dtype], red, 0,
+                               process_set.process_set_id, pre, post, tuple(wires), tuple(intos),
+                               None, False, None, None))
+    outputs = tuple(outputs)
+
+    def assemble(_):
+        for part in parts.values():
+            for i, _wire, into in part:
+                if into is not outputs[i]:
+                    _write_back(outputs[i], into)
+        return outputs
+
+    return JointHandle(handles, assemble)
+
+
+def _check_group(tensors):
+    tensors = list(tensors)
+    if len({tensor.device for tensor in tensors}) > 1:
+        raise RuntimeError("the tensors of a group are on different devices; move them to one")
+    return tensors
+
+
+def _like(tensor):
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+
+
+def _reduction(op, average, process_set):
+    op = handle_average_backwards_compatibility(op, average)
+    if op == Adasum:
+        check_adasum(op, process_set, basics.size())
+    return op
+
+
+def _named(kind, name):
+    return None if name is None else f"{kind}.{name}"
+
+
+def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0,
+                    postscale_factor=1.0, process_set=global_process_set):
+    """Starts an allreduce into a new tensor; returns a handle."""
+    op = _reduction(op, average, process_set)
+    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, _like(tensor), op, 0,
+                       process_set, prescale_factor, postscale_factor)
+
+
+def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
+                     postscale_factor=1.0, process_set=global_process_set):
+    """Starts an allreduce in place; returns a handle."""
+    op = _reduction(op, average, process_set)
+    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, tensor, op, 0,
+                       process_set, prescale_factor, postscale_factor)
+
+
+def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
+               postscale_factor=1.0, process_set=global_process_set):
+    """Reduces the tensor over all members, in place."""
+    op = _reduction(op, average, process_set)
+    if _is_compiling():
+        torch.ops.horovod.allreduce_(tensor, name, op, prescale_factor, postscale_factor,
+                                     process_set.process_set_id)
+        return tensor
+    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, tensor, op, 0,
+                       process_set, prescale_factor, postscale_factor, True).wait()
+
+
+def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0,
+                            postscale_factor=1.0, process_set=global_process_set):
+    """Starts allreduces that run all or nothing, into new tensors; returns one handle."""
+    op = _reduction(op, average, process_set)
+    tensors = _check_group(tensors)
+    return _same_shape_group(_core.ALLREDUCE, _named("grouped_allreduce", name), tensors,
+                             [_like(tensor) for tensor in tensors], op, process_set,
+                             prescale_factor, postscale_factor)
+
+
+def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0,
+                             postscale_factor=1.0, process_set=global_process_set):
+    """Starts allreduces that run all or nothing, in place; returns one handle."""
+    op = _reduction(op, average, process_set)
+    tensors = _check_group(tensors)
+    return _same_shape_group(_core.ALLREDUCE, _named("grouped_allreduce", name), tensors, tensors,
+                             op, process_set, prescale_factor, postscale_factor)
+
+
+def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0,
+                       postscale_factor=1.0, process_set=global_process_set):
+    """Reduces all tensors over all members, in place."""
+    return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor,
+                                    process_set).wait()
+
+
+def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
+    """Starts the sum or average of a sparse tensor; returns a function that gives the result.
+
+    Indices and values of all members are gathered; duplicates are left uncoalesced.
+    """
+    if op not in (Average, Sum):
+        raise ValueError("sparse tensors can be averaged and summed only")
+    tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
+    indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
+    values = allgather_async(tensor._values(), f"{name}.values", process_set)
+
+    def wait():
+        all_values = values.wait()
+        all_indices = indices.wait()
+        if op == Average:
+            all_values = all_values / process_set.size()
+        if all_indices.numel() == 0:
+            return torch.sparse_coo_tensor(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape,
+                                       check_invariants=False)
+
+    return wait
+
+
+def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+    """Starts a broadcast into a new tensor; returns a handle."""
+    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, _like(tensor), None,
+                       root_rank, process_set)
+
+
+def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+    """Starts a broadcast in place; returns a handle."""
+    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, tensor, None, root_rank,
+                       process_set)
+
+
+def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
+    """Gives the tensor the values it has on the root rank, a global rank; in place."""
+    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, tensor, None, root_rank,
+                       process_set, 1.0, 1.0, True).wait()
+
+
+# --- Operations whose result only the agreement knows: allgather, alltoall, reducescatter ---------
+
+
+def _other_shape(op, name, tensors, reduce, process_set, pre=1.0, post=1.0, splits=None,
+                 finish=None, waits=False):
+    """One tensor, or a list of one dtype; finish(handle, outputs) makes the result."""
+    many = isinstance(tensors, (list, tuple))
+    originals = list(tensors) if many else [tensors]
+    wires = [tensor if is_plain(tensor) else to_wire(tensor, reduce) for tensor in originals]
+    dtype = wires[0].dtype
+
+    def collect(handle):
+        outputs = [from_wire(from_memory(*handle.memory(i), dtype), original)
+                   for i, original in enumerate(originals)]
+        return finish(handle, outputs) if finish is not None else outputs[0]
+
+    return _submit(op, name, DTYPES[dtype], _core.SUM if reduce is None else reduce, 0,
+                   process_set.process_set_id, pre, post, tuple(wires) if many else wires[0], None,
+                   splits, waits, None, collect)
+
+
+def _other_shape_group(op, kind, name, tensors, reduce, process_set, as_result, pre=1.0, post=1.0):
+    tensors = _check_group(tensors)
+    parts = {}
+    for i, tensor in enumerate(tensors):
+        parts.setdefault(tensor.dtype, []).append(i)
+    handles = []
+    for dtype, places in parts.items():
+        suffix = "" if len(parts) == 1 else f".{dtype}"
+        handles.append(_other_shape(op, None if name is None else f"{kind}.{name}{suffix}",
+                                    [tensors[i] for i in places], reduce, process_set, pre, post,
+                                    finish=lambda _, outputs: outputs))
+
+    def assemble(results):
+        outputs = [None] * len(tensors)
+        for places, values in zip(parts.values(), results):
+            for i, value in zip(places, values):
+                outputs[i] = value
+        return as_result(outputs)
+
+    return JointHandle(handles, assemble)
+
+
+def allgather_async(tensor, name=None, process_set=global_process_set):
+    """Starts an allgather; returns a handle."""
+    return _other_shape(_core.ALLGATHER, _named("allgather", name), tensor, None, process_set)
+
+
+def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+    """Starts allgathers that run all or nothing; returns one handle."""
+    return _other_shape_group(_core.ALLGATHER, "grouped_allgather", name, tensors, None,
+                              process_set, tuple)
+
+
+def _read_splits(splits):
+    """(list for the core, what the received splits shall be like)"""
+    if splits is None:
+        return None, None
+    if not isinstance(splits, torch.Tensor):
+        splits = torch.tensor(splits, dtype=torch.int32)
+    if splits.dim() != 1:
+        raise ValueError("alltoall expects a 1D splits tensor")
+    if splits.dtype != torch.int32:
+        raise ValueError("alltoall expects splits to contain 32-bit integer elements.")
+    return splits.tolist(), splits
+
+
+def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
+    """Starts an alltoall; the handle gives (output, received_splits)."""
+    rows, like = _read_splits(splits)
+    device = like.device if like is not None else None
+
+    def finish(handle, outputs):
+        received = torch.tensor(handle.received_splits, dtype=torch.int32, device=device)
+        return outputs[0], received
+
+    return _other_shape(_core.ALLTOALL, _named("alltoall", name), tensor, None, process_set,
+                        splits=rows, finish=finish)
+
+
+def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set,
+                        prescale_factor=1.0, postscale_factor=1.0):
+    """Starts a reducescatter; returns a handle."""
+    return _other_shape(_core.REDUCESCATTER, _named("reducescatter", name), tensor, op, process_set,
+                        prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set,
+                                prescale_factor=1.0, postscale_factor=1.0):
+    """Starts reducescatters that run all or nothing; returns one handle."""
+    return _other_shape_group(_core.REDUCESCATTER, "grouped_reducescatter", name, tensors, op,
+                              process_set, list, prescale_factor, postscale_factor)
+
+
+# --- Operations without tensors -------------------------------------------------------------------
+
+
+def join(device=-1):
+    """Takes part in the others' allreduces with zeros until every rank has joined.
+
+    Returns the rank that joined last. device is accepted for compatibility.
+    """
+    return _submit(_core.JOIN, None, _core.UINT8, _core.SUM, 0, 0, 1.0, 1.0, None, None, None, True,
+                   None, lambda handle: handle.last_joined).wait()
+
+
+def barrier(process_set=global_process_set):
+    """Returns when all members have called it."""
+    _submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0, process_set.process_set_id, 1.0, 1.0,
+            None, None, None, True, None, None).wait()
+
+
+def _check_has_gpu():
+    return torch.cuda.is_available()
+
+
+_is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+from horovod.torch.autograd_ops import (  # noqa: E402,F401 - exported; it imports from above
+    HorovodAllgather, HorovodAllreduce, HorovodAlltoall, HorovodBroadcast, HorovodGroupedAllgather,
+    HorovodGroupedAllreduce, HorovodGroupedReducescatter, HorovodReducescatter, allgather,
+    allreduce, alltoall, broadcast, grouped_allgather, grouped_allreduce, grouped_reducescatter,
+    reducescatter)

@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedOptimizer: gradients are reduced over all ranks while the backward pass still runs.
+
+The wrapped optimizer is an instance of a subclass of the user's own class, made on the fly, that
+shares the state and the parameter groups of the original. Each parameter has a hook, a C object
+(_core.GradientHook) that submits the gradient as soon as it is accumulated; step() waits for all of
+them at once and runs the user's step.
+"""
+import contextlib
+import os
+import warnings
+
+import torch
+
+from horovod import _core
+from horovod.common.basics import Adasum, Average, size
+from horovod.common.objects import broadcast_object
+from horovod.common.process_sets import global_process_set
+from horovod.common.util import check_adasum, split_list
+from horovod.torch.adapter import DTYPES
+from horovod.torch.compression import Compression
+from horovod.torch.mpi_ops import (JointHandle, allreduce_async_, grouped_allreduce_async_,
+                                   sparse_allreduce_async, synchronize)
+
+_WAITING = object()  # handle of a gradient whose group is not complete yet
+
+
+def _parameters(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _check_names(named_parameters, optimizer):
+    """parameter -> name, for every parameter of the optimizer."""
+    named = list(named_parameters) if named_parameters is not None else None
+    if named is None:
+        return {p: f"allreduce.noname.{g}.{i}"
+                for g, group in enumerate(optimizer.param_groups)
+                for i, p in enumerate(group["params"])}
+    if any(not isinstance(item, tuple) for item in named):
+        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), "
+                         "usually produced by model.named_parameters().")
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1}) \
+        if len(set(names)) < len(names) else []
+    if twice:
+        raise ValueError("Parameter names in named_parameters must be unique. Found duplicates: "
+                         + ", ".join(twice))
+    by_parameter = {p: name for name, p in named}
+    unnamed = [p for p in _parameters(optimizer) if p not in by_parameter]
+    if unnamed:
+        raise ValueError("named_parameters was specified, but one or more model parameters were "
+                         "not named. Python object ids: "
+                         + ", ".join(str(id(p)) for p in unnamed))
+    return by_parameter
+
+
+def _check_groups(num_groups, groups):
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning,
+                      stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError("groups should be an integer greater than 0, or a list of lists")
+        return groups or None
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple))
+                                                        for g in groups):
+        raise ValueError("groups should be an integer greater than 0, or a list of lists of "
+                         "parameters")
+    seen = set()
+    for group in groups:
+        for p in group:
+            if not isinstance(p, torch.Tensor):
+                raise ValueError("groups must consist of torch.Tensor")
+            if id(p) in seen:
+                raise ValueError("a parameter can only appear once in groups")
+            seen.add(id(p))
+    return groups
+
+
+def _no_entries(p, sparse_dim):
+    """A sparse gradient of zeros, divided into sparse and dense dimensions like the others."""
+    return torch.sparse_coo_tensor(
+        torch.empty(sparse_dim, 0, dtype=torch.int64, device=p.device),
+        torch.empty(0, *p.shape[sparse_dim:], dtype=p.dtype, device=p.device), p.shape,
+        check_invariants=False)
+
+
+class _Group:
+    """Gradients that are reduced together, once all are there."""
+
+    def __init__(self, name, parameters):
+        self.name = name
+        self.parameters = parameters
+        self.ready = set()
+
+
+class _DistributedOptimizer:
+    """Mixed into a subclass of the user's optimizer; see DistributedOptimizer()."""
+
+    def _begin(self, names, compression, backward_passes_per_step, op, gradient_predivide_factor,
+               groups, sparse_as_dense, process_set):
+        self._parameter_names = names
+        self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = op
+        self.gradient_predivide_factor = gradient_predivide_factor
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self._prescale = 1.0 / gradient_predivide_factor
+        self._postscale = gradient_predivide_factor
+        self._hooks = {}  # parameter -> GradientHook
+        self._after = {}  # parameter -> what to do with the result, for the slow ways
+        self._registrations = []
+        self._sparse = {}  # parameter -> sparse dimensions, where gradients were sparse
+        self._groups = {}  # parameter -> _Group
+        self._synchronized = False
+        self._should_synchronize = True
+        is_member = process_set.included() is not False
+        self._is_active = is_member and (process_set.size() > 1
+                                         or os.environ.get("HOROVOD_ELASTIC") == "1")
+        if self._is_active:
+            self._make_groups(groups)
+            self._make_hooks()
+
+    # --- Hooks ---
+
+    def _make_groups(self, groups):
+        if groups is None:
+            return
+        if isinstance(groups, int):
+            # The order of rank 0 counts: ranks may have built their models differently.
+            ours = [self._parameter_names[p] for p in _parameters(self) if p.requires_grad]
+            order = broadcast_object(ours, self.process_set.ranks[0], "gradient_groups",
+                                     self.process_set)
+            by_name = {name: p for p, name in self._parameter_names.items()}
+            groups = split_list([by_name[name] for name in order], groups)
+        for i, parameters in enumerate(groups):
+            group = _Group(f"group.{i}", [p for p in parameters if p.requires_grad])
+            for p in group.parameters:
+                self._groups[p] = group
+
+    def _make_hooks(self):
+        """For parameters that have none yet: all, or those added or unfrozen since."""
+        for g, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"]):
+                if not p.requires_grad or p in self._hooks:
+                    continue
+                name = self._parameter_names.setdefault(p, f"allreduce.noname.{g}.{i}")
+                self._hooks[p] = self._make_hook(p, name)
+                self._registrations.append(self._attach(p, self._hooks[p]))
+
+    def _make_hook(self, p, name):
+        slow = (self._compression is not Compression.none or p in self._groups
+                or p.dtype not in DTYPES)
+        submit_args = (_core.ALLREDUCE, f"allreduce.{name}", DTYPES.get(p.dtype, 0), self.op, 0,
+                       self.process_set.process_set_id, self._prescale, self._postscale, None,
+                       None, None, False, None, None)
+        return _core.GradientHook(name, p.dtype, self._submit_slowly, submit_args, slow,
+                                  self.backward_passes_per_step)
+
+    @staticmethod
+    def _attach(p, hook):
+        if hasattr(p, "register_post_accumulate_grad_hook"):
+            return p.register_post_accumulate_grad_hook(hook)
+        node = p.expand_as(p).grad_fn.next_functions[0][0]  # kept alive by what is returned
+        return node, node.register_hook(lambda *_: hook(p))
+
+    def _submit_slowly(self, hook, p):
+        """Everything that is not the allreduce of a plain gradient in place; returns a handle."""
+        grad = p.grad
+        if grad is not None and grad.is_sparse:
+            self._sparse[p] = grad.sparse_dim()
+            if not self.sparse_as_dense:
+                wait = sparse_allreduce_async(grad, f"{hook.name}", self.op, self.process_set)
+                self._after[p] = lambda result: setattr(p, "grad", result)
+                return _Wait(wait)
+            grad = grad.to_dense()
+            self._after[p] = lambda result: setattr(p, "grad", result.to_sparse())
+        if p in self._groups:
+            return self._submit_with_group(self._groups[p], p)
+        return self._submit_one(hook.name, p, grad)
+
+    def _submit_one(self, name, p, grad):
+        wire, ctx = self._compression.compress(grad)
+        handle = allreduce_async_(wire, name=name, op=self.op, prescale_factor=self._prescale,
+                                  postscale_factor=self._postscale, process_set=self.process_set)
+        self._write_back_later(p, grad, wire, ctx)
+        return handle
+
+    def _write_back_later(self, p, grad, wire, ctx):
+        if ctx is None and wire is grad:
+            return
+        then = self._after.get(p)
+
+        def write(result):
+            value = self._compression.decompress(result, ctx)
+            return then(value) if then is not None else grad.copy_(value)
+
+        self._after[p] = write
+
+    def _submit_with_group(self, group, p):
+        group.ready.add(p)
+        if len(group.ready) < len(group.parameters):
+            return _WAITING
+        self._submit_group(group)
+        return self._hooks[p].handle
+
+    def _submit_group(self, group):
+        """One grouped allreduce; every member gets a handle to its own result."""
+        grads = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in group.parameters]
+        wires, contexts = zip(*(self._compression.compress(grad) for grad in grads))
+        joint = grouped_allreduce_async_(wires, name=group.name, op=self.op,
+                                         prescale_factor=self._prescale,
+                                         postscale_factor=self._postscale,
+                                         process_set=self.process_set)
+        for p, grad, wire, ctx in zip(group.parameters, grads, wires, contexts):
+            self._write_back_later(p, grad, wire, ctx)
+        once = _Once(joint)
+        group.ready.clear()
+        for i, p in enumerate(group.parameters):
+            self._hooks[p].handle = _Wait(lambda i=i: once.wait()[i])
+
+    # --- Waiting ---
+
+    def _submit_missing(self):
+        """What no backward pass has brought: zeros, so that ranks with other graphs do not wait."""
+        self._make_hooks()
+        for p, hook in self._hooks.items():
+            if hook.handle is not None or not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = (_no_entries(p, self._sparse[p]) if p in self._sparse
+                          else torch.zeros_like(p))
+            hook.left = 1
+            hook(p)
+
+    def synchronize(self):
+        """Waits until all gradients are reduced and in place."""
+        if self._is_active:
+            self._submit_missing()
+            try:
+                self._wait_for_all()
+            finally:
+                self._forget()
+        self._synchronized = True
+
+    def _wait_for_all(self):
+        plain, others = [], []
+        for p, hook in self._hooks.items():
+            if hook.handle is not None:
+                ours = type(hook.handle) is _core.Handle
+                (plain if ours else others).append((p, hook.handle))
+        results = _core.wait_all([handle for _, handle in plain])
+        if not others and not self._after:
+            return
+        results = list(zip((p for p, _ in plain), results))
+        results += [(p, synchronize(handle)) for p, handle in others]
+        with torch.no_grad():
+            for p, result in results:
+                after = self._after.pop(p, None)
+                if after is not None:
+                    after(result)
+
+    def _forget(self):
+        for hook in self._hooks.values():
+            hook.handle = None
+            hook.left = hook.passes
+        for group in self._groups.values():
+            group.ready.clear()
+        self._after.clear()
+
+    # --- What users call ---
+
+    def set_backward_passes_per_step(self, passes):
+        """How many backward passes make a step from now on."""
+        self.backward_passes_per_step = passes
+        for hook in self._hooks.values():
+            hook.passes = hook.left = passes
+
+    def load_state_dict(self, *args, **kwargs):
+        """Also forgets gradients that are on their way."""
+        self._forget()
+        self._synchronized = False
+        return super().load_state_dict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """For step() after synchronize(): with optimizer.skip_synchronize(): optimizer.step()"""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure=None):
+        """Waits for the gradients and makes the step of the user's optimizer."""
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(). This can cause training slowdown. You may want to "
+                    "consider using optimizer.skip_synchronize() context if you use "
+                    "optimizer.synchronize() in your code.", stacklevel=2)
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure) if closure is not None else super().step()
+
+    def zero_grad(self, *args, **kwargs):
+        """As the user's optimizer does, once no gradient is on its way."""
+        if any(hook.handle is not None for hook in self._hooks.values()):
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before "
+                "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause "
+                "a race condition.")
+        return super().zero_grad(*args, **kwargs)
+
+
+class _Wait:
+    """A function as a handle."""
+
+    def __init__(self, wait):
+        self.wait = wait
+
+
+class _Once:
+    """A handle that several wait for."""
+
+    def __init__(self, handle: JointHandle):
+        self._handle = handle
+        self._result = None
+
+    def wait(self):
+        if self._handle is not None:
+            self._result, self._handle = self._handle.wait(), None
+        return self._result
+
+
+class _AdasumOptimizer:
+    """Each rank makes its own step; the changes are combined by Adasum.
+
+    Mixed into a subclass of the user's optimizer, for op=Adasum on more than one rank.
+    """
+
+    def _begin(self, names, compression, backward_passes_per_step, **_):
+        self._parameter_names = names
+        self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+
+    def set_backward_passes_per_step(self, passes):
+        """How many backward passes make a step from now on."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self):
+        """Nothing to wait for: communication happens in step()."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """Has no meaning here."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum "
+                             "optimizer.")
+        yield
+
+    def step(self, closure=None):
+        """The user's step, then the Adasum of what it changed."""
+        loss = closure() if closure is not None else None
+        parameters = [p for p in _parameters(self) if p.requires_grad]
+        starts = [p.detach().clone() for p in parameters]
+        super().step()
+        with torch.no_grad():
+            sent = []
+            for p, start in zip(parameters, starts):
+                wire, ctx = self._compression.compress(p - start)
+                handle = allreduce_async_(wire, name=self._parameter_names[p], op=Adasum)
+                sent.append((handle, ctx))
+            for p, start, (handle, ctx) in zip(parameters, starts, sent):
+                delta = self._compression.decompress(synchronize(handle), ctx)
+                p.copy_(start + delta)
+        return loss
+
+
+def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none,
+                         backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0,
+                         num_groups=0, groups=None, sparse_as_dense=False,
+                         process_set=global_process_set):
+    """An optimizer that reduces gradients over all ranks before each step.
+
+    named_parameters: names for messages and matching, usually model.named_parameters().
+    compression: what gradients travel as. backward_passes_per_step: gradients of so many backward
+    passes are summed before they are reduced. op: Average, Sum or Adasum.
+    gradient_predivide_factor: splits the averaging into a division before and one after the sum.
+    groups: number of groups, or lists of parameters, whose gradients are reduced together.
+    sparse_as_dense: sparse gradients are reduced as dense ones. process_set: the ranks that reduce.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    groups = _check_groups(num_groups, groups)
+    names = _check_names(named_parameters, optimizer)
+    check_adasum(op, process_set, size())
+    mixin = _AdasumOptimizer if op == Adasum and size() > 1 else _DistributedOptimizer
+    base = type(optimizer)
+    cls = type(base.__name__, (mixin, base), {"__module__": base.__module__})
+    distributed = cls.__new__(cls)
+    # Shares parameter groups and state, so schedulers of the original keep working. A scheduler
+    # has put a step() of its own on the instance, which would hide ours.
+    distributed.__dict__.update({name: value for name, value in optimizer.__dict__.items()
+                                 if name not in ("step", "zero_grad")})
+    distributed._begin(names=names, compression=compression,
+                       backward_passes_per_step=backward_passes_per_step, op=op,
+                       gradient_predivide_factor=gradient_predivide_factor, groups=groups,
+                       sparse_as_dense=sparse_as_dense, process_set=process_set)
+    return distributed
