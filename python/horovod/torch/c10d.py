@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend for torch.distributed on the same core.
+
+    import horovod.torch.c10d
+    torch.distributed.init_process_group("hvd")
+
+DistributedDataParallel, FSDP2, ZeroRedundancyOptimizer and plain torch.distributed calls on CPU
+tensors then use Horovod's collectives. Ranks may be started by horovodrun, or by torchrun or
+anything else torch.distributed understands: then rank 0 opens a rendezvous and tells the others
+through torch's own store, which should be trusted with the job's secret just as it is with the job.
+
+Collectives start at once and complete in the order a thread of this module sees them done, so DDP
+overlaps them with the backward pass. Groups must hold all ranks; there are no point-to-point calls.
+"""
+import os
+import queue
+import secrets
+import socket
+import tempfile
+import threading
+
+import torch
+import torch.distributed as dist
+
+from horovod import _core
+from horovod.common import basics
+from horovod.common.process_sets import global_process_set
+from horovod.torch import mpi_ops
+from horovod.torch.adapter import DTYPES, is_plain
+
+_create_work = dist._create_work_from_future if hasattr(dist, "_create_work_from_future") \
+    else torch._C._distributed_c10d._create_work_from_future
+
+_REDUCTIONS = [(dist.ReduceOp.SUM, _core.SUM), (dist.ReduceOp.AVG, _core.AVERAGE),
+               (dist.ReduceOp.MIN, _core.MIN), (dist.ReduceOp.MAX, _core.MAX),
+               (dist.ReduceOp.PRODUCT, _core.PRODUCT)]
+
+
+def _reduction(options):
+    for theirs, ours in _REDUCTIONS:
+        if options.reduceOp == theirs:
+            return ours
+    raise ValueError(f"the hvd backend cannot reduce by {options.reduceOp}; "
+                     "SUM, AVG, MIN, MAX and PRODUCT it can")
+
+
+# --- Completion -----------------------------------------------------------------------------------
+
+
+class _Finisher:
+    """A thread that waits for handles in turn and completes their futures."""
+
+    def __init__(self):
+        self._queue = queue.SimpleQueue()
+        self._thread = None
+        self._pid = None
+
+    def complete(self, handle, value, then=None):
+        """The work that ends with handle; then(result) runs before, to put results in place."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._queue = queue.SimpleQueue()
+            self._thread = threading.Thread(target=self._run, name="hvd-c10d", daemon=True)
+            self._thread.start()
+        future = torch.futures.Future()
+        self._queue.put((handle, future, value, then))
+        return _create_work(future)
+
+    def _run(self):
+        while True:
+            handle, future, value, then = self._queue.get()
+            try:
+                result = handle.wait()
+                if then is not None:
+                    with torch.no_grad():
+                        then(result)
+                future.set_result(value)
+            except Exception as error:  # whatever it is, the waiter must get it
+                future.set_exception(error)
+
+
+_finisher = _Finisher()
+
+# --- The backend ----------------------------------------------------------------------------------
+
+
+def _base_class():
+    backend = getattr(torch._C._distributed_c10d, "Backend", None)
+    if backend is not None:
+        try:
+            type("Probe", (backend,), {})(0, 1)
+            return backend
+        except TypeError:  # older versions cannot construct it from Python
+            pass
+    return dist.ProcessGroup
+
+
+def _into(op, tensor, output, reduce=_core.SUM):
+    """Starts an operation whose output has known memory; None if that cannot be used as it is."""
+    if not (is_plain(tensor) and is_plain(output)):
+        return None
+    return _core.submit(op, None, DTYPES[tensor.dtype], reduce, 0, 0, 1.0, 1.0, tensor, output,
+                        None, False, None, None)
+
+
+class HvdBackend(_base_class()):
+    """All collectives of a process group that holds every rank."""
+
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+
+    def getBackendName(self):
+        return "hvd"
+
+    def name(self):
+        return "hvd"
+
+    # --- reductions ---
+
+    def allreduce(self, tensors, opts=None):
+        reduce = _reduction(opts) if opts is not None else _core.SUM
+        tensor = tensors[0]
+        handle = mpi_ops.allreduce_async_(tensor, op=reduce)
+        return _finisher.complete(handle, tensors)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        reduce = _reduction(opts) if opts is not None else _core.SUM
+        return _finisher.complete(mpi_ops.grouped_allreduce_async_(tensors, op=reduce), tensors)
+
+    def reduce(self, tensors, opts):
+        tensor = tensors[0]
+        handle = mpi_ops.allreduce_async(tensor, op=_reduction(opts))
+        is_root = opts.rootRank == self._rank
+        return _finisher.complete(handle, tensors, tensor.copy_ if is_root else None)
+
+    def _reduce_scatter_base(self, output, input, opts=None):
+        reduce = _reduction(opts) if opts is not None else _core.SUM
+        rows = input.view(self._size, -1) if input.is_contiguous() else \
+            input.reshape(self._size, -1)
+        handle = _into(_core.REDUCESCATTER, rows, output.view(1, -1), reduce) \
+            if output.is_contiguous() else None
+        if handle is not None:
+            return _finisher.complete(handle, [output])
+        handle = mpi_ops.reducescatter_async(rows, op=reduce)
+        return _finisher.complete(handle, [output],
+                                  lambda result: output.copy_(result.view(output.shape)))
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        # Works complete in the order they were started: the last stands for all.
+        for output, input in zip(outputs[:-1], inputs[:-1]):
+            self._reduce_scatter_base(output, input, opts)
+        return self._reduce_scatter_base(outputs[-1], inputs[-1], opts)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        return self._reduce_scatter_base(outputs[0], torch.stack(list(input_lists[0])), opts)
+
+    # --- movements ---
+
+    def broadcast(self, tensors, opts):
+        handle = mpi_ops.broadcast_async_(tensors[0], opts.rootRank)
+        return _finisher.complete(handle, tensors)
+
+    def _allgather_base(self, output, input, opts=None):
+        handle = _into(_core.ALLGATHER, input.view(-1), output.view(-1)) \
+            if input.is_contiguous() and output.is_contiguous() else None
+        if handle is not None:
+            return _finisher.complete(handle, [output])
+        handle = mpi_ops.allgather_async(input.reshape(-1))
+        return _finisher.complete(handle, [output],
+                                  lambda result: output.copy_(result.view(output.shape)))
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        for output, input in zip(outputs[:-1], inputs[:-1]):
+            self._allgather_base(output, input, opts)
+        return self._allgather_base(outputs[-1], inputs[-1], opts)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def allgather(self, output_lists, inputs, opts=None):
+        outputs, input = output_lists[0], inputs[0]
+
+        def put(result):
+            for output, row in zip(outputs, result.split([o.numel() for o in outputs])):
+                output.copy_(row.view(output.shape))
+
+        return _finisher.complete(mpi_ops.allgather_async(input.reshape(-1)), output_lists, put)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        for outputs, input in zip(output_lists[:-1], inputs[:-1]):
+            self.allgather([outputs], [input], opts)
+        return self.allgather([output_lists[-1]], [inputs[-1]], opts)
+
+    def gather(self, output_lists, inputs, opts):
+        input = inputs[0]
+
+        def put(result):
+            if opts.rootRank == self._rank:
+                for output, row in zip(output_lists[0], result.view(self._size, -1)):
+                    output.copy_(row.view(output.shape))
+
+        return _finisher.complete(mpi_ops.allgather_async(input.reshape(-1)), output_lists, put)
+
+    def scatter(self, outputs, input_lists, opts):
+        output = outputs[0]
+        n_rows = [0] * self._size
+        rows = output.new_empty(0)
+        if opts.rootRank == self._rank:
+            n_rows = [output.numel()] * self._size
+            rows = torch.cat([input.reshape(-1) for input in input_lists[0]])
+        handle = mpi_ops.alltoall_async(rows, n_rows)
+        return _finisher.complete(handle, outputs,
+                                  lambda result: output.copy_(result[0].view(output.shape)))
+
+    def alltoall_base(self, output, input, output_splits, input_splits, opts=None):
+        splits = list(input_splits) or None
+        handle = mpi_ops.alltoall_async(input, splits)
+        return _finisher.complete(handle, [output],
+                                  lambda result: output.copy_(result[0].view(output.shape)))
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, outputs, inputs, opts=None):
+        handle = mpi_ops.alltoall_async(torch.cat([input.reshape(-1) for input in inputs]),
+                                        [input.numel() for input in inputs])
+
+        def put(result):
+            for output, row in zip(outputs, result[0].split([o.numel() for o in outputs])):
+                output.copy_(row.view(output.shape))
+
+        return _finisher.complete(handle, outputs, put)
+
+    def barrier(self, opts=None):
+        handle = _core.submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0, 0, 1.0, 1.0, None,
+                              None, None, False, None, None)
+        return _finisher.complete(handle, [torch.empty(0)])
+
+
+# --- Joining --------------------------------------------------------------------------------------
+
+
+def _meet_through_store(store, rank, size):
+    """Makes the environment hvd.init() looks for, for ranks that horovodrun has not started."""
+    key = "hvd/rendezvous"
+    if rank == 0:
+        secret = secrets.token_bytes(32)
+        addresses = {"127.0.0.1", os.environ.get("MASTER_ADDR", "127.0.0.1"), socket.gethostname()}
+        server, port = _core.rendezvous_start("*", 0, secret)
+        _meet_through_store.server = server  # lives as long as the process
+        store.set(key, f"{','.join(sorted(addresses))} {port} {secret.hex()}")
+    addresses, port, secret = store.get(key).decode().split()
+    with tempfile.NamedTemporaryFile("w", delete=False) as file:  # mode 0600; read by init()
+        file.write(secret)
+    os.environ.update({
+        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
+        "HOROVOD_RENDEZVOUS_ADDR": addresses, "HOROVOD_RENDEZVOUS_PORT": port,
+        "HOROVOD_SECRET_FILE": file.name,
+    })
+    return file.name
+
+
+def _create(store, rank, size, timeout=None):
+    if not basics.is_initialized():
+        secret_file = None
+        if size > 1 and "HOROVOD_RENDEZVOUS_PORT" not in os.environ \
+                and "HOROVOD_SECRET_FD" not in os.environ:
+            secret_file = _meet_through_store(store, rank, size)
+        try:
+            basics.init()
+        finally:
+            if secret_file is not None:
+                os.unlink(secret_file)
+                os.environ.pop("HOROVOD_SECRET_FILE", None)
+    if size != global_process_set.size() or rank != basics.rank():
+        raise NotImplementedError(
+            f"the hvd backend serves groups of all {global_process_set.size()} ranks; this group "
+            f"has {size}. Use another backend for it: new_group(ranks, backend=\"gloo\")")
+    return HvdBackend(rank, size)
+
+
+dist.Backend.register_backend("hvd", _create, devices=["cpu"])

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed on the hvd backend, on every rank."""
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import horovod.torch.c10d  # noqa: F401 - registers the backend
+
+ROWS = 4
+
+
+def check_collectives(rank, size):
+    tensor = torch.arange(5.) + rank
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.arange(5.) * size + sum(range(size)))
+    for op, expected in ((dist.ReduceOp.AVG, sum(range(size)) / size), (dist.ReduceOp.MIN, 0),
+                         (dist.ReduceOp.MAX, size - 1)):
+        tensor = torch.full((3,), float(rank))
+        work = dist.all_reduce(tensor, op=op, async_op=True)
+        work.wait()
+        assert torch.allclose(tensor, torch.full((3,), float(expected)))
+    tensor = torch.full((2, 2), float(rank))
+    dist.broadcast(tensor, size - 1)
+    assert torch.equal(tensor, torch.full((2, 2), float(size - 1)))
+    parts = [torch.empty(2) for _ in range(size)]
+    dist.all_gather(parts, torch.full((2,), float(rank)))
+    assert torch.equal(torch.stack(parts)[:, 0], torch.arange(float(size)))
+    whole = torch.empty(size * 2)
+    dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+    assert whole.tolist() == [float(r) for r in range(size) for _ in range(2)]
+    out = torch.empty(3)
+    dist.reduce_scatter_tensor(out, torch.arange(3. * size))
+    assert torch.equal(out, (torch.arange(3.) + 3 * rank) * size)
+    out = torch.empty(2)
+    dist.reduce_scatter(out, [torch.full((2,), float(r)) for r in range(size)])
+    assert torch.equal(out, torch.full((2,), float(rank * size)))
+    out = torch.empty(size)
+    dist.all_to_all_single(out, torch.arange(float(size)))
+    assert torch.equal(out, torch.full((size,), float(rank)))
+    tensor = torch.ones(2)
+    dist.reduce(tensor, 0)
+    assert torch.equal(tensor, torch.full((2,), float(size if rank == 0 else 1)))
+    parts = [torch.empty(1) for _ in range(size)] if rank == 0 else None
+    dist.gather(torch.tensor([float(rank)]), parts, dst=0)
+    if rank == 0:
+        assert torch.cat(parts).tolist() == [float(r) for r in range(size)]
+    out = torch.empty(2)
+    dist.scatter(out, [torch.full((2,), float(r)) for r in range(size)] if rank == 0 else None, 0)
+    assert torch.equal(out, torch.full((2,), float(rank)))
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(size)]
+    dist.barrier()
+
+
+def make_model():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def data_of(step, size):
+    generator = torch.Generator().manual_seed(step)
+    return (torch.randn(ROWS * size, 3, generator=generator),
+            torch.randn(ROWS * size, 2, generator=generator))
+
+
+def train(model, optimizer, rank, size, share):
+    for step in range(4):
+        data, target = data_of(step, size)
+        if share:
+            data, target = (t[rank * ROWS:(rank + 1) * ROWS] for t in (data, target))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(data), target).backward()
+        optimizer.step()
+
+
+def check_ddp(rank, size):
+    alone, ours = make_model(), make_model()
+    parallel = nn.parallel.DistributedDataParallel(ours, bucket_cap_mb=0.0001)
+    train(parallel, torch.optim.SGD(parallel.parameters(), lr=0.1), rank, size, True)
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), rank, size, False)
+    for p, q in zip(ours.parameters(), alone.parameters()):
+        assert torch.allclose(p, q, atol=1e-5)
+
+
+def check_fsdp2(rank, size):
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        return "no FSDP2 in this version"
+    alone, ours = make_model(), make_model()
+    for layer in (ours[0], ours[2]):
+        fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (size,)))
+    fully_shard(ours, mesh=dist.device_mesh.init_device_mesh("cpu", (size,)))
+    train(ours, torch.optim.SGD(ours.parameters(), lr=0.1), rank, size, True)
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), rank, size, False)
+    for p, q in zip(ours.parameters(), alone.parameters()):
+        assert torch.allclose(p.full_tensor(), q, atol=1e-5)
+    return "FSDP2"
+
+
+def run(started_by):
+    """started_by: "launcher" has the environment of a launcher, "torch" only torch's store."""
+    rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    if started_by == "torch":
+        for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+            del os.environ[name]
+    store = os.environ["TEST_STORE"]
+    dist.init_process_group("hvd", init_method=f"file://{store}", rank=rank, world_size=size)
+    check_collectives(rank, size)
+    check_ddp(rank, size)
+    found = check_fsdp2(rank, size)
+    print(found)
+    dist.barrier()
+    dist.destroy_process_group()
+    return True
