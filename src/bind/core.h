@@ -85,6 +85,9 @@ extern PyType_Spec core_memory_spec;
 // core_channel.c
 extern PyType_Spec core_channel_spec;
 
+// core_stack.c: a hvd_stack_fn.
+size_t core_stack(void *arg, uint64_t thread, char *text, size_t bytes);
+
 // core_rendezvous.c
 PyObject *core_rendezvous_start(PyObject *module, PyObject *args);
 PyObject *core_rendezvous_stop(PyObject *module, PyObject *capsule);
