@@ -413,10 +413,10 @@ static hvd_status_t ofi_connect(domain_t *d, int peer, lane_t lane, net_link_t *
 
 // --- Events of connections -----------------------------------------------------------------------
 
-typedef struct cm_event {
+// The entry ends in the caller's bytes; some providers hand over more than was sent.
+typedef union cm_event {
     struct fi_eq_cm_entry entry;
-    call_t call;
-    uint8_t room[64]; // some providers hand over more than was sent
+    uint8_t room[sizeof(struct fi_eq_cm_entry) + sizeof(call_t) + 64];
 } cm_event_t;
 
 static void answer_call(domain_t *d, cm_event_t *event, size_t bytes)
