@@ -58,7 +58,8 @@ def backticked(text):
 @functools.cache
 def known_words():
     files = [ROOT / "include/hvd.h", *ROOT.glob("src/*/*.*"), *ROOT.glob("tools/*"),
-             *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/spark/*.py")]
+             *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/spark/*.py"),
+             *ROOT.glob("deploy/**/Dockerfile")]
     return set(re.findall(r"\w+", "\n".join(file.read_text() for file in files)))
 
 
