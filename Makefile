@@ -28,6 +28,8 @@ setup:
 
 demo: setup
 	@./build/hvd-bench --demo
+	@echo "and the example of examples/c, started by horovodrun:"
+	@./build/horovodrun -np 4 ./build/examples/allreduce
 
 test:
 	@tools/setup.sh --no-build
