@@ -469,7 +469,10 @@ def plane_beside(plane: Plane, programs: Programs) -> None:
 
 
 def plane_killed(plane: Plane, programs: Programs) -> None:
+    before = set(pathlib.Path("/dev/shm").iterdir())
     code, output = plane.run(2, [programs.launched, "--kill", 1])
+    for segment in set(pathlib.Path("/dev/shm").glob("mpich_shm_*")) - before:
+        segment.unlink()  # MPICH leaves its own behind when a rank is killed
     expect(code != 0, f"exit status 0: {output}")
     wait_for("ranks to end", lambda: not processes_of(programs.launched))
 
