@@ -16,10 +16,12 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #define MAX_SLOTS 1048576
+#define MAX_LOOKUPS 64
 #define HOSTFILE_LIMIT (16 * MIB)
 #define HOW_TO_NAME_HOSTS "expected host, host:slots or user@host:slots, as in a:2,b:4"
 
@@ -305,19 +307,47 @@ static bool resolves_here(const char *name, const struct ifaddrs *interfaces)
     return is_here;
 }
 
+// What the threads that look names up share.
+typedef struct lookup {
+    hosts_t *hosts;
+    const struct ifaddrs *interfaces;
+    char own_name[256];
+    atomic_int next;
+} lookup_t;
+
+static void *look_up(void *arg)
+{
+    lookup_t *lookup = arg;
+
+    for (int i; (i = atomic_fetch_add(&lookup->next, 1)) < lookup->hosts->n;) {
+        host_t *host = &lookup->hosts->list[i];
+        host->is_local = strcmp(host->name, "localhost") == 0 ||
+                         strcmp(host->name, lookup->own_name) == 0 ||
+                         resolves_here(host->name, lookup->interfaces);
+    }
+    return NULL;
+}
+
+// A resolver that does not answer takes its time for every name: ask for many at once.
 void hosts_find_local(hosts_t *hosts)
 {
+    lookup_t lookup = {.hosts = hosts};
     struct ifaddrs *interfaces = NULL;
-    char own_name[256] = "";
+    pthread_t threads[MAX_LOOKUPS];
+    int n_threads = 0;
 
-    gethostname(own_name, sizeof own_name - 1);
+    gethostname(lookup.own_name, sizeof lookup.own_name - 1);
     if (getifaddrs(&interfaces) != 0) {
         interfaces = NULL;
     }
-    for (int i = 0; i < hosts->n; i++) {
-        const char *name = hosts->list[i].name;
-        hosts->list[i].is_local = strcmp(name, "localhost") == 0 || strcmp(name, own_name) == 0 ||
-                                  resolves_here(name, interfaces);
+    lookup.interfaces = interfaces;
+    while (n_threads < MIN(hosts->n - 1, MAX_LOOKUPS) &&
+           pthread_create(&threads[n_threads], NULL, look_up, &lookup) == 0) {
+        n_threads++;
+    }
+    look_up(&lookup);
+    for (int i = 0; i < n_threads; i++) {
+        pthread_join(threads[i], NULL);
     }
     freeifaddrs(interfaces);
 }

@@ -417,6 +417,15 @@ class StandIns(Case):
         self.assertIn("elsewhere.invalid did not answer within 2 s", err)
         self.assertIn("--start-timeout", err)
 
+    def test_many_hosts_start_in_the_time_of_one(self):
+        fake = self.write("fake", f"#!/bin/sh\nsleep 1\nexec {HOROVODRUN} --agent\n")
+        hosts = ",".join(f"host{i}.invalid:1" for i in range(32))
+        begin = time.monotonic()
+        out, _ = run("-H", hosts, "--ssh-command", fake, "printenv", "HOROVOD_HOSTNAME")
+        self.assertLess(time.monotonic() - begin, 32 / 2)
+        self.assertEqual({line.partition(":")[2] for line in out.splitlines()},
+                         {f"host{i}.invalid" for i in range(32)})
+
     def test_no_such_command(self):
         _, err = run("-np", 2, "nosuchprogram", expect=127)
         self.assertIn("cannot start nosuchprogram: No such file or directory", err)
