@@ -9,9 +9,10 @@
 #   make wheel        the Python package, in dist/
 #   make test-spark   horovod.spark on real Spark, some minutes; make setup-spark first
 #   make fuzz         every parser, SECONDS=600 each
+#   make test-long    every test in every build, parsers fuzzed for ten minutes each
 #   make test-launchers  ranks under real mpiruns and srun (installs them)
 #   make chaos        faults at random for ten minutes, or CHAOS="--seconds 60 --seed 5"
-.PHONY: all setup demo test test-launchers bench fuzz chaos clean check-style wheel setup-spark \
+.PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel setup-spark \
 	test-spark
 
 build_of_ := build
@@ -34,6 +35,10 @@ demo: setup
 test:
 	@tools/setup.sh --no-build
 	@tools/test.sh
+
+test-long:
+	@tools/setup.sh --no-build
+	@HVD_LONG=1 HVD_FUZZ_SECONDS=600 tools/test.sh
 
 test-launchers: setup
 	@tests/launchers/setup.sh

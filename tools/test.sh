@@ -30,12 +30,12 @@ count_ctest() { # log
     count $((n_all - n_failed)) "$n_failed"
 }
 
-# The plain build runs everything. clang shows that its code works; what is slow when instrumented,
-# and waits for others most of the time, is left to the address sanitizer.
+# The plain build runs everything, clang what shows that its code works. Faults and attacks, which
+# mostly wait, are run by instrumented builds in make test-long only.
 selection_of() { # directory
-    case $1 in
+    case ${HVD_LONG:+all}$1 in
     build-clang) echo "-L unit" ;;
-    build-tsan) echo "-LE fault|security" ;;
+    build-asan | build-tsan) echo "-LE fault|security" ;;
     esac
 }
 
