@@ -12,7 +12,8 @@
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
 #   make test-launchers  ranks under real mpiruns and srun (installs them)
 #   make chaos        faults at random for ten minutes, or CHAOS="--seconds 60 --seed 5"
-.PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel setup-spark \
+.PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
+	setup-spark \
 	test-spark
 
 build_of_ := build
