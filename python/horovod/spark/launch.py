@@ -56,16 +56,50 @@ def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, An
                          "MPI; leave use_mpi and extra_mpi_args out")
     if num_proc is not None and num_proc < 1:
         raise ValueError(f"num_proc is {num_proc}: at least one process is needed")
-    sc = active_context()
     start_timeout = start_timeout_of(start_timeout)
+    session = connect_session()
+    if session is not None:
+        return run_connect(session, num_proc, start_timeout, pickle_call(fn, args, kwargs),
+                           tunables(session.conf, env, nics, start_timeout), verbose, executable,
+                           Output(stdout, stderr, stdout is not None or stderr is not None,
+                                  prefix_output_with_timestamp))
+    sc = active_context()
     job = SparkRun(sc, start_timeout, resource_profile)
     n = num_proc or slots.default_num_proc(sc, job.deadline, resource_profile)
     if verbose >= 1:
         print(f"Running {n} processes...", flush=True)
     output = Output(stdout, stderr, prefix=stdout is not None or stderr is not None,
                     timestamp=prefix_output_with_timestamp, bar_is_up=shows_bar(sc, stdout))
-    return job.run(n, pickle_call(fn, args, kwargs), rank_environment(sc, env, nics, start_timeout),
-                   output, executable)
+    return job.run(n, pickle_call(fn, args, kwargs),
+                   tunables(sc.getConf(), env, nics, start_timeout), output, executable)
+
+
+def connect_session() -> Any:
+    """The session, if it is one of Spark Connect."""
+    try:
+        from pyspark.sql.utils import is_remote
+
+        if not is_remote():
+            return None
+        from pyspark.sql.connect.session import SparkSession
+    except ImportError:
+        return None
+    return SparkSession.getActiveSession()
+
+
+def run_connect(session: Any, num_proc: Optional[int], start_timeout: float, code: bytes,
+                environment: Dict[str, Optional[str]], verbose: int, executable: Optional[str],
+                output: Output) -> List[Any]:
+    from horovod.spark import connect
+
+    if num_proc is None:
+        raise ValueError("num_proc is needed with Spark Connect, which does not tell how many task "
+                         "slots there are")
+    if verbose >= 1:
+        print(f"Running {num_proc} processes...", flush=True)
+    job = connect.Job(num_proc, code, environment, executable, secrets.token_bytes(32),
+                      start_timeout)
+    return load_results(connect.run(session, job, output))
 
 
 def active_context() -> Any:
@@ -96,11 +130,11 @@ def shows_bar(sc: Any, stdout: Optional[TextIO]) -> bool:
     return bool(enabled and stdout is None and sys.stdout.isatty())
 
 
-def rank_environment(sc: Any, env: Optional[Mapping[str, Optional[str]]], nics: Any,
-                     start_timeout: float) -> Dict[str, Optional[str]]:
+def tunables(conf: Any, env: Optional[Mapping[str, Optional[str]]], nics: Any,
+             start_timeout: float) -> Dict[str, Optional[str]]:
     """What the ranks get besides the executors' environment and their place."""
-    environment: Dict[str, Optional[str]] = {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}"}
-    conf = sc.getConf()
+    environment: Dict[str, Optional[str]] = {
+        "HOROVOD_START_TIMEOUT": f"{min(max(start_timeout, 1.0), 86400.0):g}"}  # its knob's range
     if any(conf.get(key, "false").lower() == "true"
            for key in ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption",
                        "spark.ssl.enabled")):
@@ -122,7 +156,11 @@ def bind_address(sc: Any) -> str:
     if slots.is_local(sc):
         return "127.0.0.1"
     conf = sc.getConf()
-    name = conf.get("spark.driver.bindAddress", conf.get("spark.driver.host"))
+    return resolved(conf.get("spark.driver.bindAddress", conf.get("spark.driver.host")))
+
+
+def resolved(name: str) -> str:
+    """The address of this host's that has the name; 0.0.0.0 if none has."""
     try:
         family, _, _, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -162,7 +200,7 @@ class SparkRun:
         finally:
             self._end(desk)
             _core.rendezvous_stop(server)
-        return load_results(desk)
+        return load_results(desk.results())
 
     # --- The Spark job -------------------------------------------------------------------------
 
@@ -285,11 +323,11 @@ def describe(failure: Failure) -> str:
     return f"{text}{failure.where()} ended without raising an exception."
 
 
-def load_results(desk: Desk) -> List[Any]:
+def load_results(pickles: List[bytes]) -> List[Any]:
     import cloudpickle
 
     results = []
-    for rank, data in enumerate(desk.results()):
+    for rank, data in enumerate(pickles):
         try:
             results.append(cloudpickle.loads(data))
         except Exception as error:
