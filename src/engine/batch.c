@@ -238,6 +238,9 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
         return;
     }
     uint64_t ticks = ticks_now();
+    if (decision->n_entries > 0 && decision->entries[0].result != NULL) {
+        record_cycle(ctx, ticks); // over as soon as it has begun
+    }
     for (int i = 0; i < decision->n_entries; i++) {
         const decision_entry_t *entry = &decision->entries[i];
         if (entry->result != NULL) {

@@ -37,6 +37,7 @@ typedef enum event_kind { EVENT_OPERATION, EVENT_CYCLE, EVENT_ARRIVAL } event_ki
 
 typedef struct event {
     uint8_t kind, op, dtype, route;
+    bool is_adasum; // users know it by a name of its own
     int16_t n_dims;
     int16_t status;
     int32_t pid;
@@ -121,6 +122,7 @@ void timeline_add(timeline_t *t, const request_t *request, const record_t *recor
     }
     e->pid = pid_of(t, request->asked.name);
     e->op = record->op;
+    e->is_adasum = request->asked.op == HVD_ALLREDUCE && request->asked.reduce == HVD_ADASUM;
     e->dtype = record->dtype;
     e->route = record->route;
     e->status = record->status;
@@ -317,7 +319,7 @@ static void put_operation(hvd_ctx_t *ctx, timeline_t *t, const event_t *e)
 {
     char op[32];
     char shape[SHOWN_DIMS * 24 + 32];
-    upper(hvd_op_name((hvd_op_t)e->op), op, sizeof op);
+    upper(e->is_adasum ? "adasum" : hvd_op_name((hvd_op_t)e->op), op, sizeof op);
     shape_text(e, shape, sizeof shape);
     uint64_t agreed = e->agreed != 0 ? MAX(e->agreed, e->submitted) : e->finished;
     uint64_t started = MAX(e->started, agreed);
