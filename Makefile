@@ -32,6 +32,7 @@ demo: setup
 	@./build/hvd-bench --demo
 	@echo "and the example of examples/c, started by horovodrun:"
 	@./build/horovodrun -np 4 ./build/examples/allreduce
+	@tools/demo-torch.sh
 
 test:
 	@tools/setup.sh --no-build

@@ -9,7 +9,8 @@
 In every round each contender runs once, in rotated order, so that noise falls on all alike.
 Contenders: hvd-bench (--ours); openmpi, mpich, impi through mpi_loop.c next to this script, built
 with each MPI's own mpicc (mpich-mt: MPICH at thread level "multiple"); oneccl, gloo and the
-original Horovod (hvdnew-gloo, hvdnew-ompi) through worker.py of the peer rig (--rig). The peers are
+original Horovod (hvdnew-gloo, hvdnew-ompi) through worker.py of the peer rig (--rig); ours-torch is
+horovod.torch of this tree under the same worker, when --only asks for it. The peers are
 the venvs v_ompi, v_mpich, v_impi, v_ccl, v_torch found in --lab. What is absent is named and left
 out; without hvd-bench its column is a dash.
 
@@ -521,6 +522,21 @@ class Rig(Contender):
                    for r in range(ranks)], results)
 
 
+class OursInTorch(Rig):
+    """horovod.torch of this tree under the rig's worker; only when asked for by --only."""
+
+    peer = False
+
+    def __init__(self, opts):
+        super().__init__("ours-torch", opts, "hvd", ROOT / ".venv", self.horovodrun)
+
+    def horovodrun(self, venv, ranks, place, env):
+        build = self.opts.ours.resolve().parent
+        env["PYTHONPATH"] = str(build / "python")
+        return [str(build / "horovodrun"), "-np", str(ranks), "-H",
+                "node1:1,node2:1" if place.two else "localhost:%d" % ranks]
+
+
 def openmpi5(venv, ranks, place, env):
     return launch_openmpi(venv / "bin" / "mpirun", ranks, place, env)
 
@@ -593,6 +609,7 @@ def find_contenders(opts):
     if not (opts.rig / "worker.py").exists():
         say("no peer rig at %s: oneccl, gloo and the original Horovod are left out" % opts.rig)
         return found
+    found.append(OursInTorch(opts))
     for name, kind, folder, launch, needs in RIG_PEERS + PYTHON_LOOPS:
         venv = opts.lab / folder
         if (venv / "bin" / "python").exists() and (venv / needs).exists():
@@ -610,7 +627,7 @@ def say(text):
 
 
 def taking_part(contenders, bench, opts):
-    optional = {name for name, *_ in PYTHON_LOOPS}
+    optional = {name for name, *_ in PYTHON_LOOPS} | {"ours-torch"}
     for c in contenders:
         if isinstance(c, Ours):
             wanted = c.name in bench.ours
