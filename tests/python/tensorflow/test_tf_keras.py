@@ -196,3 +196,7 @@ def _elastic(keras, hvd):
 
 def test_keras_door_on_two_ranks():
     run_tf(2, "test_tf_keras", "keras_door")
+
+
+def test_keras_door_on_pytorch():
+    run_tf(2, "test_tf_keras", "keras_door", env={"KERAS_BACKEND": "torch"})

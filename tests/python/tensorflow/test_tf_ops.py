@@ -222,6 +222,24 @@ def test_sets_gradients_and_errors_on_three_ranks():
     run_tf(3, "test_tf_ops", "sets_gradients_errors")
 
 
+def lost_peer():
+    """Rank 1 goes away while rank 0 waits for it inside a graph."""
+    tf, hvd = _setup()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        os._exit(3)
+    try:
+        tf.function(lambda: hvd.allreduce(tf.ones(4), name="alone"))()
+    except tf.errors.UnknownError as error:
+        return error.message
+    raise AssertionError("nothing was raised")
+
+
+def test_a_lost_peer_is_named():
+    message = run_tf(2, "test_tf_ops", "lost_peer", codes=[0, 3])[0]
+    assert "rank 1" in message, message
+
+
 # --- Order and memory -----------------------------------------------------------------------------
 
 

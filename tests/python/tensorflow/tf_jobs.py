@@ -11,7 +11,7 @@ ENVIRONMENT = {
 }
 
 
-def run_tf(size, module, function, *args, env=None):
+def run_tf(size, module, function, *args, env=None, codes=None):
     """run_ranks() for a module of this folder; TensorFlow takes its time to be imported."""
-    return run_ranks(size, f"tensorflow/{module}", function, *args,
+    return run_ranks(size, f"tensorflow/{module}", function, *args, codes=codes,
                      env={**ENVIRONMENT, **(env or {})}, timeout_s=400)
