@@ -870,11 +870,12 @@ static bool damage_gets_through(const char *hook, const char *encrypt)
 
 static void hook_damage_is_noticed_behind_encryption(void **state)
 {
-    static const char *const hooks[] = {"HOROVOD_HOOK=flip=20000,seed=%d",
-                                        "HOROVOD_HOOK=drop=20000,seed=%d",
-                                        "HOROVOD_HOOK=reorder=20000,seed=%d",
-                                        "HOROVOD_HOOK=flip=9000,drop=9000,reorder=9000,delay=50,"
-                                        "seed=%d"};
+    static const char *const hooks[] = {
+        "HOROVOD_HOOK=flip=20000,seed=%d",
+        "HOROVOD_HOOK=drop=20000,seed=%d",
+        "HOROVOD_HOOK=reorder=20000,seed=%d",
+        "HOROVOD_HOOK=flip=9000,drop=9000,reorder=9000,delay=50,seed=%d",
+    };
     (void)state;
 
     for (size_t i = 0; i < N_ELEMENTS(hooks); i++) {
