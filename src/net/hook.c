@@ -163,7 +163,8 @@ static size_t damage_drop(hook_link_t *link, uint8_t *data, size_t n, size_t at)
 static size_t damage_reorder(hook_link_t *link, uint8_t *data, size_t n, size_t at)
 {
     at = n - at < 2 ? 0 : at;
-    size_t n_each = MIN((n - at) / 2, 1 + next_random(link) % MAX_DAMAGE_BYTES);
+    size_t n_wanted = 1 + next_random(link) % MAX_DAMAGE_BYTES; // once: MIN looks twice
+    size_t n_each = MIN((n - at) / 2, n_wanted);
     uint8_t kept[MAX_DAMAGE_BYTES];
 
     memcpy(kept, data + at, n_each);
