@@ -37,6 +37,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#define SECRET_BYTES 32
 #define PSK_BYTES 32
 // The receiving buffer: at first for small messages, later for a record that comes after some.
 #define FIRST_IN_BYTES (4 * KIB)
@@ -51,7 +52,7 @@ static const char exporter_label[] = "EXPERIMENTAL hvd records";
 static const unsigned char cipher_id[2] = {0x13, 0x01}; // TLS_AES_128_GCM_SHA256
 
 struct secure_keys {
-    uint8_t secret[32];
+    uint8_t *secret; // 32 bytes in a page of their own
     uint8_t job[16];
     SSL_CTX *tls;
     BIO_METHOD *bio_method;
@@ -297,11 +298,12 @@ hvd_status_t secure_keys_new(const uint8_t secret[32], secure_keys_t **keys_p, e
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
     OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, NULL);
     ERR_clear_error();
-    secure_keys_t *keys = secret_new(sizeof *keys);
-    if (keys == NULL) {
+    secure_keys_t *keys = calloc(1, sizeof *keys);
+    if (keys == NULL || (keys->secret = secret_new(SECRET_BYTES)) == NULL) {
+        free(keys);
         return fail(err, HVD_NO_MEMORY, "no memory for the job's keys");
     }
-    memcpy(keys->secret, secret, sizeof keys->secret);
+    memcpy(keys->secret, secret, SECRET_BYTES);
     hello_job(secret, keys->job);
     keys->tls = SSL_CTX_new(TLS_method());
     keys->bio_method = bio_method_new();
@@ -329,7 +331,8 @@ void secure_keys_free(secure_keys_t *keys)
     }
     SSL_CTX_free(keys->tls);
     BIO_meth_free(keys->bio_method);
-    secret_free(keys, sizeof *keys);
+    secret_free(keys->secret, SECRET_BYTES);
+    free(keys);
 }
 
 // --- Handshake -----------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ static bool derive_psk(const secure_keys_t *keys, const uint8_t hello[HELLO_BYTE
     uint8_t context[sizeof label - 1 + HELLO_BYTES];
     memcpy(context, label, sizeof label - 1);
     memcpy(context + sizeof label - 1, hello, HELLO_BYTES);
-    return HMAC(EVP_sha256(), keys->secret, sizeof keys->secret, context, sizeof context, psk,
+    return HMAC(EVP_sha256(), keys->secret, SECRET_BYTES, context, sizeof context, psk,
                 NULL) != NULL;
 }
 
