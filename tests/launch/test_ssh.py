@@ -252,7 +252,7 @@ class Faults(Ssh):
         self.finish(job, 5)
 
     def test_no_such_command_there(self):
-        self.assert_fault(["-H", "a:1,b:1", "nosuchpython"],
+        self.assert_fault(["-H", "a:1", "nosuchpython"],
                           ["host a", "cannot start nosuchpython", "PATH"], code=127)
 
     def test_no_such_directory_there(self):
