@@ -40,7 +40,7 @@ if(SKBUILD)
     # A wheel has no links between files, so the library bears the name it is looked for.
     set_target_properties(hvd PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
     install(TARGETS hvd_python hvd_tf hvd LIBRARY DESTINATION horovod NAMELINK_SKIP)
-    install(TARGETS horovodrun hvd-info RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR})
+    install(TARGETS horovodrun RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR})
 else()
     file(MAKE_DIRECTORY ${package_directory})
     file(GLOB package_entries CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/python/horovod/*)
