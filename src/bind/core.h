@@ -19,6 +19,18 @@
 
 #include <sys/types.h>
 
+#if PY_VERSION_HEX < 0x030a0000 // what Python 3.9 lacks
+#define Py_TPFLAGS_DISALLOW_INSTANTIATION 0
+#define PyModule_AddObjectRef(module, name, value) \
+    PyModule_AddObject(module, name, (Py_INCREF(value), value))
+
+static inline PyObject *Py_NewRef(PyObject *object)
+{
+    Py_INCREF(object);
+    return object;
+}
+#endif
+
 // What the engine may still touch after its handle was dropped: tensors, and memory taken for
 // outputs. Freed once the operation is done, under the GIL.
 typedef struct flight {
