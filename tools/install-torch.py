@@ -74,8 +74,8 @@ def main():
     if installed_version() == version:
         return
     print(f"setup: installing PyTorch {version}, its CPU part; some minutes")
-    pip("--no-deps", f"torch=={version}")
     pip(*LIGHT_DEPENDENCIES)
+    pip("--no-deps", f"torch=={version}")
     make_stand_ins(pathlib.Path(sysconfig.get_path("purelib")) / "torch" / "lib")
     if installed_version() != version:
         sys.exit("setup: PyTorch was installed but cannot be imported; try: "
