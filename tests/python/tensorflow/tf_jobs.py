@@ -14,4 +14,4 @@ ENVIRONMENT = {
 def run_tf(size, module, function, *args, env=None, codes=None):
     """run_ranks() for a module of this folder; TensorFlow takes its time to be imported."""
     return run_ranks(size, f"tensorflow/{module}", function, *args, codes=codes,
-                     env={**ENVIRONMENT, **(env or {})}, timeout_s=400)
+                     env={**ENVIRONMENT, **(env or {})}, timeout_s=900)
