@@ -436,6 +436,8 @@ def check_compiled_step():
         everyone = hvd.allgather(doubled)
         return (everyone * everyone).sum()
 
+    from torch import _dynamo
+    _dynamo.config.capture_dynamic_output_shape_ops = True  # older versions ask for it
     results = []
     for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
         tensor = torch.arange(4.) + hvd.rank()
