@@ -7,10 +7,11 @@
 # A row is `name | command with arguments | environment | timeout seconds | labels`; lines that are
 # empty or start with # are skipped. In the command a word that names a program of this build
 # becomes its path; there and in the environment @source@ and @build@ become the two directories.
-# Environment (NAME=value) and labels are separated by blanks and may be empty. Three labels mean
+# Environment (NAME=value) and labels are separated by blanks and may be empty. Some labels mean
 # something here:
 #   serial        no other test runs at the same time
 #   no-sanitize   left out of instrumented builds
+#   long          run by make test-long only
 #   once          in the plain build with gcc only: what it tests is not compiled
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(cmocka REQUIRED IMPORTED_TARGET cmocka)

@@ -30,10 +30,11 @@ count_ctest() { # log
     count $((n_all - n_failed)) "$n_failed"
 }
 
-# The plain build runs everything, clang what shows that its code works. Faults and attacks, which
-# mostly wait, are run by instrumented builds in make test-long only.
+# The plain build runs all but what takes long, clang what shows that its code works. Faults and
+# attacks, which mostly wait, are run by instrumented builds in make test-long only.
 selection_of() { # directory
     case ${HVD_LONG:+all}$1 in
+    build) echo "-LE long" ;;
     build-clang) echo "-L unit" ;;
     build-asan | build-tsan) echo "-LE fault|security" ;;
     esac

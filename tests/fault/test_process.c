@@ -19,6 +19,7 @@
 #define DONE 0 // numbers all ranks see: the fault has been made,
 #define WHEN 1 // and when, in milliseconds
 #define OVER 2 // how many ranks have seen the end
+#define AT_WORK 3 // how many have begun to work
 
 static void mark_fault(rank_t *r)
 {
@@ -219,9 +220,12 @@ static void exits_normally(rank_t *r, void *arg)
 
     rank_barrier(r);
     if (r->rank == victim) {
+        rank_wait_for(r, rank_shared(r, AT_WORK), r->size - 1);
+        usleep(100000 * PATIENCE); // they wait in it
         mark_fault(r);
         _exit(0);
     }
+    atomic_fetch_add(rank_shared(r, AT_WORK), 1);
     CHECK_STATUS(r, fault_work(f, 50000, 10), HVD_PEER_LOST);
     check_soon(f, 3);
     CHECK_NAMES(f, victim);

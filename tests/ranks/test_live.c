@@ -336,10 +336,11 @@ static void a_slow_rank_is_named(rank_t *r, void *arg)
     hvd_late_t late[MAX_RANKS];
     int slow = r->size - 1;
     open_listening(r);
-    for (int i = 0; i < 110; i++) {
+    // A verdict needs 100 steps; those in which all happen to meet on the board do not count.
+    for (int i = 0; i < 160; i++) {
         rank_step(r, "step %d", i);
         if (r->rank == slow) {
-            usleep(15000);
+            usleep(30000); // more than a busy machine keeps the others
         }
         sum_floats(r, "gradient", 1000);
         sum_floats(r, "another", 20000);
