@@ -183,6 +183,8 @@ def process_sets_on_a_rank():
         assert [each.process_set_id for each in two] == [1, 2]
         with pytest.raises(ValueError, match="after init"):
             add_process_set([0])
+        data = floats(1)
+        submit(_core.ALLREDUCE, "all have seen it", data, data).wait()  # before a rank shuts down
     return True
 
 
