@@ -541,15 +541,16 @@ static const char *forced_algorithm(const hvd_ctx_t *ctx, hvd_op_t op, size_t *b
     const char *name = hvd_op_name(op);
     size_t name_bytes = strlen(name);
     const char *at = ctx->config.algorithm;
+    const char *found = NULL; // of several the last, as in coll_choose
     while (at != NULL && at[0] != '\0') {
         size_t bytes = strcspn(at, ",");
         if (bytes > name_bytes && strncmp(at, name, name_bytes) == 0 && at[name_bytes] == '=') {
             *bytes_p = bytes - name_bytes - 1;
-            return at + name_bytes + 1;
+            found = at + name_bytes + 1;
         }
         at += bytes + (at[bytes] == ',');
     }
-    return NULL;
+    return found;
 }
 
 static bool is_word(const char *text, size_t bytes, const char *word)
