@@ -527,9 +527,14 @@ static bool pause_or_give_up(hvd_ctx_t *ctx, pause_t *p, bool is_waiter)
         p->idle_since_ns = now_ns;
     }
     uint64_t idle_ns = now_ns - p->idle_since_ns;
+    core_use_t use = net_core_use(ctx->net);
+    if (use == CORE_SHARED) {
+        net_part_cores(ctx->net, now_ns);
+    }
     // The one we wait for may sit on this very core; the engine thread's user surely does, unless
-    // there is a core for both.
-    if (idle_ns > YIELD_AFTER_NS || !(is_waiter || net_has_spare_cores(ctx->net))) {
+    // there is a core for both. Otherwise a yield would only hand the core to a stranger.
+    if (use == CORE_SHARED || (use == CORE_UNKNOWN && idle_ns > YIELD_AFTER_NS) ||
+        !(is_waiter || net_has_spare_cores(ctx->net))) {
         sched_yield();
     }
     return idle_ns > spin_ns(ctx, is_waiter);

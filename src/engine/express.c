@@ -35,6 +35,7 @@
 #define PATIENCE_SPINS 3000       // about ten microseconds: late ranks are met in the agreement
 #define PATIENCE_CROWDED_SPINS 30 // on a host with more ranks than cores, then yield
 #define PATIENCE_YIELDS 200
+#define LOOK_AFTER_SPINS 100 // then it is worth asking whether the others wait on this core
 #define FREE_MISSES 2
 #define LONGEST_SUSPENSION 10 // as a power of two
 
@@ -244,6 +245,11 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
             cpu_relax();
         } else {
             sched_yield();
+        }
+        if (i == LOOK_AFTER_SPINS && net_core_use(ctx->net) == CORE_SHARED) {
+            net_part_cores(ctx->net, clock_ns());
+            spins = i;
+            patience = spins + PATIENCE_YIELDS;
         }
         word = atomic_load_explicit(&r->express->word, memory_order_acquire);
     }

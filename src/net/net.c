@@ -20,6 +20,7 @@
 #define _GNU_SOURCE
 #include "net/net.h"
 
+#include "net/cores.h"
 #include "net/sleeper.h"
 #include "wire/codec.h"
 
@@ -77,6 +78,7 @@ struct net {
     uint8_t host_cpus[CPU_MASK_BYTES]; // cores that ranks of this host may use
     bool oversubscribed;
     bool has_spare_cores;
+    cores_t cores;
 };
 
 // --- Which transports ----------------------------------------------------------------------------
@@ -219,6 +221,16 @@ bool net_oversubscribed(const net_t *net)
 bool net_has_spare_cores(const net_t *net)
 {
     return net->has_spare_cores;
+}
+
+core_use_t net_core_use(net_t *net)
+{
+    return cores_look(&net->cores);
+}
+
+void net_part_cores(net_t *net, uint64_t now_ns)
+{
+    cores_part(&net->cores, now_ns);
 }
 
 // --- Addresses -----------------------------------------------------------------------------------
@@ -540,6 +552,7 @@ hvd_status_t net_settle(net_t *net, const uint8_t *attached_by_rank, err_t *err)
         net->offers[r].chosen = (int8_t)choose_row(net, r);
     }
     net->settled = true;
+    cores_init(&net->cores, net_domain(net, &transport_shm), &net->job);
     status = share_sleeper(net, err);
     return status == HVD_OK ? open_lifelines(net, err) : status;
 }

@@ -198,4 +198,15 @@ bool net_oversubscribed(const net_t *net);
 // True if each rank on this host has a second core, for its engine thread.
 bool net_has_spare_cores(const net_t *net);
 
+typedef enum core_use {
+    CORE_UNKNOWN, // somebody we wait for may run here: not all ranks can be asked
+    CORE_OWN,     // no other rank of the job waits here
+    CORE_SHARED,
+} core_use_t;
+
+// The core on which the caller waits (cores.h). Ranks that share one make room at once, and may
+// part: the later of two then moves to another core.
+core_use_t net_core_use(net_t *net);
+void net_part_cores(net_t *net, uint64_t now_ns);
+
 #endif

@@ -51,6 +51,7 @@ typedef struct ring {
 
 typedef struct shm_rank {
     _Alignas(2 * CACHE_LINE) atomic_uint wake;
+    _Alignas(2 * CACHE_LINE) atomic_int core; // see cores.h
     window_counters_t counters;
 } shm_rank_t;
 
@@ -551,6 +552,16 @@ bool shm_window(domain_t *d, int rank, window_t *window_p)
 }
 
 // --- The board ----------------------------------------------------------------------------------
+
+int shm_n_local(const domain_t *d)
+{
+    return d->layout.n_local;
+}
+
+atomic_int *shm_core_word(domain_t *d, int local_index)
+{
+    return &d->segment->ranks[local_index].core;
+}
 
 int shm_n_places(const domain_t *d)
 {

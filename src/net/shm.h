@@ -45,7 +45,10 @@ typedef struct board_place {
 int shm_n_places(const domain_t *domain);
 size_t shm_board_bytes_each(const domain_t *domain); // room for one contribution
 board_place_t *shm_place(domain_t *domain, int i);
+int shm_n_local(const domain_t *domain);
 int shm_local_index(const domain_t *domain,
                     int rank); // among the ranks of this host; -1: elsewhere
+// The core a rank of this host was last seen waiting on, plus one (net/cores.c).
+atomic_int *shm_core_word(domain_t *domain, int local_index);
 
 #endif
