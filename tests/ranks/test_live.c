@@ -401,7 +401,9 @@ static void dump_on_signal(rank_t *r, void *arg)
         wait_for_line(r, "at train.py:42");
     }
     free(text);
-    rank_step(r, "goes on");
+    rank_step(r, "goes on when all have seen their dump");
+    atomic_fetch_add(rank_shared(r, 2), 1);
+    rank_wait_for(r, rank_shared(r, 2), r->size);
     if (r->rank != 0) {
         handle = start_alone(r, "in flight");
     }
