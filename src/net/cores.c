@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// cores.c - one word per rank in the shared segment says on which core it waits. The words are only
+// hints: a stale one costs a needless yield. Any thread may call, whoever holds the engine.
 #define _GNU_SOURCE
 #include "net/cores.h"
 
@@ -8,7 +11,6 @@
 
 void cores_init(cores_t *cores, domain_t *shm, const net_job_t *job)
 {
-    *cores = (cores_t){0};
     if (shm != NULL && shm_slot_bytes(shm) > 0) {
         cores->shm = shm;
         cores->n_local = shm_n_local(shm);
@@ -62,11 +64,11 @@ void cores_part(cores_t *cores, uint64_t now_ns)
     for (int i = 0; i < cores->own_index; i++) {
         is_later |= waits_on(cores, i) == core;
     }
-    if (!is_later || now_ns < cores->next_move_ns ||
+    if (!is_later || now_ns < atomic_load_explicit(&cores->next_move_ns, memory_order_relaxed) ||
         sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
         return;
     }
-    cores->next_move_ns = now_ns + MOVE_EVERY_NS;
+    atomic_store_explicit(&cores->next_move_ns, now_ns + MOVE_EVERY_NS, memory_order_relaxed);
     cpu_set_t free = free_cores(cores, &allowed);
     // Forbidding a thread its core is the only way to make it move. It is allowed all again at
     // once: where it stays is the scheduler's business.

@@ -17,9 +17,10 @@ typedef struct cores {
     int n_local;
     int own_index;
     bool sees_all; // every rank of the job is on this host
-    uint64_t next_move_ns;
+    atomic_uint_fast64_t next_move_ns;
 } cores_t;
 
+// *cores is zeroed.
 void cores_init(cores_t *cores, domain_t *shm, const net_job_t *job);
 // Says where the calling thread waits, and who else does.
 core_use_t cores_look(cores_t *cores);

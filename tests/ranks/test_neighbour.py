@@ -3,9 +3,9 @@
 """Ranks beside a busy stranger: test_neighbour.py BUILD
 
 A process that computes all the time leaves two ranks less than two cores. The scheduler likes to
-put both on the core the stranger does not have, where every exchange costs two switches of the core.
-Ranks notice and part (src/net/cores.c): a job then is as quick as one whose ranks are bound to a
-core each.
+put both on the core the stranger does not have, where every exchange costs two switches. Ranks
+notice and part (src/net/cores.c): a job is then as quick as one whose ranks are bound to a core
+each.
 """
 import json
 import os
@@ -19,8 +19,9 @@ TOO_SLOW = {4: 12, 65536: 5}
 
 
 def median_us(bench, size, pin):
-    command = [bench, "--op", "allreduce", "--ranks", "2", "--bytes", str(size), "--budget", "0.1", "--json"]
-    done = subprocess.run(command + ["--pin"] * pin, capture_output=True, text=True, timeout=60, check=True)
+    command = [bench, "--op", "allreduce", "--ranks", "2", "--bytes", str(size), "--budget", "0.1"]
+    done = subprocess.run(command + ["--json"] + ["--pin"] * pin, capture_output=True, text=True,
+                          timeout=60, check=True)
     return json.loads(done.stdout.splitlines()[-1])["median_us"]
 
 
