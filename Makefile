@@ -10,7 +10,7 @@
 #   make test-spark   horovod.spark on real Spark, some minutes; make setup-spark first
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
-#   make test-launchers  ranks under real mpiruns and srun (installs them)
+#   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
 #   make chaos        faults at random for ten minutes, or CHAOS="--seconds 60 --seed 5"
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
@@ -43,8 +43,8 @@ test-long:
 	@HVD_LONG=1 HVD_FUZZ_SECONDS=600 tools/test.sh
 
 test-launchers: setup
-	@tests/launchers/setup.sh
-	@tests/launchers/run.py build
+	@tests/launchers/setup.sh $(ONLY)
+	@tests/launchers/run.py build --only "$(ONLY)"
 
 bench: setup
 	@bench/run.sh

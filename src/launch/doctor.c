@@ -406,7 +406,11 @@ int doctor_run(const options_t *options)
                  -1, false, sink);
     n_faults += examine_all(links, hosts.n, (const char *)addresses.data, port);
     if (n_faults == 0) {
-        fprintf(stdout, "trial job over all hosts\n");
+        fprintf(stdout, "trial job over all hosts:");
+        for (int i = 0; i < hosts.n; i++) {
+            fprintf(stdout, "%s rank %d on %s", i > 0 ? "," : "", i, hosts.list[i].name);
+        }
+        fprintf(stdout, "\n");
         fflush(stdout);
         n_faults += run_trial(options, &hosts) != 0;
     }

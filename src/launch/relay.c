@@ -5,10 +5,11 @@
 // `horovodrun --serve-agents` listens; whoever proves the secret of --secret-file (hvd_channel_,
 // TLS 1.3) gets an agent of its own, and the bytes between the two are passed on. On the other
 // side `horovodrun --dial-agent HOST` takes the place of ssh: it connects and passes its stdin and
-// stdout on. So launcher and agent know nothing of this. A connection is a process of its own,
-// which dies with the server; until it has proved the secret it has HANDSHAKE_MS, and there are at
-// most MAX_GUESTS. When either end goes, the other is closed, and the agent cleans up as it always
-// does.
+// stdout on. So launcher and agent know nothing of this. Who connects and says nothing costs one
+// descriptor: there are at most MAX_NEWCOMERS, the oldest makes room. Who speaks, as our own do at
+// once, gets a process, which dies with the server; until it has proved the secret it has
+// HANDSHAKE_MS, and there are at most MAX_GUESTS. When either end goes, the other is closed, and
+// the agent cleans up as it always does.
 #define _GNU_SOURCE
 #include "launch/launch.h"
 
@@ -29,6 +30,8 @@
 #define HANDSHAKE_MS 10000
 #define CONNECT_MS 10000
 #define MAX_GUESTS 256
+#define MAX_NEWCOMERS 256
+#define TELL_MS 60000 // between two lines about refused connections
 #define ROOM (256 * KIB)
 
 // --- The secret ----------------------------------------------------------------------------------
@@ -288,16 +291,38 @@ int relay_dial(const options_t *options)
 typedef struct guests {
     pid_t pids[MAX_GUESTS];
     int n;
+    uint64_t tell_at_ns; // the next time a refusal is worth a line
 } guests_t;
+
+// Connected, and silent so far; the oldest first.
+typedef struct newcomers {
+    int fds[MAX_NEWCOMERS];
+    uint64_t leave_at_ns[MAX_NEWCOMERS];
+    int n;
+} newcomers_t;
+
+static void drop_newcomer(newcomers_t *newcomers, int i)
+{
+    size_t n_after = (size_t)(--newcomers->n - i);
+
+    memmove(&newcomers->fds[i], &newcomers->fds[i + 1], n_after * sizeof newcomers->fds[0]);
+    memmove(&newcomers->leave_at_ns[i], &newcomers->leave_at_ns[i + 1],
+            n_after * sizeof newcomers->leave_at_ns[0]);
+}
 
 // Those who have left, and orphans if this is the first process of a container.
 static void reap_guests(guests_t *guests)
 {
+    int status;
     pid_t pid;
 
-    while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) {
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         for (int i = 0; i < guests->n; i++) {
             if (guests->pids[i] == pid) {
+                bool was_refused = WIFEXITED(status) && WEXITSTATUS(status) != 0;
+                guests->tell_at_ns = was_refused && clock_ns() >= guests->tell_at_ns
+                                         ? deadline_in_ms(TELL_MS)
+                                         : guests->tell_at_ns;
                 guests->pids[i] = guests->pids[--guests->n];
             }
         }
@@ -340,7 +365,7 @@ static void serve_agent(relay_t *relay)
 }
 
 // In a process of its own, which dies with the server.
-static int serve_guest(int fd, const uint8_t *secret)
+static int serve_guest(int fd, const uint8_t *secret, bool tells)
 {
     char text[HVD_TEXT_BYTES] = "";
     sigset_t none;
@@ -354,8 +379,8 @@ static int serve_guest(int fd, const uint8_t *secret)
     hvd_status_t status = relay_open(fd, true, secret, &relay, text, sizeof text);
     if (status == HVD_OK) {
         serve_agent(relay);
-    } else {
-        say("refused a connection: %s", text);
+    } else if (tells) {
+        say("refused a connection: %s; more of them within a minute are not told", text);
     }
     relay_free(relay);
     return status == HVD_OK ? 0 : 1;
@@ -380,7 +405,8 @@ static int listen_at(int port, err_t *err)
         listen(fd, MAX_GUESTS) != 0) {
         fail_errno(
             err, errno,
-            "cannot listen at port %d (--agent-port); is another program there? See: ss -ltnp",
+            "cannot listen at port %d (--agent-port); is another program there? See: ss -ltnp; end "
+            "it, or choose another port here and for " PROGRAM,
             port);
         if (fd >= 0) {
             close(fd);
@@ -417,27 +443,78 @@ static bool hear_signals(int signal_fd, guests_t *guests)
     return true;
 }
 
-static void accept_guest(int listener, const uint8_t *secret, guests_t *guests)
+static void accept_newcomer(int listener, newcomers_t *newcomers)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    pid_t pid = fd >= 0 ? fork() : -1;
+
+    if (fd < 0) {
+        return;
+    }
+    if (newcomers->n == MAX_NEWCOMERS) {
+        close(newcomers->fds[0]);
+        drop_newcomer(newcomers, 0);
+    }
+    newcomers->fds[newcomers->n] = fd;
+    newcomers->leave_at_ns[newcomers->n++] = deadline_in_ms(HANDSHAKE_MS);
+}
+
+// The process keeps nothing but its own connection: the others could not be cut otherwise.
+static void start_guest(int fd, const uint8_t *secret, int listener, const newcomers_t *newcomers,
+                        guests_t *guests)
+{
+    bool tells = clock_ns() >= guests->tell_at_ns;
+    pid_t pid = fork();
 
     if (pid == 0) {
         close(listener);
-        _exit(serve_guest(fd, secret));
+        for (int i = 0; i < newcomers->n; i++) {
+            if (newcomers->fds[i] != fd) {
+                close(newcomers->fds[i]);
+            }
+        }
+        _exit(serve_guest(fd, secret, tells));
     }
     if (pid > 0) {
         guests->pids[guests->n++] = pid;
     }
-    if (fd >= 0) {
-        close(fd);
+}
+
+// polled: of the newcomers, in their order. The last first: dropping one moves those after it.
+static void serve_newcomers(newcomers_t *newcomers, const struct pollfd *polled,
+                            const uint8_t *secret, int listener, guests_t *guests)
+{
+    uint64_t now_ns = clock_ns();
+
+    for (int i = newcomers->n - 1; i >= 0; i--) {
+        bool speaks = polled[i].revents != 0 && guests->n < MAX_GUESTS;
+        if (speaks) {
+            start_guest(newcomers->fds[i], secret, listener, newcomers, guests);
+        }
+        if (speaks || now_ns >= newcomers->leave_at_ns[i]) {
+            close(newcomers->fds[i]);
+            drop_newcomer(newcomers, i);
+        }
     }
+}
+
+static int serve_wait_ms(const newcomers_t *newcomers)
+{
+    uint64_t now_ns = clock_ns();
+
+    if (newcomers->n == 0) {
+        return -1;
+    }
+    return newcomers->leave_at_ns[0] <= now_ns
+               ? 0
+               : (int)((newcomers->leave_at_ns[0] - now_ns) / NS_PER_MS) + 1;
 }
 
 int relay_serve(const options_t *options)
 {
     uint8_t secret[SECRET_BYTES];
     guests_t guests = {.n = 0};
+    newcomers_t newcomers = {.n = 0};
+    struct pollfd polled[2 + MAX_NEWCOMERS];
     err_t err = {0};
     int listener = -1, signal_fd = open_signals();
 
@@ -451,13 +528,18 @@ int relay_serve(const options_t *options)
         return EXIT_USAGE;
     }
     do {
-        struct pollfd polled[] = {
-            {.fd = signal_fd, .events = POLLIN},
-            {.fd = guests.n < MAX_GUESTS ? listener : -1, .events = POLLIN},
-        };
-        poll(polled, N_ELEMENTS(polled), -1);
+        polled[0] = (struct pollfd){.fd = signal_fd, .events = POLLIN};
+        polled[1] = (struct pollfd){.fd = listener, .events = POLLIN};
+        for (int i = 0; i < newcomers.n; i++) { // while all guests are here they wait their turn
+            int fd = guests.n < MAX_GUESTS ? newcomers.fds[i] : -1;
+            polled[2 + i] = (struct pollfd){.fd = fd, .events = POLLIN};
+        }
+        if (poll(polled, 2 + (nfds_t)newcomers.n, serve_wait_ms(&newcomers)) < 0) {
+            continue;
+        }
+        serve_newcomers(&newcomers, polled + 2, secret, listener, &guests);
         if (polled[1].revents != 0) {
-            accept_guest(listener, secret, &guests);
+            accept_newcomer(listener, &newcomers);
         }
     } while (hear_signals(signal_fd, &guests));
     wipe(secret, sizeof secret);

@@ -141,7 +141,7 @@ hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, er
     int ends[2], errors[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-        return fail_errno(err, errno, "cannot make a socket for %s", argv[0]);
+        return fail_errno(err, errno, "cannot make a socket for %s; try ulimit -n 65536", argv[0]);
     }
     if (pipe2(errors, O_CLOEXEC) != 0) {
         int code = errno;

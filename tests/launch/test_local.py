@@ -10,11 +10,13 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from launching import (BUILD, HOROVODRUN, HVD_INFO, SLACK, Case, Job, clean_environment,
@@ -51,6 +53,13 @@ for top in "/dev/shm", "/tmp", "/run":
                 look(os.path.join(place, name))
 print(found)
 """
+
+
+def answer_as_http(server):
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def lines_of(text, rank, stream="stdout"):
@@ -422,12 +431,13 @@ class StandIns(Case):
 
     def test_many_hosts_start_in_the_time_of_one(self):
         fake = self.write("fake", f"#!/bin/sh\nsleep 1\nexec {HOROVODRUN} --agent\n")
-        hosts = ",".join(f"host{i}.invalid:1" for i in range(32))
+        n = 64
+        hosts = ",".join(f"host{i}.invalid:1" for i in range(n))
         begin = time.monotonic()
         out, _ = run("-H", hosts, "--ssh-command", fake, "printenv", "HOROVOD_HOSTNAME")
-        self.assertLess(time.monotonic() - begin, 32 / 2)
+        self.assertLess(time.monotonic() - begin, n / 2)
         self.assertEqual({line.partition(":")[2] for line in out.splitlines()},
-                         {f"host{i}.invalid" for i in range(32)})
+                         {f"host{i}.invalid" for i in range(n)})
 
     def test_no_such_command(self):
         _, err = run("-np", 2, "nosuchprogram", expect=127)
@@ -451,6 +461,26 @@ class StandIns(Case):
         code, _, err = job.wait()
         self.assertNotEqual(code, 0)
         self.assertIn("Too many open files", err.decode())
+        self.assertIn("ulimit -n", err.decode())
+
+    def test_port_in_use(self):
+        """Something else is where agents should wait: named there, and by who knocks there."""
+        secret = self.write("secret", os.urandom(32).hex())
+        secret.chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            _, err = run("--serve-agents", "--agent-port", port, "--secret-file", secret, expect=2)
+            for part in [f"cannot listen at port {port}", "Address already in use", "ss -ltnp",
+                         "choose another port"]:
+                self.assertIn(part, err)
+            answering = threading.Thread(target=answer_as_http, args=(other,), daemon=True)
+            answering.start()
+            fake = self.write("fake", f"#!/bin/sh\nexec {HOROVODRUN} --dial-agent 127.0.0.1 "
+                              f"--agent-port {port} --secret-file {secret}\n")
+            _, err = run("-H", "elsewhere.invalid:1", "--ssh-command", fake, "x", expect=69)
+            self.assertIn("elsewhere.invalid", err)
+            self.assertIn("the address and port belong to this job", err)
+            answering.join(10)
 
     def test_output_that_cannot_be_written(self):
         _, err = run("-np", 1, "--output-filename", "/proc/nowhere", "true", expect=74)

@@ -267,6 +267,20 @@ class Faults(Ssh):
         self.assertIn("cannot change to the directory", err.decode())
         self.assertIn("must exist on all hosts", err.decode())
 
+    def test_interface_of_another_host(self):
+        # The launcher has it; the host does not, and says what it has.
+        self.assert_fault(["-H", "a:1,b:1", "--network-interfaces", "br0", HVD_INFO,
+                           "--transports"],
+                          ["no network interface is called br0", "eth7", "HOROVOD_GLOO_IFACE"],
+                          code=1)
+
+    def test_small_shared_memory(self):
+        # The job goes on over sockets, and says why and what to do.
+        out, err = self.run_job("-H", "c:2", HVD_INFO, "--transports")
+        self.assertRegex(out, "from rank 0 to rank 1 +tcp")
+        self.assertIn("/dev/shm has 0 MiB free", err)
+        self.assertIn("--shm-size", err)
+
     def test_full_disk(self):
         with tempfile.TemporaryDirectory() as directory:
             sh("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory)
@@ -284,7 +298,9 @@ class Faults(Ssh):
     def test_doctor_finds_nothing_wrong(self):
         out, err = self.run_job("--doctor", "-H", "a,b")
         self.assertIn("no faults found", out, err)
-        self.assertRegex(out, r"rank 0 sends to the others: \d+ MB/s")
+        self.assertIn("rank 0 on a, rank 1 on b", out)
+        for rank in range(2):
+            self.assertRegex(out, rf"rank {rank} sends to the others: \d+ MB/s")
         self.assertRegex(out, r"reaches the launcher at: 10\.93\.0\.1 yes")
         self.assertIn("b, 127.0.1.1", out)
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs ranks under other people's launchers: real mpiruns, srun, torchrun.
 
-Usage: run.py BUILD [--only TEXT] [--torchrun PROGRAM] [--keep]
+Usage: run.py BUILD [--only TEXT: "", "Debian", "srun", "Intel", ...] [--torchrun PROGRAM] [--keep]
 
 Every launcher runs every case; the result is a table in Markdown, as docs/launchers.md shows it.
 tests/launchers/setup.sh installs the launchers; torchrun is tested where PyTorch is installed.
@@ -107,6 +107,9 @@ TORCHRUN = Launcher("torchrun", "torchrun", f"{ROOT}/.venv/bin/torchrun",
                     count="--nproc-per-node", first_rank='[ "$RANK" = 0 ]')
 
 
+SRUNS = "srun (Debian)"  # --only takes all of them, or none
+
+
 def sruns(conf: pathlib.Path) -> list:
     return [Launcher(f"srun --mpi={mpi} (Debian)", way, "/usr/bin/srun", [f"--mpi={mpi}"],
                      {"SLURM_CONF": str(conf)}, first_rank=SLURM_FIRST)
@@ -116,7 +119,7 @@ def sruns(conf: pathlib.Path) -> list:
 # --- Slurm ----------------------------------------------------------------------------------------
 
 SLURM_CONF = """ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={first}({first_address})
 SlurmctldPort={control_port}
 SlurmdPort={node_port}
 AuthType=auth/munge
@@ -125,11 +128,12 @@ CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
+TmpFS={folder}/tmp.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -141,9 +145,10 @@ JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 CoresPerSocket=4 RealMemory=1000 State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES OverSubscribe=FORCE:8 State=UP
+{nodes}PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:8 State=UP
 """
+SLURM_NODE = ("NodeName={name} NodeAddr={address} CPUs=4 CoresPerSocket=4 RealMemory=1000 "
+              "State=UNKNOWN\n")
 
 
 def wait_for(what: str, is_so: Callable, seconds: float = 60) -> None:
@@ -154,26 +159,44 @@ def wait_for(what: str, is_so: Callable, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+def slurm_conf(folder: pathlib.Path, nodes: list) -> str:
+    lines = "".join(SLURM_NODE.format(name=name, address=address) for name, address, _ in nodes)
+    return SLURM_CONF.format(folder=folder, first=nodes[0][0], first_address=nodes[0][1],
+                             nodes=lines, control_port=SLURM_PORTS[0], node_port=SLURM_PORTS[1])
+
+
+def this_node() -> tuple:
+    return (socket.gethostname().split(".")[0], "127.0.0.1", [])
+
+
 @contextlib.contextmanager
-def slurm(folder: pathlib.Path):
-    """munged, slurmctld and slurmd in the foreground as children; yields slurm.conf."""
+def slurm(folder: pathlib.Path, nodes: list):
+    """munged, slurmctld, and a slurmd for each node, as children; yields slurm.conf.
+
+    nodes: name, address and the words that run a command there. The first has slurmctld.
+    """
+    folder.mkdir()
     folder.chmod(0o755)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
-    for name in ("state", "spool"):
+    for name in ("state", *(f"tmp.{name}" for name, _, _ in nodes)):
         (folder / name).mkdir()
     conf = folder / "slurm.conf"
-    conf.write_text(SLURM_CONF.format(host=socket.gethostname().split(".")[0], folder=folder,
-                                      control_port=SLURM_PORTS[0], node_port=SLURM_PORTS[1]))
+    conf.write_text(slurm_conf(folder, nodes))
+    there = nodes[0][2]
     daemons = [
         ["/usr/sbin/munged", "--foreground", "--force", f"--key-file={key}",
          f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid",
          f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"],
-        ["/usr/sbin/slurmctld", "-D", "-i", "-f", conf],
-        ["/usr/sbin/slurmd", "-D", "-f", conf],
+        [*there, "/usr/sbin/slurmctld", "-D", "-i", "-f", conf],
+        *[[*words, "/usr/sbin/slurmd", "-D", "-f", conf] for _, _, words in nodes],
     ]
     env = clean_environment() | {"SLURM_CONF": str(conf)}
+
+    def ask(*words: str) -> str:
+        return subprocess.run([*there, *words], env=env, capture_output=True, text=True).stdout
+
     running = []
     try:
         with open(folder / "daemons.log", "wb") as log:
@@ -182,13 +205,12 @@ def slurm(folder: pathlib.Path):
                                                 stdin=subprocess.DEVNULL))
                 if len(running) == 1:
                     wait_for("munged", (folder / "munge.socket").exists)
-        wait_for("Slurm's node", lambda: "idle" in subprocess.run(
-            ["sinfo", "-h"], env=env, capture_output=True, text=True).stdout)
+        wait_for("Slurm's nodes",
+                 lambda: ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * len(nodes))
         yield conf
-        subprocess.run(["scancel", "--full", "--signal=KILL", "--user=root"], env=env)
-        subprocess.run(["scancel", "--user=root"], env=env)
-        wait_for("jobs of Slurm to end", lambda: subprocess.run(
-            ["squeue", "-h"], env=env, capture_output=True, text=True).stdout == "")
+        ask("scancel", "--full", "--signal=KILL", "--user=root")
+        ask("scancel", "--user=root")
+        wait_for("jobs of Slurm to end", lambda: ask("squeue", "-h") == "")
     finally:
         for process in reversed(running):
             process.terminate()
@@ -396,10 +418,43 @@ def case_across(launcher: Launcher, programs: Programs) -> None:
         flags = launcher.across(agent, "wire")
         words = launcher.command(2, [programs.launched, "--inits", 2], flags)
         env = launcher.environment() | {"HOROVOD_LOG_LEVEL": "warning"}
-        here = ["ip", "netns", "exec", HOSTS[0], "unshare", "--uts", "sh", "-c",
-                'hostname "$0"; exec "$@"', HOSTS[0]]
-        code, output = run(here + words, env)
+        code, output = run(on_host(HOSTS[0]) + words, env)
         expect_ranks(code, output, 2, here=1)
+
+
+def on_host(host: str) -> list:
+    return ["ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c",
+            'hostname "$0"; exec "$@"', host]
+
+
+def on_node(host: str, names: pathlib.Path) -> list:
+    """On a host of a cluster, where everybody has a name; /sys is left alone for slurmd."""
+    return ["nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "--mount", "sh", "-c",
+            f'hostname "$0"; mount --bind {names} /etc/hosts; exec "$@"', host]
+
+
+def slurm_across(programs: Programs) -> dict:
+    """Name of each srun -> whether a rank on each of two nodes found the other."""
+    results = {}
+    secret = programs.folder / "job.secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(32))
+    names = programs.folder / "names"
+    names.write_text("127.0.0.1 localhost\n" + "".join(
+        f"{address} {host}\n" for host, address in zip(HOSTS, ADDRESSES)))
+    nodes = [(host, address, on_node(host, names)) for host, address in zip(HOSTS, ADDRESSES)]
+    with two_hosts(programs.folder), slurm(programs.folder / "slurm2", nodes) as conf:
+        for launcher in sruns(conf):
+            if launcher.way == "slurm":
+                launcher.env["HOROVOD_SECRET_FILE"] = str(secret)
+            results[launcher.name] = try_case(case_two_nodes, launcher, programs, nodes[0][2])
+    return results
+
+
+def case_two_nodes(launcher: Launcher, programs: Programs, there: list) -> None:
+    words = launcher.command(2, [programs.launched, "--inits", 2], ["-N", "2"])
+    code, output = run(there + words, launcher.environment())
+    expect_ranks(code, output, 2, here=1)
 
 
 def case_with_mpi(launcher: Launcher, programs: Programs) -> None:
@@ -545,15 +600,19 @@ def try_case(case: Callable, *args) -> bool:
         return False
 
 
-def test(launchers: list, programs: Programs) -> int:
+def test(launchers: list, programs: Programs, across: dict = {}) -> int:
+    """across: what is known already about two hosts, by launcher."""
     n_failed = 0
     for launcher in launchers:
         cells = [f"{launcher.name} {version_of(launcher)}".strip(), f"`{launcher.way}`"]
         for _, case in CASES:
-            if not applies(case, launcher):
+            if case is case_across and launcher.name in across:
+                right = across[launcher.name]
+            elif applies(case, launcher):
+                right = try_case(case, launcher, programs)
+            else:
                 cells.append("-")
                 continue
-            right = try_case(case, launcher, programs)
             n_failed += not right
             cells.append("pass" if right else "FAIL")
         print("| " + " | ".join(cells) + " |", flush=True)
@@ -578,12 +637,12 @@ def main() -> None:
         found = MPIS + [TORCHRUN] * os.access(TORCHRUN.program, os.X_OK)
         wanted = [launcher for launcher in found if options.only in launcher.name]
         n_failed += test(wanted, programs)
-        if options.only in "srun":
-            (folder / "slurm").mkdir()
-            with slurm(folder / "slurm") as conf:
-                n_failed += test(sruns(conf), programs)
+        if options.only in SRUNS:
+            across = slurm_across(programs)
+            with slurm(folder / "slurm", [this_node()]) as conf:
+                n_failed += test(sruns(conf), programs, across)
         n_failed += test_planes(options.only, programs)
-        if options.only in "seed":
+        if options.only in "seed (Debian)":
             right = try_case(seed_command, programs)
             print("\nOpen MPI 4 with host file, MCA parameter, map and tags:",
                   "pass" if right else "FAIL")

