@@ -170,6 +170,54 @@ class Scripts(unittest.TestCase):
         self.assertIn("%s-1.%s" % (FULL, FULL), done.stderr)
         self.assertNotIn("%s-0.%s" % (FULL, FULL), done.stderr)
 
+    def test_ready_workers_are_discovered(self):
+        for values in (self.NATIVE, self.values(), {"mode": "intelmpi", "ssh": {"port": 2222},
+                                                    "worker": {"number": 2, "slots": 3},
+                                                    "master": {"runsRanks": False}}):
+            master, first, second = pods = self.pods(values)
+            slots = values["worker"].get("slots", 1)
+            expected = [] if slots == 3 else [FULL + "-master:1"]
+            self.assertEqual(self.discover(master), expected)
+            for i, worker in enumerate((first, second)):
+                server = self.start(worker)
+                expected.append("%s-%d.%s:%d" % (FULL, i, FULL, slots))
+                deadline = time.monotonic() + 30
+                while self.discover(master) != expected and time.monotonic() < deadline:
+                    time.sleep(0.2)
+                self.assertEqual(self.discover(master), expected)
+            self.stop(server)  # gone, no longer ready
+            self.assertEqual(self.discover(master), expected[:-1])
+            self.stop(self.servers[-2])
+            for pod in pods:
+                pod.remove()
+
+    def test_workers_beyond_the_hostfile_are_discovered(self):
+        master, *workers = self.pods(self.NATIVE)
+        for worker in workers:
+            self.start(worker)
+        hostfile = master.root / "generated" / "hostfile"
+        hostfile.write_text("".join(hostfile.read_text().splitlines(True)[:2]))
+        deadline = time.monotonic() + 30
+        while len(self.discover(master)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        self.assertEqual(self.discover(master)[-1], "%s-1.%s:1" % (FULL, FULL))
+
+    def discover(self, master):
+        done = sh(*master.command(str(master.root / "generated" / "discover_hosts.sh")))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.splitlines()
+
+    def test_who_has_not_come_is_said_early(self):
+        master, first, second = self.pods(self.NATIVE)
+        self.start(first)
+        watch = subprocess.Popen(
+            master.command(str(master.root / "generated" / "discover_hosts.sh"), "--watch", "5"),
+            stderr=subprocess.PIPE, text=True)
+        said = watch.stderr.readline()
+        watch.terminate()
+        watch.communicate(timeout=30)
+        self.assertIn("waiting for %s-1.%s: see: kubectl -n ml describe pod" % (FULL, FULL), said)
+
     def test_a_missing_worker_is_named(self):
         master, first, _ = self.pods(self.values(startTimeout=3))
         self.start(first)
@@ -242,11 +290,12 @@ class Release(unittest.TestCase):
     def run_master(self, values, *args, path=None):
         root = Path(self.folder.name)
         config = objects(render(values))["ConfigMap", FULL]["data"]
-        for name in ("settings.sh", "hostfile", "master.run.sh"):
+        for name in ("settings.sh", "hostfile", "master.run.sh", "discover_hosts.sh"):
             text = config[name].replace("/horovod/generated", str(root))
             text = text.replace("/var/run/secrets/kubernetes.io/serviceaccount",
                                 str(root / "account"))
             (root / name).write_text(text)
+            (root / name).chmod(0o555)
         env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1",
                    KUBERNETES_SERVICE_PORT=str(self.server.server_port))
         if path:

@@ -8,6 +8,8 @@ case $MODE in
 native)
     export HOROVODRUN_AGENT_PORT=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
     export HOROVOD_START_TIMEOUT=$START_TIMEOUT
+    /horovod/generated/discover_hosts.sh --watch 10 &
+    watcher=$!
     ;;
 *)
     . /horovod/generated/ssh-setup.sh
@@ -21,7 +23,8 @@ esac
 release_workers() {
     token=/var/run/secrets/kubernetes.io/serviceaccount
     path=/apis/apps/v1/namespaces/$NAMESPACE/statefulsets/$STATEFULSET/scale
-    url=https://${KUBERNETES_SERVICE_HOST:-kubernetes.default.svc}:${KUBERNETES_SERVICE_PORT:-443}$path
+    server=${KUBERNETES_SERVICE_HOST:-kubernetes.default.svc}:${KUBERNETES_SERVICE_PORT:-443}
+    url=https://$server$path
     if command -v curl >/dev/null; then
         curl --fail --silent --show-error --max-time 10 --output /dev/null \
             --cacert $token/ca.crt --header "Authorization: Bearer $(cat $token/token)" \
@@ -37,7 +40,7 @@ request = urllib.request.Request(url, b'{"spec":{"replicas":0}}', method="PATCH"
 context = ssl.create_default_context(cafile=token + "/ca.crt")
 urllib.request.urlopen(request, timeout=10, context=context).read()
 END
-    fi || echo "horovod: the workers could not be given back; they stay until the release is uninstalled" >&2
+    fi || echo "horovod: the workers could not be given back; they stay until helm uninstall" >&2
 }
 
 if [ $# -eq 0 ]; then
@@ -52,6 +55,7 @@ while kill -0 $child 2>/dev/null; do # the wait was interrupted by a signal
     wait $child
     code=$?
 done
+[ -z "${watcher:-}" ] || kill "$watcher" 2>/dev/null
 if [ "$RELEASE_WORKERS" = yes ] && { [ $code -eq 0 ] || [ "$MAY_RETRY" = no ]; }; then
     release_workers
 fi

@@ -1,11 +1,15 @@
 #!/bin/sh
-# Waits until every worker of the hostfile lets us in, all at the same time; names those that do not.
+# Waits until every worker of the hostfile lets us in, all at the same time; names those that do
+# not, the first time after ten seconds.
 set -eu
 . /horovod/generated/settings.sh
 . /horovod/generated/ssh-setup.sh
 left=$(mktemp -d)
 deadline=$(($(date +%s) + START_TIMEOUT))
 workers=$(sed -e 's/[ :].*//' -e '/-master$/d' "$HOSTFILE")
+/horovod/generated/discover_hosts.sh --watch 10 &
+watcher=$!
+waiting=
 for host in $workers; do
     (
         until ssh -F "$dir/config" -o ConnectionAttempts=1 "$host" true 2>"$left/$host"; do
@@ -14,8 +18,12 @@ for host in $workers; do
         done
         rm "$left/$host"
     ) &
+    waiting="$waiting $!"
 done
-wait
+for one in $waiting; do
+    wait "$one" || true
+done
+kill "$watcher" 2>/dev/null || true
 [ -n "$(ls "$left")" ] || exit 0
 echo "horovod: after $START_TIMEOUT s these workers do not answer on port $PORT:" >&2
 for host in $(ls "$left"); do

@@ -7,6 +7,9 @@ if [ "$MODE" = native ]; then
 fi
 . /horovod/generated/ssh-setup.sh
 mkdir -p /run/sshd 2>/dev/null || true
+# Ranks find the environment of the image and of worker.env, as they would without ssh.
+env | grep -E '^[A-Za-z_][A-Za-z0-9_]*=' |
+    grep -v -E '^(HOME|HOSTNAME|LOGNAME|OLDPWD|PWD|SHELL|SHLVL|TERM|USER|_)=' >"$dir/environment"
 cat >"$dir/sshd_config" <<END
 Port $PORT
 HostKey $dir/id_horovod
@@ -15,6 +18,7 @@ PidFile none
 StrictModes no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
+PermitUserEnvironment yes
 KbdInteractiveAuthentication no
 MaxStartups 256:30:512
 END

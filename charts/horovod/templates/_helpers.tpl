@@ -121,7 +121,7 @@ heritage: {{ .Release.Service }}
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* native runs under the restricted Pod Security Standard; sshd needs root, and may change users. */}}
+{{/* native runs under the restricted Pod Security Standard; sshd on a low port needs root. */}}
 {{- define "horovod.podSecurity" -}}
 {{- if not (kindIs "invalid" .Values.podSecurityContext) -}}
 {{- toYaml .Values.podSecurityContext -}}
@@ -133,7 +133,8 @@ fsGroup: 1000
 seccompProfile:
   type: RuntimeDefault
 {{- else -}}
-{}
+runAsUser: 0
+runAsGroup: 0
 {{- end -}}
 {{- end -}}
 
