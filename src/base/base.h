@@ -226,6 +226,7 @@ hvd_status_t random_bytes(void *memory, size_t bytes, err_t *err);
 typedef struct peer_id {
     int pid;
     uint64_t started; // of the process, in the kernel's ticks; tells a reused pid from the peer's
+    uint64_t space;   // the pid namespace in which that pid means something
     char host[64];
 } peer_id_t;
 
@@ -243,6 +244,8 @@ const char *peer_name(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]
 // What the process table says of a peer on this host, as "its process is stopped (state T)"; ""
 // for one on another host, or in another pid namespace.
 const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
+// The process table of this host says for sure that the peer has ended.
+bool peer_is_gone(const peers_t *peers, int rank);
 
 // --- Knobs ---------------------------------------------------------------------------------------
 // One row in knobs.def is a whole knob: the field here, parsing, range, help, docs, origin.

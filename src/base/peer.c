@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PF_EXITING 0x4 // in the flags of /proc/PID/stat
@@ -75,8 +76,12 @@ peer_id_t peer_of_self(const char *host)
 {
     peer_id_t self = {.pid = (int)getpid()};
     process_t process;
+    struct stat space;
 
     snprintf(self.host, sizeof self.host, "%s", host);
+    if (stat("/proc/self/ns/pid", &space) == 0) {
+        self.space = (uint64_t)space.st_ino;
+    }
     if (read_process(self.pid, &process)) {
         self.started = process.started;
     }
@@ -123,6 +128,26 @@ static void describe_end(const peers_t *peers, const process_t *process, char *t
     }
 }
 
+static bool is_visible(const peers_t *peers, int rank)
+{
+    return peers != NULL && peers->host_of[rank] == peers->host_of[peers->self] &&
+           peers->of[rank].started != 0 && peers->of[rank].space == peers->of[peers->self].space;
+}
+
+static bool has_ended(const process_t *process)
+{
+    return process->is_exiting || process->state == 'Z' || process->state == 'X';
+}
+
+bool peer_is_gone(const peers_t *peers, int rank)
+{
+    process_t process;
+
+    return is_visible(peers, rank) &&
+           (!read_process(peers->of[rank].pid, &process) ||
+            process.started != peers->of[rank].started || has_ended(&process));
+}
+
 const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES])
 {
     static const struct {
@@ -138,8 +163,7 @@ const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES
     process_t process;
 
     text[0] = '\0';
-    if (peers == NULL || peers->host_of[rank] != peers->host_of[peers->self] ||
-        peers->of[rank].started == 0) {
+    if (!is_visible(peers, rank)) {
         return text;
     }
     if (!read_process(peers->of[rank].pid, &process)) {
@@ -152,7 +176,7 @@ const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES
     if (process.started != peers->of[rank].started) {
         return text;
     }
-    if (process.is_exiting || process.state == 'Z' || process.state == 'X') {
+    if (has_ended(&process)) {
         describe_end(peers, &process, text);
         return text;
     }

@@ -288,14 +288,15 @@ bool exec_moved(const exec_t *exec)
 
 // --- What it waits for ---------------------------------------------------------------------------
 
-static size_t describe_head(const exec_t *exec, int32_t s, const char *doing, int rank, char *text,
-                            size_t bytes)
+static size_t describe_head(const exec_t *exec, int32_t s, const char *doing, int rank,
+                            bool is_first, char *text, size_t bytes)
 {
     const step_t *step = step_at(exec, s);
     const state_t *state = &exec->states[s];
     const int n =
-        snprintf(text, bytes, "%s rank %d: step %d, %zu of %zu bytes%s; ", doing, rank, s,
-                 state->done, step->bytes, state->waits_for > 0 ? ", waits for other steps" : "");
+        snprintf(text, bytes, "%s%s rank %d: step %d, %zu of %zu bytes%s", is_first ? "" : "; ",
+                 doing, rank, s, state->done, step->bytes,
+                 state->waits_for > 0 ? ", waits for other steps" : "");
     return n < 0 ? 0 : MIN((size_t)n, bytes > 0 ? bytes - 1 : 0);
 }
 
@@ -308,12 +309,12 @@ void exec_describe(const exec_t *exec, char *text, size_t bytes)
     for (int i = 0; i < exec->n_busy; i++) {
         const peer_t *peer = &exec->peers[exec->busy[i]];
         if (peer->sends.head != NO_STEP) {
-            at += describe_head(exec, peer->sends.head, "sending to", peer->link->peer, text + at,
-                                bytes - at);
+            at += describe_head(exec, peer->sends.head, "sending to", peer->link->peer, at == 0,
+                                text + at, bytes - at);
         }
         if (peer->receives.head != NO_STEP) {
             at += describe_head(exec, peer->receives.head, "receiving from", peer->link->peer,
-                                text + at, bytes - at);
+                                at == 0, text + at, bytes - at);
         }
     }
 }

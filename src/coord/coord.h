@@ -82,6 +82,9 @@ typedef enum decision_kind {
     // HVD_PEER_LOST: for too long, the caller is to coord_abort(); HVD_OK: heard again. With this
     // rank's own number: it did not run for silent_ns itself.
     DECIDE_SILENT,
+    // Rank 0: nothing of `batch` has moved anywhere for silent_ns, which is too long, although all
+    // ranks are heard; text says who waits for whom. The caller is to coord_abort().
+    DECIDE_STUCK,
     DECIDE_ENDED,       // the job is over: status HVD_SHUTDOWN, or the cause; nothing comes after
 } decision_kind_t;
 
@@ -97,6 +100,8 @@ typedef struct decision_entry {
     size_t result_bytes;
 } decision_entry_t;
 
+#define COORD_STILL_BYTES 384
+
 // What a rank was last seen doing.
 typedef struct coord_progress {
     uint64_t n_submitted; // operations since the start
@@ -104,6 +109,15 @@ typedef struct coord_progress {
     uint64_t quiet_ns;    // since the last was submitted
     char last[64];        // its name, or the beginning of it
 } coord_progress_t;
+
+// The oldest batch that runs on this rank, or below it.
+typedef struct coord_still {
+    bool is_running;      // there is one
+    uint64_t batch;
+    uint64_t least_ns;    // since something of it moved on some rank that runs it,
+    uint64_t longest_ns;  // and on that which knows what it waits for, for longest;
+    char text[COORD_STILL_BYTES]; // what that is; "": nobody knows
+} coord_still_t;
 
 typedef struct decision {
     decision_kind_t kind;
@@ -162,6 +176,9 @@ uint64_t coord_absence_ns(const coord_t *coord, uint64_t now_ns);
 void coord_progress_text(const coord_progress_t *progress, char *text, size_t bytes);
 // What the next pulses and answers tell of this rank.
 void coord_set_progress(coord_t *coord, const coord_progress_t *progress);
+void coord_set_still(coord_t *coord, const coord_still_t *still);
+// Every neighbour has been heard: should one end from here on, a link tells.
+bool coord_hears_all(const coord_t *coord);
 
 void coord_shutdown(coord_t *coord, uint64_t now_ns); // asks all ranks to stop
 // A peer is lost, or something else ends the job: tells the others. text NULL: that of the status.

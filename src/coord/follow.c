@@ -578,6 +578,13 @@ static hvd_status_t on_pulse(coord_t *coord, int branch, const control_line_t *l
     return HVD_OK;
 }
 
+static hvd_status_t on_still(coord_t *coord, int branch, const control_line_t *line, err_t *err)
+{
+    (void)err;
+    still_heard(coord, coord->n_parents + branch - 1, line);
+    return HVD_OK;
+}
+
 // --- Frames -------------------------------------------------------------------------------------
 
 static const struct {
@@ -602,6 +609,7 @@ static const struct {
     [RECORD_SHUTDOWN] = {.from_parent = on_shutdown},
     [LINE_ABORT] = {.from_child = on_abort, .from_parent = on_abort},
     [LINE_PULSE] = {.from_child = on_pulse, .from_parent = on_pulse},
+    [LINE_STILL] = {.from_child = on_still},
 };
 
 // The branch a neighbour stands for; -1: the parent; -2: no neighbour.

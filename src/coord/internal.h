@@ -238,6 +238,7 @@ typedef struct neighbour {
     bool is_known; // has been heard at all
     bool is_late;  // its silence has been reported
     coord_progress_t progress;
+    coord_still_t still; // of a child
 } neighbour_t;
 
 typedef struct asked {
@@ -342,6 +343,9 @@ struct coord {
     uint64_t early_ns; // when something was last asked about earlier than the knob says; 0: never
 
     coord_progress_t progress; // of this rank
+    coord_still_t still;       // likewise
+    int n_stuck;               // pulses in a row that found the same batch without hope
+    uint64_t stuck_batch;
     uint64_t pulse_due_ns;
     uint64_t away_ns, back_ns; // the last time this rank did not run: for how long, until when
 
@@ -492,6 +496,12 @@ void stall_free(coord_t *coord);
 void pulse_tick(coord_t *coord);
 uint64_t pulse_next_ns(const coord_t *coord);
 void pulse_heard(coord_t *coord, int neighbour, const control_line_t *line);
+
+// --- still.c ------------------------------------------------------------------------------------
+
+void still_tell(coord_t *coord); // the parent, after a pulse
+void still_heard(coord_t *coord, int neighbour, const control_line_t *line);
+void still_check(coord_t *coord); // rank 0, with each pulse
 
 // --- late.c -------------------------------------------------------------------------------------
 

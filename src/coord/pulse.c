@@ -95,6 +95,9 @@ static void send_pulse(coord_t *coord, int neighbour)
 
     if (box->bytes.len - box->sent < MAX_UNSENT_BYTES) {
         control_put(outbox_line(coord, neighbour), &line);
+        if (neighbour < coord->n_parents) {
+            still_tell(coord);
+        }
     }
 }
 
@@ -141,6 +144,7 @@ void pulse_tick(coord_t *coord)
         send_pulse(coord, i);
         watch(coord, i);
     }
+    still_check(coord);
     coord->pulse_due_ns = coord->now_ns + coord->params.pulse_ns;
 }
 
@@ -157,11 +161,22 @@ void pulse_heard(coord_t *coord, int i, const control_line_t *line)
     neighbour->heard_ns = coord->now_ns;
     neighbour->is_known = true;
     neighbour->is_late = false;
+    neighbour->still.is_running = false; // until it says so
     progress->n_submitted = line->batch;
     progress->n_in_flight = line->id;
     progress->quiet_ns = line->age_ns;
     memcpy(progress->last, line->name.at, bytes);
     progress->last[bytes] = '\0';
+}
+
+bool coord_hears_all(const coord_t *coord)
+{
+    bool all = true;
+
+    for (int i = 0; is_on(coord) && i < coord_n_neighbours(coord); i++) {
+        all &= coord->neighbours[i].is_known;
+    }
+    return all;
 }
 
 // Still overdue, or back since a moment ago.

@@ -262,6 +262,7 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
     b->is_meeting = false;
     b->collective = b->number * (STREAMS_OF_BATCH + 1);
     b->set = set;
+    ctx->moved_ns = ctx->running == NULL ? ctx->now_ns : ctx->moved_ns;
     *ctx->running_last = b;
     ctx->running_last = &b->next;
 }
@@ -1135,6 +1136,19 @@ static hvd_status_t progress_batch(hvd_ctx_t *ctx, batch_runner_t *r, bool *move
     default:
         return HVD_OK;
     }
+}
+
+bool batch_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
+{
+    const batch_runner_t *r = ctx->runner;
+    bool by_plan = r->route == ROUTE_PLAN || r->route == ROUTE_PIECES ||
+                   (r->route == ROUTE_TWO_LEVEL && r->phase == PHASE_BETWEEN_HOSTS);
+
+    if (r->batch == NULL || !by_plan) {
+        return false;
+    }
+    exec_describe(r->exec, text, bytes);
+    return text[0] != '\0';
 }
 
 static void finish_batch(hvd_ctx_t *ctx, batch_t *b)

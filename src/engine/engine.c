@@ -289,6 +289,9 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
     case DECIDE_SILENT:
         watch_silence(ctx, d);
         break;
+    case DECIDE_STUCK:
+        watch_stuck(ctx, d);
+        break;
     case DECIDE_ENDED:
         if (d->status == HVD_SHUTDOWN && ctx->running != NULL) {
             // What was agreed before is finished: all members are there and will do their part.
@@ -351,6 +354,12 @@ static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
         ctx->shutting_down = true;
     }
     watch_progress(ctx, now_ns);
+    if (UNLIKELY(!atomic_load_explicit(&ctx->hears_all, memory_order_relaxed)) &&
+        coord_hears_all(ctx->coord)) {
+        atomic_store(&ctx->hears_all, true);
+        atomic_fetch_add(&ctx->progress_word, 1);
+        futex_wake(&ctx->progress_word, INT32_MAX);
+    }
     if (now_ns >= coord_next_tick(ctx->coord)) {
         coord_tick(ctx->coord, now_ns);
     }
@@ -438,6 +447,7 @@ static bool engine_step(hvd_ctx_t *ctx)
     moved |= send_frames(ctx);
     if (ctx->running != NULL && batches_progress(ctx)) {
         moved = true;
+        ctx->moved_ns = ctx->now_ns;
         decide(ctx);
         send_frames(ctx);
     }

@@ -226,6 +226,7 @@ struct hvd_ctx {
     atomic_int in_flight;       // requests of this rank not yet done
     atomic_bool stop_requested; // hvd_shutdown was called
     atomic_bool timeline_on;    // there is one, and it takes events
+    atomic_bool hears_all;      // every neighbour in the tree has been heard
     monitor_t *monitor;
 
     express_t *express; // NULL without shared memory; used under lock
@@ -262,6 +263,7 @@ struct hvd_ctx {
     uint64_t next_housekeeping_ns;
     uint64_t next_progress_ns; // of watch_progress, and what it saw last
     uint64_t n_submitted_seen, quiet_since_ns;
+    uint64_t moved_ns; // when something of the oldest batch last moved, or it was agreed
     uint64_t next_gathering_ns, next_late_warning_ns;
     bool watches_arrivals; // for the timeline
     unsigned n_steps;
@@ -323,6 +325,7 @@ void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns);
 
 void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns); // now and then, from housekeeping
 void watch_silence(hvd_ctx_t *ctx, const decision_t *decision);
+void watch_stuck(hvd_ctx_t *ctx, const decision_t *decision);
 // Adds to the cause of an end what only this rank knows: that it was absent, what it waited for.
 void watch_explain_end(hvd_ctx_t *ctx, err_t *end);
 
@@ -349,6 +352,8 @@ bool riding_store(request_t *request, const void *result, int n_members);
 // Moves the oldest batch on. True if anything moved.
 bool batches_progress(hvd_ctx_t *ctx);
 void batches_drop(hvd_ctx_t *ctx); // the job has ended
+// What the oldest waits for, of which other rank. False: that cannot be told.
+bool batch_describe(const hvd_ctx_t *ctx, char *text, size_t bytes);
 
 // --- recorder.c ---------------------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 // start.c - bringing a context up and down.
 //
 // Up: knobs -> boot (who am I) -> exchange who sits on which host -> open transports -> exchange
-// addresses -> attach -> exchange who is attached -> agreement tree -> engine thread. Three
-// exchanges through the rendezvous, whatever the number of ranks; after that it is not needed.
+// addresses -> attach -> exchange who is attached -> agreement tree -> engine thread -> neighbours
+// in the tree heard. Three exchanges through the rendezvous, whatever the number of ranks; after
+// that it is not needed. A rank that has come up is linked to its neighbours on both sides, so
+// whatever ends it from then on is noticed by them at once.
 // Down: agree to stop, drain, and undo in reverse. A failed start undoes what was done and says
 // why.
 #define _GNU_SOURCE
@@ -28,7 +30,7 @@
 
 // --- Who is where --------------------------------------------------------------------------------
 
-#define CARD_PROCESS_BYTES 12 // pid and start of the process, behind the host
+#define CARD_PROCESS_BYTES 20 // pid, start and namespace of the process, behind the host
 
 // The part of a host's identity that people know it by.
 static const char *host_name(const char *identity)
@@ -45,6 +47,7 @@ static void put_card(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *
     put_bytes(out, ctx->job.host, strlen(ctx->job.host) + 1);
     put_u32(out, (uint32_t)self.pid);
     put_u64(out, self.started);
+    put_u64(out, self.space);
     int n_sets = options != NULL ? options->n_process_sets : 0;
     put_u32(out, (uint32_t)n_sets);
     for (int s = 0; s < n_sets; s++) {
@@ -61,6 +64,7 @@ static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t 
     peer_id_t *peer = &ctx->peers.of[rank];
     peer->pid = (int)get_u32(&in);
     peer->started = get_u64(&in);
+    peer->space = get_u64(&in);
     snprintf(peer->host, sizeof peer->host, "%s", host_name(host));
 }
 
@@ -446,6 +450,32 @@ static hvd_status_t attach_mpi(hvd_ctx_t *ctx, err_t *err)
     return mpi_attach(ctx->mpi, ctx->job.rank, ctx->job.size, deadline, err);
 }
 
+static bool has_ended(hvd_ctx_t *ctx)
+{
+    pthread_mutex_lock(&ctx->lock);
+    bool ended = ctx->ended.status != HVD_OK;
+    pthread_mutex_unlock(&ctx->lock);
+    return ended;
+}
+
+// Links that cannot be made end the job after HOROVOD_GLOO_TIMEOUT_SECONDS. Whoever is only slow
+// beyond that is left to its pulses.
+static hvd_status_t hear_neighbours(hvd_ctx_t *ctx, err_t *err)
+{
+    uint64_t deadline = clock_ns() + (uint64_t)(2 * ctx->config.peer_timeout * (double)NS_PER_S);
+
+    while (!atomic_load(&ctx->hears_all) && !has_ended(ctx) && clock_ns() < deadline) {
+        futex_wait(&ctx->progress_word, atomic_load(&ctx->progress_word), clock_ns() + NS_PER_MS);
+    }
+    if (atomic_load(&ctx->hears_all) || !has_ended(ctx) || ctx->ended.status == HVD_SHUTDOWN) {
+        return HVD_OK; // of a neighbour that has come and gone the first operation tells
+    }
+    engine_stop(ctx);
+    engine_drain(ctx, clock_ns() + DRAIN_NS);
+    *err = ctx->ended;
+    return err->status;
+}
+
 static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
 {
     hvd_status_t status;
@@ -501,7 +531,8 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
         atomic_store(&ctx->timeline_on, true);
     }
     TRY(monitor_start(ctx, err), out);
-    status = engine_start(ctx, err);
+    TRY(engine_start(ctx, err), out);
+    status = hear_neighbours(ctx, err);
 out:
     free(answers.values);
     free(answers.lengths);
@@ -532,14 +563,6 @@ hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *tex
     }
     *ctx_p = ctx;
     return HVD_OK;
-}
-
-static bool has_ended(hvd_ctx_t *ctx)
-{
-    pthread_mutex_lock(&ctx->lock);
-    bool ended = ctx->ended.status != HVD_OK;
-    pthread_mutex_unlock(&ctx->lock);
-    return ended;
 }
 
 hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)

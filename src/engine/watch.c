@@ -3,8 +3,9 @@
 // watch.c - what this rank tells of itself, and words for the silence of another.
 //
 // coord/ counts pulses; here they get their content (which operation was submitted last, and how
-// long ago) and their meaning: a neighbour that stays silent is looked up in the process table if
-// it runs on this host, and named with rank, host and pid.
+// long ago; what runs, and how long ago something of it moved) and their meaning: a neighbour that
+// stays silent is looked up in the process table if it runs on this host, and named with rank, host
+// and pid.
 //
 // Submitting only counts and remembers which request was the newest; names and times are read from
 // there a few times a second, so the way of an operation pays nothing for it. A request object
@@ -15,6 +16,29 @@
 #include <stdio.h>
 
 #define PROGRESS_NS (250 * NS_PER_MS)
+
+// What runs here, and since when nothing of it has moved. Links that are being made count as
+// moving: how long that may take has limits of its own. Meetings on the board are not told of:
+// they need nothing but shared memory.
+static coord_still_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns)
+{
+    const batch_t *batch = ctx->running;
+    coord_still_t still = {0};
+    char who[PEER_TEXT_BYTES], what[160];
+
+    if (batch == NULL || batch->is_meeting) {
+        return still;
+    }
+    still.is_running = true;
+    still.batch = batch->number;
+    still.least_ns = net_is_opening(ctx->net) ? 0 : now_ns - MIN(ctx->moved_ns, now_ns);
+    still.longest_ns = still.least_ns;
+    if (still.longest_ns >= PROGRESS_NS && batch_describe(ctx, what, sizeof what)) {
+        snprintf(still.text, sizeof still.text, "%s waits in '%.64s': %s",
+                 peer_name(&ctx->peers, ctx->job.rank, who), batch->entries[0].name, what);
+    }
+    return still;
+}
 
 void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
 {
@@ -34,7 +58,9 @@ void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
         ctx->quiet_since_ns = now_ns;
     }
     progress.quiet_ns = now_ns - ctx->quiet_since_ns;
+    coord_still_t still = look_at_batch(ctx, now_ns);
     coord_set_progress(ctx->coord, &progress);
+    coord_set_still(ctx->coord, &still);
     ctx->next_progress_ns = now_ns + PROGRESS_NS;
 }
 
@@ -93,6 +119,20 @@ void watch_silence(hvd_ctx_t *ctx, const decision_t *d)
     } else {
         log_warn(&ctx->log, "heartbeat", "%s", text);
     }
+}
+
+void watch_stuck(hvd_ctx_t *ctx, const decision_t *d)
+{
+    err_t err;
+
+    fail(&err, HVD_PEER_LOST,
+         "%s. Nothing has moved on any rank for %.1f s, although all of them are alive: data was "
+         "lost on the way. The job ends, because %g s are allowed at most "
+         "(HOROVOD_HEARTBEAT_TIMEOUT_SECONDS); look for a faulty network card or switch, or run "
+         "with HOROVOD_LOG_LEVEL=debug and report it",
+         d->text[0] != '\0' ? d->text : "an operation that all ranks have agreed to does not go on",
+         (double)d->silent_ns / (double)NS_PER_S, ctx->config.heartbeat_timeout);
+    engine_fail(ctx, &err);
 }
 
 // --- The end ------------------------------------------------------------------------------------

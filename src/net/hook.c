@@ -9,6 +9,8 @@
 //   flip=N     about once in N bytes sent, one bit changes on the way
 //   drop=N     about once in N bytes sent, a few of them vanish on the way
 //   reorder=N  about once in N bytes sent, two neighbouring pieces change places on the way
+//   hole=N     after about N bytes sent, all that follow vanish on the way
+//   lane=N     only links of this lane: 1 for control, 2 for data
 //   seed=N     another sequence of everything above
 //
 // "On the way" is behind the encryption of links that have it, where a faulty or hostile device
@@ -29,13 +31,20 @@
 #define MAX_PIECES 1024
 #define MAX_DAMAGE_BYTES ((size_t)64) // that vanish or move at once
 
-typedef enum damage { DAMAGE_FLIP, DAMAGE_DROP, DAMAGE_REORDER, N_DAMAGES } damage_t;
+typedef enum damage {
+    DAMAGE_FLIP,
+    DAMAGE_DROP,
+    DAMAGE_REORDER,
+    DAMAGE_HOLE,
+    N_DAMAGES
+} damage_t;
 
 typedef struct hook_rules {
     bool trace;
     uint64_t delay_us;
     uint64_t cut_bytes;                // 0: never
     uint64_t damage_bytes[N_DAMAGES];  // how often each comes; 0: never
+    uint64_t lane; // 1 + the lane meant; 0: all
     uint64_t seed;
 } hook_rules_t;
 
@@ -52,6 +61,7 @@ typedef struct hook_link {
     uint64_t random;
     uint64_t moved_bytes;
     uint64_t damage_in[N_DAMAGES]; // bytes to go until the next
+    bool has_hole;                 // nothing that is sent arrives any more
     bool damages_queue;            // the inner link has no protection to get behind
     buf_t queue;
     size_t queue_at;
@@ -72,6 +82,8 @@ static const struct {
     {"flip", true, offsetof(hook_rules_t, damage_bytes[DAMAGE_FLIP])},
     {"drop", true, offsetof(hook_rules_t, damage_bytes[DAMAGE_DROP])},
     {"reorder", true, offsetof(hook_rules_t, damage_bytes[DAMAGE_REORDER])},
+    {"hole", true, offsetof(hook_rules_t, damage_bytes[DAMAGE_HOLE])},
+    {"lane", true, offsetof(hook_rules_t, lane)},
     {"seed", true, offsetof(hook_rules_t, seed)},
 };
 
@@ -118,7 +130,7 @@ static hvd_status_t parse_rules(const char *text, hook_rules_t *rules, err_t *er
             return fail(err, HVD_INVALID_ARGUMENT,
                         "HOROVOD_HOOK has the rule \"%.*s\"; the rules are "
                         "trace, delay=MICROSECONDS, cut=BYTES, flip=BYTES, drop=BYTES, "
-                        "reorder=BYTES, seed=NUMBER",
+                        "reorder=BYTES, hole=BYTES, lane=NUMBER, seed=NUMBER",
                         (int)MIN(bytes, 100), text);
         }
         text += bytes + (text[bytes] == ',');
@@ -173,14 +185,27 @@ static size_t damage_reorder(hook_link_t *link, uint8_t *data, size_t n, size_t 
     return n;
 }
 
+static size_t damage_hole(hook_link_t *link, uint8_t *data, size_t n, size_t at)
+{
+    (void)data;
+    (void)n;
+    link->has_hole = true;
+    return at;
+}
+
 static size_t (*const damages[N_DAMAGES])(hook_link_t *, uint8_t *, size_t, size_t) = {
-    [DAMAGE_FLIP] = damage_flip, [DAMAGE_DROP] = damage_drop, [DAMAGE_REORDER] = damage_reorder};
+    [DAMAGE_FLIP] = damage_flip,
+    [DAMAGE_DROP] = damage_drop,
+    [DAMAGE_REORDER] = damage_reorder,
+    [DAMAGE_HOLE] = damage_hole,
+};
 
 // What is about to leave. At most one damage of each kind a call.
 static size_t mangle(void *arg, uint8_t *data, size_t n)
 {
     hook_link_t *link = arg;
 
+    n = link->has_hole ? 0 : n;
     for (int kind = 0; kind < N_DAMAGES; kind++) {
         uint64_t every = link->rules.damage_bytes[kind];
         if (every == 0 || n == 0) {
@@ -381,6 +406,11 @@ hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *jo
         goto close_inner;
     }
     TRY(parse_rules(rules, &link->rules, err), free_link);
+    if (link->rules.lane != 0 && link->rules.lane != (uint64_t)inner->lane + 1) {
+        free(link);
+        *link_p = inner;
+        return HVD_OK;
+    }
     link->base = (net_link_t){
         .ops = &hook_ops, .transport = inner->transport, .peer = inner->peer, .lane = inner->lane};
     link->inner = inner;

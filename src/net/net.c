@@ -658,10 +658,13 @@ static net_link_t *make_link(net_t *net, int peer, lane_t lane, err_t *err)
         return NULL;
     }
     if (hook != NULL && hook[0] != '\0') {
+        const net_link_t *bare = link;
         if (hook_wrap(link, hook, &net->job, &link, err) != HVD_OK) {
             return NULL;
         }
-        net->hooked[net->n_hooked++] = link;
+        if (link != bare) {
+            net->hooked[net->n_hooked++] = link;
+        }
     }
     net->rows[row].n_links++;
     return link;
@@ -739,6 +742,19 @@ hvd_status_t net_health(net_t *net, lane_t lane, err_t *err)
         }
     }
     return status;
+}
+
+bool net_is_opening(net_t *net)
+{
+    bool is_opening = false;
+
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        domain_t *domain = net->rows[i].domain;
+        if (domain != NULL && transports[i]->is_opening != NULL) {
+            is_opening |= transports[i]->is_opening(domain);
+        }
+    }
+    return is_opening;
 }
 
 // --- Sleeping ------------------------------------------------------------------------------------

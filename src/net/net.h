@@ -94,7 +94,8 @@ static inline void link_close(net_link_t *l)
 
 typedef struct domain domain_t; // a transport's state in one context; each transport has its own
 
-// attach, is_attached, settle, progress, wait_fd, wake_word, health and arm may be NULL.
+// attach, is_attached, settle, progress, wait_fd, wake_word, health, is_opening and arm may be
+// NULL.
 typedef struct transport {
     const char *name;
     // May answer HVD_UNSUPPORTED with the reason in err: the transport is then left out.
@@ -124,6 +125,7 @@ typedef struct transport {
     atomic_uint *(*wake_word)(domain_t *domain);
     // The first link of this lane that ended by itself; HVD_OK if none did.
     hvd_status_t (*health)(domain_t *domain, lane_t lane, err_t *err);
+    bool (*is_opening)(domain_t *domain); // links are being made
     void (*close)(domain_t *domain);
     // About to sleep: wait_fd must tell of everything from here on.
     void (*arm)(domain_t *domain);
@@ -150,7 +152,7 @@ static inline void wake_ring(atomic_uint *word)
 }
 
 // Wraps a link for tests: traces, delays or damages by the rules of HOROVOD_HOOK. Takes the link
-// over, also when it fails.
+// over, also when it fails. A link that no rule concerns comes back as it is.
 hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *job,
                        net_link_t **link_p, err_t *err);
 // Releases what a wrapped link holds back and is due; how many times. *next_ns_p is lowered to the
@@ -181,6 +183,7 @@ domain_t *net_domain(net_t *net, const transport_t *transport);
 
 int net_progress(net_t *net);
 hvd_status_t net_health(net_t *net, lane_t lane, err_t *err);
+bool net_is_opening(net_t *net); // some link is on its way, and has a deadline
 
 // Sleeping: announce, look once more whether there is something to do, then sleep.
 //     unsigned ticket = net_before_sleep(net);

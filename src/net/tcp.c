@@ -400,6 +400,11 @@ static hvd_status_t tcp_health(domain_t *domain, lane_t lane, err_t *err)
     return broken->status;
 }
 
+static bool tcp_is_opening(domain_t *domain)
+{
+    return domain->opening != NULL;
+}
+
 // --- Listening -----------------------------------------------------------------------------------
 
 void tcp_set_options(const domain_t *domain, int fd)
@@ -725,5 +730,6 @@ const transport_t transport_tcp = {
     .progress = tcp_progress,
     .wait_fd = tcp_wait_fd,
     .health = tcp_health,
+    .is_opening = tcp_is_opening,
     .close = tcp_close,
 };

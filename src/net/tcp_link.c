@@ -300,12 +300,30 @@ void tcp_link_event(tcp_link_t *link)
     }
 }
 
+// A process of this host that ended before it had connected closes nothing here.
+static void note_absent(tcp_link_t *link)
+{
+    const peers_t *peers = link->domain->job->peers;
+    char who[PEER_TEXT_BYTES], fate[PEER_TEXT_BYTES];
+    err_t err;
+
+    peer_name(peers, link->base.peer, who);
+    peer_state(peers, link->base.peer, fate);
+    fail(&err, HVD_PEER_LOST, "%s: %s, before it was connected to rank %d", who,
+         fate[0] != '\0' ? fate : "its process has ended", link->domain->job->rank);
+    tcp_link_fail(link, &err);
+}
+
 void tcp_link_tick(tcp_link_t *link, uint64_t now_ns)
 {
     double seconds = link->domain->job->config->peer_timeout;
     int peer = link->base.peer;
     err_t err;
 
+    if (peer_is_gone(link->domain->job->peers, peer)) {
+        note_absent(link);
+        return;
+    }
     if (now_ns < link->deadline_ns) {
         if (link->dial != NULL) {
             dial_tick(link, now_ns);

@@ -126,7 +126,7 @@ void fault_wait_logged(fault_rank_t *f, const char *part, double max_seconds)
 
 // --- Life ---------------------------------------------------------------------------------------
 
-fault_rank_t *fault_open(rank_t *r)
+fault_rank_t *fault_new(rank_t *r)
 {
     fault_rank_t *f = calloc(1, sizeof *f);
     CHECK(r, f != NULL);
@@ -134,8 +134,19 @@ fault_rank_t *fault_open(rank_t *r)
     f->flags = HVD_WAITS;
     pthread_mutex_init(&f->lock, NULL);
     atomic_store(rank_shared(r, FIRST_PID + r->rank), (int)getpid());
-    rank_step(r, "init");
-    CHECK_OK(r, rank_try_open(r, &(hvd_options_t){.log = keep_line, .log_arg = f}));
+    return f;
+}
+
+hvd_status_t fault_join(fault_rank_t *f)
+{
+    rank_step(f->r, "init");
+    return rank_try_open(f->r, &(hvd_options_t){.log = keep_line, .log_arg = f});
+}
+
+fault_rank_t *fault_open(rank_t *r)
+{
+    fault_rank_t *f = fault_new(r);
+    CHECK_OK(r, fault_join(f));
     rank_step(r, "first sums");
     for (int i = 0; i < 3; i++) {
         CHECK_OK(r, fault_step(f, "first", 1000));
@@ -147,7 +158,9 @@ fault_rank_t *fault_open(rank_t *r)
 void fault_leave(fault_rank_t *f)
 {
     rank_step(f->r, "leaves");
-    CHECK_OK(f->r, hvd_shutdown(f->r->ctx));
+    if (f->r->ctx != NULL) {
+        CHECK_OK(f->r, hvd_shutdown(f->r->ctx));
+    }
     f->r->ctx = NULL;
     pthread_mutex_destroy(&f->lock);
     free(f);

@@ -24,7 +24,10 @@ typedef struct fault_rank {
     unsigned flags; // of each step; HVD_WAITS at first
 } fault_rank_t;
 
-// Joins the job with the log kept; tells the pid. The first sums are checked, so links exist.
+// Tells the pid; the log will be kept.
+fault_rank_t *fault_new(rank_t *r);
+hvd_status_t fault_join(fault_rank_t *f); // init
+// Both, and it must succeed. The first sums are checked, so links exist.
 fault_rank_t *fault_open(rank_t *r);
 void fault_leave(fault_rank_t *f); // shutdown, whatever the state; frees
 pid_t fault_pid(const rank_t *r, int rank);

@@ -89,6 +89,28 @@ static void cut_off(rank_t *r, void *arg)
     fault_leave(f);
 }
 
+// --- Lost ---------------------------------------------------------------------------------------
+
+// Data vanishes from some moment on, and nothing else happens: no link ends, everybody is heard.
+static void data_vanishes(rank_t *r, void *arg)
+{
+    (void)arg;
+    char who[128];
+    enter_host(r);
+    fault_rank_t *f = fault_open(r);
+    rank_step(r, "works until data is lost");
+    double start = fault_now();
+    CHECK_STATUS(r, fault_work(f, 100000, 30), HVD_PEER_LOST);
+    CHECK_WITHIN(f, start, 3 + 5); // the limit, and what it takes to get there
+    CHECK_HAS(r, r->text, " waits in 'work': ");
+    CHECK_HAS(r, r->text, "receiving from rank ");
+    CHECK_HAS(r, r->text, "data was lost on the way");
+    check_named(f);
+    snprintf(who, sizeof who, "Rank %d waited in 'work'", r->rank);
+    CHECK_HAS(r, r->text, who);
+    fault_leave(f);
+}
+
 // --- Slow, lossy, odd ---------------------------------------------------------------------------
 
 static void lossy(rank_t *r, void *arg)
@@ -220,6 +242,19 @@ static const subtest_t subtests[] = {
     {.name = "cut the other way", .fn = cut_off, .arg = (void *)&other_way, .layouts = TWO_HOSTS},
     {.name = "unplugged", .fn = cut_off, .arg = (void *)&unplugged, .layouts = TWO_HOSTS},
     {.name = "connections reset", .fn = cut_off, .arg = (void *)&reset, .layouts = TWO_HOSTS},
+    {
+        .name = "data vanishes",
+        .fn = data_vanishes,
+        .layouts = TWO_HOSTS,
+        .env = {"HOROVOD_HOOK=hole=40000000,lane=2", "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=3"},
+    },
+    {
+        .name = "data vanishes, plain",
+        .fn = data_vanishes,
+        .layouts = TWO_HOSTS,
+        .env = {"HOROVOD_HOOK=hole=40000000,lane=2", "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=3",
+                "HOROVOD_ENCRYPT=never"},
+    },
     {.name = "lossy and slow", .fn = lossy, .layouts = TWO_HOSTS},
     {.name = "strangers", .fn = strangers, .layouts = TWO_HOSTS},
     {

@@ -114,6 +114,28 @@ static void killed(rank_t *r, void *arg)
     fault_leave(f);
 }
 
+// Dies as soon as init has returned: what tells of it must be in place by then.
+static void killed_at_once(rank_t *r, void *arg)
+{
+    const fault_case_t *c = arg;
+    int victim = victim_in(r, c);
+    fault_rank_t *f = fault_new(r);
+    hvd_status_t status = fault_join(f);
+
+    if (r->rank == victim) {
+        CHECK_OK(r, status);
+        rank_will_die(r);
+        mark_fault(r);
+        kill(getpid(), c->signal);
+    }
+    rank_step(r, "works until rank %d, which never did, is missed", victim);
+    status = status == HVD_OK ? fault_work(f, c->n, 10) : status;
+    CHECK_STATUS(r, status, HVD_PEER_LOST);
+    check_soon(f, c->seconds);
+    CHECK_NAMES(f, victim);
+    fault_leave(f);
+}
+
 // A rank that is killed while it starts leaves a segment with a name: the next job removes it, and
 // not one that is in use.
 static void starts_after_a_crash(rank_t *r, void *arg)
@@ -316,6 +338,10 @@ static const fault_case_t kill_large = {
 static const fault_case_t kill_first = {
     .n = 300000, .signal = SIGKILL, .victim = 0, .seconds = 0.5};
 static const fault_case_t kill_idle = {.signal = SIGKILL, .victim = -1, .seconds = 0.5};
+static const fault_case_t kill_at_once = {
+    .n = 1000, .signal = SIGKILL, .victim = -1, .seconds = 0.5};
+static const fault_case_t kill_first_at_once = {
+    .n = 1000, .signal = SIGKILL, .victim = 0, .seconds = 0.5};
 static const fault_case_t segfault = {.n = 1000, .signal = SIGSEGV, .victim = -1, .seconds = 0.5};
 static const fault_case_t stop_busy = {.n = 50000, .signal = SIGSTOP, .victim = -1, .seconds = 4};
 static const fault_case_t stop_idle = {.signal = SIGSTOP, .victim = -1, .seconds = 4};
@@ -331,6 +357,13 @@ static const subtest_t subtests[] = {
     {.name = "killed, first rank", .fn = killed, .arg = (void *)&kill_first, .min_ranks = 3},
     {.name = "killed, idle", .fn = killed, .arg = (void *)&kill_idle, .min_ranks = 3},
     {.name = "killed, fault", .fn = killed, .arg = (void *)&segfault, .min_ranks = 3},
+    {.name = "killed at once", .fn = killed_at_once, .arg = (void *)&kill_at_once, .min_ranks = 3},
+    {
+        .name = "first killed at once",
+        .fn = killed_at_once,
+        .arg = (void *)&kill_first_at_once,
+        .min_ranks = 3,
+    },
     {.name = "crashed before", .fn = starts_after_a_crash, .layouts = ONLY_LAYOUT(LAYOUT_ONE)},
     {
         .name = "stopped, busy",
@@ -359,7 +392,8 @@ static const subtest_t subtests[] = {
         .name = "never comes",
         .fn = never_comes,
         .min_ranks = 3,
-        .env = {"HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2"},
+        .env = {"HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2",
+                "HOROVOD_HEARTBEAT_WARNING_SECONDS=60"}, // a busy machine is another matter
     },
     {.name = "exits normally", .fn = exits_normally, .min_ranks = 3},
     {.name = "shuts down early", .fn = shuts_down_early, .min_ranks = 3},

@@ -1442,6 +1442,9 @@ static void on_decision(sim_t *sim, int rank, const decision_t *decision)
     case DECIDE_SILENT:
         on_silence(sim, rank, decision);
         break;
+    case DECIDE_STUCK:
+        CHECK(sim, false, "batch %llu is taken for stuck", (unsigned long long)decision->batch);
+        break;
     case DECIDE_ENDED:
         on_ended(sim, rank, decision);
         break;

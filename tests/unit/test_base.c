@@ -1144,9 +1144,14 @@ static void assert_state_of_child(int signal, int exit_status, const char *expec
     }
     assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WSTOPPED | WNOWAIT), 0);
     assert_string_equal(peer_state(&peers, 1, text), expected);
+    assert_int_equal(peer_is_gone(&peers, 1), signal != SIGSTOP);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     assert_string_equal(peer_state(&peers, 1, text), "its process has ended");
+    assert_true(peer_is_gone(&peers, 1));
+    of[1].space++; // its pid means nothing here
+    assert_string_equal(peer_state(&peers, 1, text), "");
+    assert_false(peer_is_gone(&peers, 1));
     for (int i = 0; i < 2; i++) {
         close(to_child[i]);
         close(from_child[i]);

@@ -1554,6 +1554,92 @@ static void one_that_was_never_heard_has_more_time(void **state)
     world_free(world);
 }
 
+// --- Standing still -----------------------------------------------------------------------------
+
+static const seen_t *stuck_on(const world_t *world, int rank)
+{
+    for (int i = 0; i < world->n_seen[rank]; i++) {
+        if (world->seen[rank][i].kind == DECIDE_STUCK) {
+            return &world->seen[rank][i];
+        }
+    }
+    return NULL;
+}
+
+static void stand(world_t *world, int rank, uint64_t batch, uint64_t seconds, const char *text)
+{
+    coord_still_t still = {.is_running = true,
+                           .batch = batch,
+                           .least_ns = seconds * NS_PER_S,
+                           .longest_ns = seconds * NS_PER_S};
+
+    snprintf(still.text, sizeof still.text, "%s", text);
+    coord_set_still(world->ranks[rank], &still);
+}
+
+// What is lost is named by the rank that has waited for it longest, from two levels down.
+static void a_batch_that_stands_still_everywhere_is_given_up(void **state)
+{
+    world_t *world = world_new(5, pulse_params());
+
+    (void)state;
+    pulse_for(world, 4);
+    stand(world, 3, 7, 11, "rank 3 waits");
+    stand(world, 4, 7, 10, "rank 4 waits");
+    stand(world, 2, 7, 12, ""); // it waits for 3 or 4, and does not know what for
+    pulse_for(world, 2);
+    assert_null(stuck_on(world, 0)); // not for certain yet
+    pulse_for(world, 4);
+    const seen_t *seen = stuck_on(world, 0);
+    assert_non_null(seen);
+    assert_int_equal(seen->batch, 7);
+    assert_true(seen->silent_ns == 10 * NS_PER_S);
+    assert_string_equal(seen->text, "rank 3 waits");
+    for (int rank = 1; rank < 5; rank++) {
+        assert_null(stuck_on(world, rank));
+    }
+    world_free(world);
+}
+
+static void while_somebody_moves_nobody_is_stuck(void **state)
+{
+    world_t *world = world_new(5, pulse_params());
+
+    (void)state;
+    pulse_for(world, 4);
+    stand(world, 3, 7, 11, "rank 3 waits");
+    stand(world, 4, 7, 0, ""); // the same batch moves here
+    pulse_for(world, 10);
+    assert_null(stuck_on(world, 0));
+    stand(world, 4, 6, 0, ""); // here an older one does, for which 3 may have to wait
+    pulse_for(world, 10);
+    assert_null(stuck_on(world, 0));
+    stand(world, 4, 9, 0, ""); // 4 is ahead: what 3 waits for is not coming
+    pulse_for(world, 10);
+    assert_non_null(stuck_on(world, 0));
+    world_free(world);
+}
+
+// Who is silent may move: that is for its pulses to tell.
+static void silence_is_no_standstill(void **state)
+{
+    coord_params_t params = pulse_params();
+    params.pulse_fail_ns = 20 * NS_PER_S;
+    world_t *world = world_new(5, params);
+
+    (void)state;
+    pulse_for(world, 4);
+    world->is_dead[4] = true; // below 1
+    pulse_for(world, 6);
+    stand(world, 3, 7, 25, "rank 3 waits");
+    pulse_for(world, 20);
+    assert_null(stuck_on(world, 0));
+    world->is_dead[4] = false;
+    pulse_for(world, 10);
+    assert_non_null(stuck_on(world, 0));
+    world_free(world);
+}
+
 // --- Broken neighbours --------------------------------------------------------------------------
 
 static void frames_of_another_epoch_are_counted(void **state)
@@ -1770,6 +1856,7 @@ static const control_line_t lines[] = {
     {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5},
     {.kind = LINE_ABORT, .status = HVD_SYSTEM, .text = {"text", 4}},
     {.kind = LINE_PULSE, .batch = 9, .id = 2, .age_ns = 77, .name = {"last", 4}},
+    {.kind = LINE_STILL, .batch = 9, .id = 2, .age_ns = 77, .text = {"waits", 5}},
 };
 
 static void assert_same_line(const control_line_t *got, const control_line_t *line)
@@ -1903,6 +1990,9 @@ int main(void)
         cmocka_unit_test(a_stall_out_of_rhythm_is_reported_early),
         cmocka_unit_test(slow_jobs_are_not_hurried),
         cmocka_unit_test(a_silent_neighbour_is_reported_then_given_up),
+        cmocka_unit_test(a_batch_that_stands_still_everywhere_is_given_up),
+        cmocka_unit_test(while_somebody_moves_nobody_is_stuck),
+        cmocka_unit_test(silence_is_no_standstill),
         cmocka_unit_test(a_rank_that_was_away_knows_it),
         cmocka_unit_test(one_that_was_never_heard_has_more_time),
         cmocka_unit_test(frames_of_another_epoch_are_counted),
