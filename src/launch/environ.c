@@ -31,6 +31,13 @@ static const char *const not_exported[] = {
     "TERM_*",
     "TMUX*",
     "HOROVODRUN_*",
+    "NVIDIA_VISIBLE_DEVICES",
+    "PAI_CURRENT_*",
+    "PAI_CONTAINER_*",
+    "PAI_TASK_INDEX",
+    "PAI_TASK_ROLE_INDEX",
+    "PAI_TASK_ROLE_NAME",
+    "FC_TASK*",
 };
 
 bool environ_is_exportable(const char *name)

@@ -19,6 +19,7 @@ static const struct {
     {"knobs", "Knobs of the library, given to every rank"},
     {"tuning", "More settings given to every rank"},
     {"mpi", "With --mpi or --jsrun"},
+    {"openpai", "In a job of OpenPAI (\"horovodrun pai --help\" has what is done outside of it)"},
     {"elastic", "Elastic jobs (read, not yet supported)"},
     {"other", "Instead of running a job"},
 };

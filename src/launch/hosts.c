@@ -8,7 +8,7 @@
 // or an address of it is; what cannot be looked up may be an alias that only ssh knows, and is
 // remote.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "launch/pai.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -30,6 +30,7 @@ void hosts_free(hosts_t *hosts)
     for (int i = 0; i < hosts->n; i++) {
         free(hosts->list[i].name);
         free(hosts->list[i].target);
+        free(hosts->list[i].address);
     }
     free(hosts->list);
     *hosts = (hosts_t){0};
@@ -241,6 +242,9 @@ hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err
 {
     int bare_slots = (int)options->slots_per_host;
 
+    if (options->pai) {
+        return pai_hosts(options, hosts_p, err);
+    }
     if (options->hostfile[0] != '\0') {
         return hostfile_read(options->hostfile, bare_slots, hosts_p, err);
     }
@@ -336,6 +340,9 @@ void hosts_find_local(hosts_t *hosts)
     pthread_t threads[MAX_LOOKUPS];
     int n_threads = 0;
 
+    if (hosts->knows_local) {
+        return;
+    }
     gethostname(lookup.own_name, sizeof lookup.own_name - 1);
     if (getifaddrs(&interfaces) != 0) {
         interfaces = NULL;

@@ -97,6 +97,8 @@ void config_print(const options_t *options, FILE *out);
 typedef struct host {
     char *name;   // without user: HOROVOD_HOSTNAME
     char *target; // for ssh: user@name
+    char *address; // where it is, if not where its name leads; NULL: there
+    int agent_port; // of an agent that waits; 0: --agent-port
     int slots;
     bool is_local;
 } host_t;
@@ -104,12 +106,13 @@ typedef struct host {
 typedef struct hosts {
     host_t *list;
     int n;
+    bool knows_local; // which are local is known without looking names up
 } hosts_t;
 
 hvd_status_t hosts_parse(const char *text, int bare_slots, hosts_t *hosts_p, err_t *err);
 hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, hosts_t *hosts_p,
                             err_t *err);
-// From the options: -H, a hostfile, or localhost with -np slots.
+// From the options: --pai, -H, a hostfile, or localhost with -np slots.
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err);
 void hosts_find_local(hosts_t *hosts); // looks names up: may take as long as the resolver does
 void hosts_free(hosts_t *hosts);
@@ -320,11 +323,16 @@ int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);
 int doctor_rank(void);
 int relay_serve(const options_t *options); // relay.c: agents that wait, without ssh
+// The same at this port until the first has come, within timeout_s, and the last has left.
+int relay_serve_until_left(const options_t *options, int port, int timeout_s);
 int relay_dial(const options_t *options);
 int check_build(FILE *out);
 
 // remote.c: the command that starts an agent, and what its failure means.
 char **remote_command(const options_t *options, const host_t *host, const char *own_path);
+// The same with other arguments than --agent, which need no quoting; over ssh only.
+char **remote_program(const options_t *options, const host_t *host, const char *own_path,
+                      const char *arguments);
 void free_words(char **words);
 typedef struct remote_fault {
     const char *what, *fix;

@@ -4,7 +4,7 @@
 //
 // Everything that is done instead of a job is a row; the rest chooses between the launchers. The
 // only file with a main(), and the only one that writes to stdout by itself.
-#include "launch/launch.h"
+#include "launch/pai.h"
 
 #include <unistd.h>
 
@@ -83,7 +83,8 @@ static int launch(const options_t *options)
         say("what is to be run? %s -np 2 python train.py; %s --help tells more", PROGRAM, PROGRAM);
         return EXIT_USAGE;
     }
-    return launchers[options->controller](options);
+    return options->pai ? pai_run(options, launchers[options->controller])
+                        : launchers[options->controller](options);
 }
 
 int main(int argc, char **argv)
@@ -91,6 +92,9 @@ int main(int argc, char **argv)
     options_t options;
     err_t err = {0};
 
+    if (argc > 1 && strcmp(argv[1], "pai") == 0) {
+        return pai_main(argc, argv);
+    }
     if (options_read(argc, argv, NULL, &options, &err) != HVD_OK) {
         say("%s", err.text);
         return EXIT_USAGE;
@@ -103,6 +107,8 @@ int main(int argc, char **argv)
         {options.doctor_rank, be_doctor_rank},
         {options.dial_agent[0] != '\0', relay_dial},
         {options.serve_agents, relay_serve},
+        {options.pai_gate[0] != '\0', pai_gate},
+        {options.pai_worker, pai_worker},
         {options.help, print_help},
         {options.version, print_version},
         {options.check_build, print_build},

@@ -33,6 +33,7 @@
 #define MAX_NEWCOMERS 256
 #define TELL_MS 60000 // between two lines about refused connections
 #define ROOM (256 * KIB)
+#define LOOK_MS 500
 
 // --- The secret ----------------------------------------------------------------------------------
 
@@ -292,6 +293,7 @@ typedef struct guests {
     pid_t pids[MAX_GUESTS];
     int n;
     uint64_t tell_at_ns; // the next time a refusal is worth a line
+    bool had_one;        // that proved the secret, and has left
 } guests_t;
 
 // Connected, and silent so far; the oldest first.
@@ -324,6 +326,7 @@ static void reap_guests(guests_t *guests)
                                          ? deadline_in_ms(TELL_MS)
                                          : guests->tell_at_ns;
                 guests->pids[i] = guests->pids[--guests->n];
+                guests->had_one |= WIFEXITED(status) && WEXITSTATUS(status) == 0;
             }
         }
     }
@@ -497,19 +500,22 @@ static void serve_newcomers(newcomers_t *newcomers, const struct pollfd *polled,
     }
 }
 
-static int serve_wait_ms(const newcomers_t *newcomers)
+static int serve_wait_ms(const newcomers_t *newcomers, bool looks)
 {
     uint64_t now_ns = clock_ns();
+    int most_ms = looks ? LOOK_MS : -1;
 
     if (newcomers->n == 0) {
-        return -1;
+        return most_ms;
     }
-    return newcomers->leave_at_ns[0] <= now_ns
-               ? 0
-               : (int)((newcomers->leave_at_ns[0] - now_ns) / NS_PER_MS) + 1;
+    int wait_ms = newcomers->leave_at_ns[0] <= now_ns
+                      ? 0
+                      : (int)((newcomers->leave_at_ns[0] - now_ns) / NS_PER_MS) + 1;
+    return looks ? MIN(wait_ms, most_ms) : wait_ms;
 }
 
-int relay_serve(const options_t *options)
+// Until a signal or, with a time to give up, until the last guest has left.
+static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
 {
     uint8_t secret[SECRET_BYTES];
     guests_t guests = {.n = 0};
@@ -517,13 +523,10 @@ int relay_serve(const options_t *options)
     struct pollfd polled[2 + MAX_NEWCOMERS];
     err_t err = {0};
     int listener = -1, signal_fd = open_signals();
+    bool is_left = false;
 
-    if (options->agent_port == 0 || options->secret_file[0] == '\0') {
-        say("--serve-agents needs --agent-port and --secret-file");
-        return EXIT_USAGE;
-    }
     if (read_secret(options->secret_file, secret, &err) != HVD_OK ||
-        (listener = listen_at((int)options->agent_port, &err)) < 0) {
+        (listener = listen_at(port, &err)) < 0) {
         say("%s", err.text);
         return EXIT_USAGE;
     }
@@ -534,16 +537,42 @@ int relay_serve(const options_t *options)
             int fd = guests.n < MAX_GUESTS ? newcomers.fds[i] : -1;
             polled[2 + i] = (struct pollfd){.fd = fd, .events = POLLIN};
         }
-        if (poll(polled, 2 + (nfds_t)newcomers.n, serve_wait_ms(&newcomers)) < 0) {
+        if (poll(polled, 2 + (nfds_t)newcomers.n,
+                 serve_wait_ms(&newcomers, give_up_ns != NEVER_NS)) < 0) {
             continue;
         }
         serve_newcomers(&newcomers, polled + 2, secret, listener, &guests);
         if (polled[1].revents != 0) {
             accept_newcomer(listener, &newcomers);
         }
-    } while (hear_signals(signal_fd, &guests));
+        is_left =
+            give_up_ns != NEVER_NS && guests.n == 0 && (guests.had_one || clock_ns() >= give_up_ns);
+    } while (hear_signals(signal_fd, &guests) && !is_left);
     wipe(secret, sizeof secret);
     close(signal_fd);
     close(listener);
-    return 0;
+    return is_left && !guests.had_one ? EXIT_START_TIMEOUT : 0;
+}
+
+int relay_serve(const options_t *options)
+{
+    if (options->agent_port == 0 || options->secret_file[0] == '\0') {
+        say("--serve-agents needs --agent-port and --secret-file");
+        return EXIT_USAGE;
+    }
+    return serve_at(options, (int)options->agent_port, NEVER_NS);
+}
+
+int relay_serve_until_left(const options_t *options, int port, int timeout_s)
+{
+    if (port == 0) {
+        say("--secret-file needs a port where agents wait: --agent-port, or one of the job file "
+            "with the label horovod");
+        return EXIT_USAGE;
+    }
+    int code = serve_at(options, port, deadline_in_ms((int64_t)timeout_s * 1000));
+    if (code == EXIT_START_TIMEOUT) {
+        say("nobody came within %d s who has our secret", timeout_s);
+    }
+    return code;
 }

@@ -97,16 +97,17 @@ static void add_option(buf_t *words, const char *option, const char *value)
 }
 
 // Runs in whatever shell the user has there; the inner one is POSIX.
-static void add_script(buf_t *words, const char *own_path)
+static void add_script(buf_t *words, const char *own_path, const char *arguments)
 {
     static const char rest[] =
         "; [ -x \"$p\" ] || p=$(command -v " PROGRAM ") || { echo " NOT_INSTALLED
-        " >&2; exit 127; }; exec \"$p\" --agent";
+        " >&2; exit 127; }; exec \"$p\" ";
     buf_t script = {0}, quoted = {0};
 
     buf_append(&script, "p=", 2);
     quote_word(own_path, &script);
-    buf_append(&script, rest, sizeof rest);
+    buf_append(&script, rest, sizeof rest - 1);
+    buf_append(&script, arguments, strlen(arguments) + 1);
     buf_append(&quoted, "exec sh -c ", strlen("exec sh -c "));
     if (!script.failed) {
         quote_word((const char *)script.data, &quoted);
@@ -155,9 +156,10 @@ static char **dial_command(const options_t *options, const host_t *host, const c
     char *end = NULL;
     buf_t words = {0};
 
-    snprintf(port, sizeof port, "%d", (int)options->agent_port);
+    snprintf(port, sizeof port, "%d",
+             host->agent_port > 0 ? host->agent_port : (int)options->agent_port);
     add(&words, own_path);
-    add_option(&words, "--dial-agent", host->name);
+    add_option(&words, "--dial-agent", host->address != NULL ? host->address : host->name);
     add_option(&words, "--agent-port", port);
     add_option(&words, "--secret-file", options->secret_file);
     buf_append(&words, &end, sizeof end);
@@ -170,9 +172,13 @@ static char **dial_command(const options_t *options, const host_t *host, const c
 
 char **remote_command(const options_t *options, const host_t *host, const char *own_path)
 {
-    if (options->agent_port > 0) {
-        return dial_command(options, host, own_path);
-    }
+    return options->agent_port > 0 ? dial_command(options, host, own_path)
+                                   : remote_program(options, host, own_path, "--agent");
+}
+
+char **remote_program(const options_t *options, const host_t *host, const char *own_path,
+                      const char *arguments)
+{
     const char *kube = environment("OMPI_MCA_plm_rsh_agent");
     bool is_kube = options->origins[OPTION_ssh_command] == BY_DEFAULT && kube != NULL &&
                    strcmp(kube, KUBE_AGENT) == 0;
@@ -191,7 +197,7 @@ char **remote_command(const options_t *options, const host_t *host, const char *
     }
     free_words(command);
     add(&words, host->target);
-    add_script(&words, own_path);
+    add_script(&words, own_path, arguments);
     char *end = NULL;
     buf_append(&words, &end, sizeof end);
     if (words.failed) {

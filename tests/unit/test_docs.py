@@ -146,6 +146,7 @@ class Pages(unittest.TestCase):
         usages = {"hvd-info": run(BUILD / "hvd-info", "--help"),
                   "hvd-bench": (ROOT / "src/tools/hvd-bench.c").read_text(),
                   "horovodrun": run(BUILD / "horovodrun", "--help") +
+                  run(BUILD / "horovodrun", "pai", "--help") +
                   (ROOT / "src/launch/options.def").read_text()}
         named = re.compile(r"(hvd-info|hvd-bench|horovodrun)((?:[ \n]+[\w,.-]+)+)")
         for path, text in pages():

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// pai_gate.c - the worker of an OpenPAI job, and the gate through which the master holds it.
+//
+// `horovodrun --pai-worker` is the command of a worker's container, which lives as long as its
+// command: it waits at a local socket. The master opens a gate on every task over ssh
+// (`horovodrun --pai-gate`), for as long as the job runs. A gate says hello, so the task is known
+// to be there; it knocks at the worker's socket until somebody opens; it passes the last word
+// on: the master's exit code, with which the worker ends. A gate that goes without it has lost its
+// master: the worker gives another one GRACE_MS to come and then ends with a failure. A container
+// that runs something else (as sleep) has a gate that nobody opens. One thread, one poll, each.
+//
+// With --secret-file there is no ssh: the worker waits for agents at a port (relay.c) and ends when
+// the last one has left.
+#define _GNU_SOURCE
+#include "launch/pai.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define KNOCK_MS 200
+#define LAST_KNOCKS_MS 1000 // the master has ended before the worker's command began
+#define GRACE_MS 3000
+#define MAX_GATES 8 // one is usual; more while the master tries again
+#define LINE_BYTES 64
+
+// In a directory of this user's own: another user must not be able to end our worker.
+static hvd_status_t socket_address(const char *task, bool makes, struct sockaddr_un *address_p,
+                                   err_t *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char directory[64];
+    struct stat seen;
+
+    snprintf(directory, sizeof directory, "/tmp/horovod-pai-%u", (unsigned)getuid());
+    if (makes && mkdir(directory, 0700) != 0 && errno != EEXIST) {
+        return fail_errno(err, errno, "cannot make %s", directory);
+    }
+    if (lstat(directory, &seen) != 0) {
+        return fail_errno(err, errno, "cannot look at %s", directory);
+    }
+    if (!S_ISDIR(seen.st_mode) || seen.st_uid != getuid() || (seen.st_mode & 077) != 0) {
+        return fail(err, HVD_SYSTEM, "%s is not a directory of this user alone; remove it",
+                    directory);
+    }
+    int bytes = snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", directory, task);
+    if (bytes >= (int)sizeof address.sun_path || strchr(task, '/') != NULL) {
+        return fail(err, HVD_INVALID_ARGUMENT, "the name of task %.200s is too long", task);
+    }
+    *address_p = address;
+    return HVD_OK;
+}
+
+// --- The worker ----------------------------------------------------------------------------------
+
+typedef struct gate_line {
+    int fd; // -1: none
+    char text[LINE_BYTES];
+    size_t len;
+} gate_line_t;
+
+typedef struct worker {
+    int listener;
+    gate_line_t gates[MAX_GATES];
+    int n_gates;
+    bool had_gate, has_code;
+    int code;
+    uint64_t give_up_ns;
+} worker_t;
+
+static hvd_status_t worker_listen(const char *task, worker_t *worker, char *path, err_t *err)
+{
+    struct sockaddr_un address;
+    hvd_status_t status = socket_address(task, true, &address, err);
+
+    if (status != HVD_OK) {
+        return status;
+    }
+    unlink(address.sun_path); // of a worker that was killed
+    worker->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (worker->listener < 0 ||
+        bind(worker->listener, (struct sockaddr *)&address, sizeof address) != 0 ||
+        listen(worker->listener, MAX_GATES) != 0) {
+        return fail_errno(err, errno, "cannot listen at %s", address.sun_path);
+    }
+    snprintf(path, sizeof address.sun_path, "%s", address.sun_path);
+    return HVD_OK;
+}
+
+static void open_gate(worker_t *worker)
+{
+    int fd = accept4(worker->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    if (fd >= 0) {
+        worker->gates[worker->n_gates++] = (gate_line_t){.fd = fd};
+        if (!worker->had_gate) {
+            say("the master is here");
+        }
+        worker->had_gate = true;
+        worker->give_up_ns = NEVER_NS;
+    }
+}
+
+// "end <code>"
+static bool read_end(const char *line, int *code_p)
+{
+    char *end;
+
+    if (strncmp(line, PAI_GATE_END " ", strlen(PAI_GATE_END) + 1) != 0) {
+        return false;
+    }
+    long code = strtol(line + strlen(PAI_GATE_END) + 1, &end, 10);
+    *code_p = (int)code;
+    return *end == '\n' && code >= 0 && code <= 255;
+}
+
+static void hear_gate(worker_t *worker, int i)
+{
+    gate_line_t *gate = &worker->gates[i];
+    ssize_t n = read(gate->fd, gate->text + gate->len, LINE_BYTES - 1 - gate->len);
+
+    if (n > 0) {
+        gate->len += (size_t)n;
+        gate->text[gate->len] = '\0';
+        worker->has_code |= read_end(gate->text, &worker->code);
+        return;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return;
+    }
+    close(gate->fd);
+    worker->gates[i] = worker->gates[--worker->n_gates];
+    if (worker->n_gates == 0) {
+        worker->give_up_ns = deadline_in_ms(GRACE_MS);
+    }
+}
+
+static void wait_for_end(worker_t *worker)
+{
+    while (!worker->has_code && clock_ns() < worker->give_up_ns) {
+        struct pollfd polled[MAX_GATES + 1];
+        int n = worker->n_gates;
+        polled[0] = (struct pollfd){.fd = n < MAX_GATES ? worker->listener : -1, .events = POLLIN};
+        for (int i = 0; i < n; i++) {
+            polled[1 + i] = (struct pollfd){.fd = worker->gates[i].fd, .events = POLLIN};
+        }
+        poll(polled, (nfds_t)n + 1, 500);
+        for (int i = n - 1; i >= 0; i--) { // from the end: one that closes is replaced by the last
+            if (polled[1 + i].revents != 0) {
+                hear_gate(worker, i);
+            }
+        }
+        if (polled[0].revents != 0) {
+            open_gate(worker);
+        }
+    }
+}
+
+static int conclude(const worker_t *worker, const options_t *options)
+{
+    if (worker->has_code) {
+        say("the master has ended with exit code %d, and so does this worker", worker->code);
+        return worker->code;
+    }
+    if (worker->had_gate) {
+        say("the master is gone without a word: it was killed, or the network was cut. Look at its "
+            "log");
+        return EXIT_UNREACHABLE;
+    }
+    say("no master came within %d s (--pai-timeout); does it run \"%s --pai ...\"? Look at its log",
+        (int)options->pai_timeout, PROGRAM);
+    return EXIT_START_TIMEOUT;
+}
+
+// Name of this task, as in "worker-0".
+static hvd_status_t own_task(const options_t *options, char *name, size_t bytes, int *port_p,
+                             err_t *err)
+{
+    hosts_t hosts = {0};
+    hvd_status_t status = pai_hosts(options, &hosts, err);
+
+    if (status == HVD_OK) {
+        snprintf(name, bytes, "%s", hosts.list[0].name);
+        *port_p =
+            hosts.list[0].agent_port > 0 ? hosts.list[0].agent_port : (int)options->agent_port;
+        hosts_free(&hosts);
+    }
+    return status;
+}
+
+int pai_worker(const options_t *options)
+{
+    worker_t worker = {.listener = -1, .give_up_ns = NEVER_NS};
+    char task[300], path[sizeof((struct sockaddr_un *)0)->sun_path] = "";
+    err_t err = {0};
+    int port = 0, code = EXIT_USAGE;
+
+    if (own_task(options, task, sizeof task, &port, &err) != HVD_OK) {
+        say("%s", err.text);
+        return EXIT_USAGE;
+    }
+    say("%s waits for the master", task);
+    if (options->secret_file[0] != '\0') {
+        return relay_serve_until_left(options, port, (int)options->pai_timeout);
+    }
+    worker.give_up_ns = deadline_in_ms(options->pai_timeout * 1000);
+    if (worker_listen(task, &worker, path, &err) != HVD_OK) {
+        say("%s", err.text);
+    } else {
+        wait_for_end(&worker);
+        code = conclude(&worker, options);
+        unlink(path);
+    }
+    for (int i = 0; i < worker.n_gates; i++) {
+        close(worker.gates[i].fd);
+    }
+    if (worker.listener >= 0) {
+        close(worker.listener);
+    }
+    return code;
+}
+
+// --- The gate ------------------------------------------------------------------------------------
+
+static bool knock(const char *task, int *fd_p)
+{
+    struct sockaddr_un address;
+
+    if (socket_address(task, false, &address, NULL) != HVD_OK) {
+        return false;
+    }
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return false;
+    }
+    *fd_p = fd;
+    return true;
+}
+
+static void say_hello(const char *address)
+{
+    char interface[64], line[256];
+
+    if (!pai_interface(address, interface, sizeof interface)) {
+        snprintf(interface, sizeof interface, "-");
+    }
+    int bytes = snprintf(line, sizeof line, PAI_GATE_HELLO " %s %s\n", hvd_version(), interface);
+    if (write(STDOUT_FILENO, line, (size_t)bytes) < 0) {
+        return; // the master is gone: the next read tells
+    }
+}
+
+// Until the master has said its last word, or it or the worker is gone.
+static void hold(const char *task, int *worker_p, char *line, size_t bytes)
+{
+    size_t len = 0;
+
+    for (;;) {
+        bool knocks = *worker_p < 0 && !knock(task, worker_p);
+        struct pollfd polled[] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = *worker_p}};
+        poll(polled, N_ELEMENTS(polled), knocks ? KNOCK_MS : -1);
+        if (polled[1].revents != 0) {
+            return; // its container ends with it
+        }
+        if (polled[0].revents == 0) {
+            continue;
+        }
+        ssize_t n = read(STDIN_FILENO, line + len, bytes - 1 - len);
+        if (n <= 0 && (n == 0 || errno != EINTR)) {
+            return;
+        }
+        len += n > 0 ? (size_t)n : 0;
+        line[len] = '\0';
+        if (strchr(line, '\n') != NULL || len == bytes - 1) {
+            return;
+        }
+    }
+}
+
+int pai_gate(const options_t *options)
+{
+    char task[300], line[LINE_BYTES] = "";
+    const char *at = strrchr(options->pai_gate, '@');
+    int worker = -1;
+
+    signal(SIGPIPE, SIG_IGN);
+    snprintf(task, sizeof task, "%.*s", at != NULL ? (int)(at - options->pai_gate) : 299,
+             options->pai_gate);
+    say_hello(at != NULL ? at + 1 : "");
+    hold(task, &worker, line, sizeof line);
+    uint64_t deadline_ns = deadline_in_ms(LAST_KNOCKS_MS);
+    while (line[0] != '\0' && worker < 0 && !knock(task, &worker) && clock_ns() < deadline_ns) {
+        usleep(50000);
+    }
+    bool is_told = worker >= 0 && line[0] != '\0' && write(worker, line, strlen(line)) > 0;
+    if (worker >= 0) {
+        close(worker);
+    }
+    return is_told ? 0 : EXIT_UNREACHABLE;
+}

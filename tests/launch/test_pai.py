@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`horovodrun pai`: job files that are written and checked, and the REST API of a cluster.
+
+Usage: test_pai.py BUILD-DIRECTORY [unittest arguments]
+"""
+import copy
+import json
+import pathlib
+import re
+import subprocess
+import tempfile
+
+from launching import ROOT, Case, main, run
+from pai_server import TOKEN, serve
+
+SEED = pathlib.Path(__file__).with_name("pai_seed.json")
+
+INIT = ["pai", "init", "--image", "your/images/url", "--gpus", 1, "--rdma"]
+
+
+def new_job(form, *words):
+    return run(*INIT, "--format", form, *words, "python", "train.py")[0]
+
+
+def put(path, value):
+    """A change of a job: the value goes to a.b[0].c; None removes."""
+    def change(job):
+        *steps, last = [int(step) if step.isdigit() else step
+                        for step in re.findall(r"[^.\[\]]+", path)]
+        for step in steps:
+            job = job[step]
+        if value is None:
+            del job[last]
+        else:
+            job[last] = value
+    return change
+
+
+# What is changed in the seed's job, the path that must be named, a part of the sentence.
+WRONG_V1 = [
+    (put("jobNmae", "x"), "jobNmae", "did you mean jobName?"),
+    (put("jobName", None), "jobName", "is missing"),
+    (put("jobName", "a~b"), "jobName", 'is "a~b"'),
+    (put("image", ""), "image", "is empty"),
+    (put("image", 7), "image", "must be a text"),
+    (put("taskRoles", []), "taskRoles", "at least one"),
+    (put("taskRoles", {}), "taskRoles", "must be a list"),
+    (put("taskRoles[1].name", "my-worker"), "taskRoles[1].name", 'no "-"'),
+    (put("taskRoles[1].name", "master"), "taskRoles[1].name", "twice"),
+    (put("taskRoles[0].taskNumber", 0), "taskRoles[0].taskNumber", "at least 1"),
+    (put("taskRoles[0].cpuNumber", "2"), "taskRoles[0].cpuNumber", "must be a whole number"),
+    (put("taskRoles[0].gpuNumber", -1), "taskRoles[0].gpuNumber", "at least 0"),
+    (put("taskRoles[0].gpuNumber", 0.5), "taskRoles[0].gpuNumber", "must be a whole number"),
+    (put("taskRoles[1].shmMB", 20480), "taskRoles[1].shmMB", "memoryMB (10240)"),
+    (put("taskRoles[0].minFailedTaskCount", 0), "taskRoles[0].minFailedTaskCount", "at least 1"),
+    (put("taskRoles[1].minSucceededTaskCount", 2), "taskRoles[1].minSucceededTaskCount",
+     "taskNumber (1)"),
+    (put("taskRoles[0].command", None), "taskRoles[0].command", "is missing"),
+    (put("taskRoles[0].comand", "x"), "taskRoles[0].comand", "did you mean command?"),
+    (put("taskRoles[0].portList", [{"beginAt": 0}]), "taskRoles[0].portList[0].label",
+     "is missing"),
+    (put("taskRoles[0].portList", [{"label": "a", "port": 1}]), "taskRoles[0].portList[0].port",
+     "no such key"),
+    (put("retryCount", -3), "retryCount", "at least -2"),
+    (put("jobEnvs.MY-VAR", 1), "jobEnvs.MY-VAR", "MY-VAR"),
+]
+
+# Text of the written v2 job, what it is replaced by, path, part of the sentence.
+WRONG_V2 = [
+    ('name: "horovod-job"', 'name: "horovod.job"', "name", 'is "horovod.job"'),
+    ("protocolVersion: 2", "protocolVersion: 3", "protocolVersion", "one of 2"),
+    ("type: job\n", "type: batch\n", "type", "one of job"),
+    ("type: job\n", "type: job\nversions: 1\n", "versions", "did you mean version?"),
+    ("type: job\n", "type: job\ntype: job\n", "type", "is given twice"),
+    ("  worker:\n", "  my-worker:\n", "taskRoles.my-worker", 'no "-"'),
+    ("    dockerImage: image\n", "    dockerImage: imgae\n", "taskRoles.master.dockerImage",
+     "no dockerimage of prerequisites"),
+    ("      gpu: 1\n", "", "taskRoles.master.resourcePerInstance.gpu", "is missing"),
+    ("      gpu: 1\n", "      gpus: 1\n      gpu: 1\n",
+     "taskRoles.master.resourcePerInstance.gpus", "did you mean gpu?"),
+    ("infiniband: true", "infinband: true",
+     "taskRoles.master.extraContainerOptions.infinband", "did you mean infiniband?"),
+    ("infiniband: true", "infiniband: yes please",
+     "taskRoles.master.extraContainerOptions.infiniband", "true or false"),
+    ("minFailedInstances: 1", "minFailedInstances: 5",
+     "taskRoles.master.completion.minFailedInstances", "instances (1)"),
+    ("    uri: \"your/images/url\"\n", "", "prerequisites[0].uri", "is missing"),
+    ("    type: dockerimage\n", "    type: image\n", "prerequisites[0].type", "one of script"),
+    ("virtualCluster: \"default\"", "deployment: fast", "defaults.deployment", "none of"),
+    ("    - plugin: ssh\n", "    - plugins: ssh\n",
+     "extras.com.microsoft.pai.runtimeplugin[0].plugin", "is missing"),
+    ("instances: 1", "instances: 0", "taskRoles.master.instances", "at least 1"),
+]
+
+
+class Files(Case):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+
+    def file(self, name, text):
+        path = self.directory / name
+        path.write_text(text)
+        return path
+
+    def assert_wrong(self, name, text, path, part):
+        file = self.file(name, text)
+        _, err = run("pai", "check", file, expect=2)
+        lines = [line for line in err.splitlines() if f": {path}: " in line]
+        self.assertTrue(lines, f"{path} is not named in:\n{err}")
+        self.assertRegex(lines[0], rf"^{re.escape(str(file))}:\d+: ")
+        self.assertTrue(any(part in line for line in lines), err)
+
+    def test_the_seed_is_right(self):
+        out, err = run("pai", "check", SEED)
+        self.assertIn("nothing is wrong with this v1 job", out)
+        self.assertEqual(err, "")
+
+    def test_planted_errors_of_v1(self):
+        seed = json.loads(SEED.read_text())
+        for change, path, part in WRONG_V1:
+            with self.subTest(path=path, part=part):
+                job = copy.deepcopy(seed)
+                change(job)
+                self.assert_wrong("job.json", json.dumps(job, indent="\t"), path, part)
+
+    def test_planted_errors_of_v2(self):
+        text = new_job("v2")
+        for old, new, path, part in WRONG_V2:
+            with self.subTest(path=path, part=part):
+                self.assertIn(old, text)
+                self.assert_wrong("job.yaml", text.replace(old, new, 1), path, part)
+
+    def test_every_finding_is_told(self):
+        job = json.loads(SEED.read_text())
+        for change, _, _ in (WRONG_V1[0], WRONG_V1[7], WRONG_V1[13]):
+            change(job)
+        _, err = run("pai", "check", self.file("job.json", json.dumps(job)), expect=2)
+        self.assertIn("3 things are wrong", err)
+
+    def test_warnings(self):
+        job = json.loads(SEED.read_text())
+        job["jobEnvs"]["paiAzRDMA"] = "true"
+        job["killAllOnCompletedTaskNumber"] = 1
+        _, err = run("pai", "check", self.file("job.json", json.dumps(job)))
+        self.assertIn("warning: jobEnvs.paiAzRDMA: does nothing", err)
+        self.assertIn("warning: killAllOnCompletedTaskNumber: is obsolete", err)
+
+    def test_no_job_at_all(self):
+        for text in ("", "[]", "7", '{"a":', "{a: b: c}", "\0"):
+            with self.subTest(text=text):
+                run("pai", "check", self.file("job.json", text), expect=2)
+        run("pai", "check", self.directory, expect=2)
+        run("pai", "check", self.directory / "nothing", expect=2)
+
+    def test_v1_is_what_the_seed_is(self):
+        seed, job = json.loads(SEED.read_text()), json.loads(new_job("v1"))
+        self.assertEqual(job.pop("retryCount"), 0)
+        self.assertEqual(job["taskRoles"][0].pop("command"), "horovodrun --pai python train.py")
+        self.assertEqual(job["taskRoles"][1].pop("command"), "horovodrun --pai-worker")
+        self.assertIsNone(job["taskRoles"][1].pop("minSucceededTaskCount"))
+        for role in seed["taskRoles"]:
+            del role["command"]
+        del seed["taskRoles"][1]["minSucceededTaskCount"]
+        self.assertEqual(job, seed)
+
+    def test_written_jobs_are_right(self):
+        for form in ("v1", "v2"):
+            for words in ([], ["--workers", 0], ["--workers", 7, "--cpus", 6, "--memory-mb", 512,
+                                                 "--shm-mb", 512, "--retries", 2, "--mpi",
+                                                 "--virtual-cluster", 'a"b\\c']):
+                with self.subTest(form=form, words=words):
+                    name = f"job.{form}"
+                    run(*INIT, "--format", form, *words, "--output", self.directory / name, "true")
+                    out, _ = run("pai", "check", self.directory / name)
+                    self.assertIn(f"this {form} job", out)
+        self.assertIn("infiniband: true", new_job("v2"))
+
+    def test_templates_are_right(self):
+        templates = sorted((ROOT / "deploy/openpai").glob("job-*"))
+        self.assertEqual(len(templates), 4)
+        out, err = run("pai", "check", *templates)
+        self.assertEqual(out.count("nothing is wrong"), 4)
+        self.assertEqual(err, "")
+
+    def test_commands(self):
+        for words, command in [(["a", "b c"], "a 'b c'"), (["a b"], "a b"),
+                               (["cd x && a"], "sh -c 'cd x && a'")]:
+            job = json.loads(run(*INIT, "--format", "v1", *words)[0])
+            self.assertEqual(job["taskRoles"][0]["command"], f"horovodrun --pai {command}")
+
+    def test_wrong_use(self):
+        for words, part in [(["pai"], "init, check"), (["pai", "inti"], "inti"),
+                            (["pai", "init", "true"], "which image"),
+                            (["pai", "init", "--wokers", "1"], "--workers"),
+                            (["pai", "init", "--workers"], "needs a value"),
+                            (["pai", "init", "--workers", "many"], "--workers"),
+                            (["pai", "submit"], "takes FILE"),
+                            ([*INIT, "--format", "v1", "--shm-mb", 99999, "true"], "memoryMB"),
+                            ([*INIT, "--name", "a b", "true"], "name")]:
+            with self.subTest(words=words):
+                self.assertIn(part, run(*words, expect=2)[1])
+        self.assertIn("--virtual-cluster", run("pai", "--help")[0])
+        self.assertIn("--virtual-cluster", run("pai", "init", "--help")[0])
+
+
+class Server(Case):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+        self.jobs = {}
+        for form in ("v1", "v2"):
+            self.jobs[form] = self.directory / f"job.{form}"
+            run(*INIT, "--format", form, "--workers", 2, "--output", self.jobs[form], "true")
+        self.token = self.directory / "token"
+        self.token.write_text(TOKEN + "\n")
+
+    def ask(self, server, *words, user="alice", token=True, env=None, **options):
+        return run("pai", words[0], "--server", server.url,
+                   *(["--user", user] if user else []),
+                   *(["--token-file", self.token] if token else []), *words[1:],
+                   env={"no_proxy": "*", **(env or {})}, **options)
+
+    def test_a_job_from_submit_to_stop(self):
+        for form in ("v1", "v2"):
+            with self.subTest(form=form), serve() as server:
+                out, _ = self.ask(server, "submit", self.jobs[form])
+                self.assertEqual(out, "submitted alice~horovod-job\n")
+                method, path, headers, body = server.requests[-1]
+                self.assertEqual(method, "POST")
+                self.assertEqual(body, self.jobs[form].read_text())
+                self.assertEqual(headers["Authorization"], f"Bearer {TOKEN}")
+                api = ["--api", form]
+                out, _ = self.ask(server, "status", *api, "horovod-job")
+                self.assertRegex(out, r"^alice~horovod-job: RUNNING\n")
+                self.assertRegex(out, r"worker-1 +RUNNING +10\.0\.0\.5\n")
+                out, _ = self.ask(server, "stop", *api, "alice~horovod-job", user=None)
+                self.assertIn("is being stopped", out)
+                server.jobs["alice", "horovod-job"]["exit_code"] = 3
+                out, _ = self.ask(server, "status", *api, "horovod-job")
+                self.assertRegex(out, r"^alice~horovod-job: STOPPED, exit code 3\n")
+
+    def test_logs(self):
+        with serve() as server:
+            self.ask(server, "submit", self.jobs["v2"])
+            out, _ = self.ask(server, "logs", "horovod-job")
+            for task in ("master-0", "worker-0", "worker-1"):
+                self.assertIn(f"the log of {task}\n", out)
+            # The token is for the server, not for wherever logs are.
+            for _, path, headers, _ in server.requests:
+                if "/log/" in path:
+                    self.assertEqual("Authorization" in headers, "/master/" in path, path)
+            out, _ = self.ask(server, "logs", "--task", "worker-1", "horovod-job")
+            self.assertNotIn("master-0", out)
+            server.jobs["alice", "horovod-job"]["roles"] = {"page": 1}
+            out, _ = self.ask(server, "logs", "horovod-job")
+            self.assertRegex(out, r"^==> page-0: http://localhost:\d+/log/[\w/-]+/0 <==\n$")
+
+    def test_refusals_are_told_in_the_servers_words(self):
+        job = json.loads(self.jobs["v1"].read_text())
+        odd = self.directory / "odd.json"
+        odd.write_text(json.dumps({**job, "extras": {"sshPort": 22}}))
+        bad = self.directory / "bad.json"
+        bad.write_text(json.dumps({**job, "image": "explode"}))
+        with serve() as server:
+            self.ask(server, "submit", self.jobs["v1"])
+            for words, options, parts in [
+                    (["submit", self.jobs["v1"]], {}, ["409 ConflictJobError", "already exists"]),
+                    (["submit", self.jobs["v2"]], {"token": False},
+                     ["401 UnauthorizedUserError", "--token-file"]),
+                    (["submit", odd], {}, ["400 InvalidParametersError", '"sshPort" is taken']),
+                    (["submit", bad], {}, ["500 UnknownError", "Unexpected token"]),
+                    (["status", "nothing"], {}, ["404 NoJobError", "nothing is not found"]),
+                    (["stop", "--api", "v1", "nothing"], {}, ["404 NoJobError"]),
+                    (["stop", "mallory~x"], {}, ["403 ForbiddenUserError", "mallory"])]:
+                with self.subTest(words=words):
+                    _, err = self.ask(server, *words, expect=1, **options)
+                    for part in parts:
+                        self.assertIn(part, err)
+            server.requests.clear()
+            odd.write_text(json.dumps({**job, "extra": {}}))
+            self.ask(server, "submit", odd, expect=2)
+            self.assertEqual(server.requests, [], "a job known to be wrong is not sent")
+
+    def test_warning_of_the_server(self):
+        job = json.loads(self.jobs["v1"].read_text()) | {"killAllOnCompletedTaskNumber": 1}
+        self.jobs["v1"].write_text(json.dumps(job))
+        with serve() as server:
+            _, err = self.ask(server, "submit", self.jobs["v1"])
+            self.assertIn("the server warns: killAll", err)
+
+    def test_token_of_the_environment(self):
+        with serve() as server:
+            self.ask(server, "submit", self.jobs["v2"], token=False,
+                     env={"HOROVODRUN_PAI_TOKEN": TOKEN})
+            self.token.write_text("\n")
+            self.ask(server, "stop", "horovod-job", expect=2)
+
+    def test_wrong_use(self):
+        for words, part in [(["status", "u~x"], "--server"),
+                            (["status", "--server", "ftp://x", "u~x"], "https://"),
+                            (["status", "--server", "http://127.0.0.1:9", "x"], "--user"),
+                            (["status", "--server", "http://127.0.0.1:9", "u~a/b"], "a/b"),
+                            (["stop", "--server", "http://127.0.0.1:9", "--token-file",
+                              "/nonexistent", "u~x"], "/nonexistent")]:
+            with self.subTest(words=words):
+                self.assertIn(part, run("pai", *words, expect=2)[1])
+        _, err = run("pai", "status", "--server", "http://127.0.0.1:9", "u~x", expect=69,
+                     env={"no_proxy": "*"})
+        self.assertIn("is the server up?", err)
+
+    def test_tls_is_verified(self):
+        pem = self.directory / "server.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+                        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+                        "-keyout", pem, "-out", self.directory / "ca.pem"],
+                       check=True, capture_output=True)
+        pem.write_text(pem.read_text() + (self.directory / "ca.pem").read_text())
+        with serve(pem) as server:
+            _, err = self.ask(server, "submit", self.jobs["v2"], expect=69)
+            self.assertIn("--ca-file", err)
+            self.assertEqual(server.requests, [])
+            self.ask(server, "submit", "--ca-file", self.directory / "ca.pem", self.jobs["v2"])
+            server.url = server.url.replace("localhost", "127.0.0.1")  # another name than its own
+            self.ask(server, "status", "--ca-file", self.directory / "ca.pem", "horovod-job",
+                     expect=69)
+
+
+if __name__ == "__main__":
+    main()
