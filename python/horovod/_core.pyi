@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What horovod._core offers, for editors and type checkers; src/bind/ has the code.
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 ALLREDUCE: int
 ALLGATHER: int
@@ -43,9 +43,17 @@ class GradientHook:
     always_slow: bool
     passes: int
     left: int
-    def __init__(self, name: str, dtype: Any, slow: Callable[..., Any], submit_args: tuple,
-                 always_slow: bool, passes: int) -> None: ...
+    def __init__(self, name: str, dtype: Any, strided: Any, slow: Callable[..., Any],
+                 request: Tuple[str, int, int, int, float, float], always_slow: bool,
+                 passes: int) -> None: ...
     def __call__(self, param: Any) -> None: ...
+
+class InPlace:
+    def __init__(self, op: int, reduce: int, prefix: str, dtypes: Dict[Any, int], strided: Any,
+                 slow: Callable[..., Any]) -> None: ...
+    def start(self, tensor: Any, average: Optional[bool], name: Optional[str],
+              reduce: Optional[int], root: int, prescale: float, postscale: float,
+              process_set: Any, waits: bool) -> Any: ...
 
 def init(process_sets: Sequence[Sequence[int]]) -> None: ...
 def shutdown() -> None: ...

@@ -36,7 +36,8 @@ static inline PyObject *Py_NewRef(PyObject *object)
 typedef struct flight {
     struct flight *next; // among those whose handle was dropped
     hvd_handle_t id;
-    PyObject *keep;    // inputs and outputs
+    PyObject *inputs;  // tensors, kept alive
+    PyObject *results; // and the outputs
     Py_buffer *views;  // of those that are buffers
     int n_views;
     size_t element_bytes;
@@ -62,9 +63,11 @@ typedef struct core {
     PyTypeObject *memory_type;
     PyTypeObject *channel_type;
     PyTypeObject *hook_type;
+    PyTypeObject *in_place_type;
     // Names of attributes, made once.
     PyObject *s_data_ptr, *s_shape, *s_f_back, *s_co_filename;
-    PyObject *s_grad, *s_dtype, *s_is_cpu, *s_is_contiguous;
+    PyObject *s_grad, *s_dtype, *s_is_cpu, *s_is_contiguous, *s_layout, *s_process_set_id;
+    PyObject *s_f_lasti;
 } core_t;
 
 extern core_t core;
@@ -80,15 +83,23 @@ void core_where(char *where, size_t bytes);
 // core_tensor.c: memory and shape of one tensor. *view_p is to be released if its obj is not NULL.
 bool core_describe(PyObject *tensor, bool writable, void **data_p, int *n_dims_p,
                    int64_t shape[HVD_MAX_DIMS], Py_buffer *view_p);
+// Is this PyTorch tensor, of the layout `strided`, dense memory on the host that C can use as it
+// is?
+bool core_is_plain(PyObject *tensor, PyObject *strided);
 
 // core_handle.c
 PyObject *core_submit(PyObject *module, PyObject *const *args, Py_ssize_t n_args);
+// One tensor, reduced or moved in place; the handle's wait() returns it.
+PyObject *core_submit_in_place(const hvd_request_t *request, PyObject *tensor);
 PyObject *core_wait_all(PyObject *module, PyObject *handles);
 void core_sweep_dropped(void);
 extern PyType_Spec core_handle_spec;
 
 // core_hook.c
 extern PyType_Spec core_hook_spec;
+
+// core_in_place.c
+extern PyType_Spec core_in_place_spec;
 
 // core_memory.c: takes over `data`.
 PyObject *core_memory_new(void *data, size_t bytes);

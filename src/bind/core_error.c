@@ -56,21 +56,76 @@ PyObject *core_raise(hvd_status_t status, const char *text, const char *where)
     return NULL;
 }
 
-// Does the code of this frame belong to the package, or stand between two of its frames, as
-// PyTorch's Function.apply does in some versions? *file_p is a new reference.
-static bool is_ours(PyFrameObject *frame, PyObject **file_p)
+// --- Where the user called -----------------------------------------------------------------------
+
+// What is known of the code of a frame, so that a line submitting again and again is looked up
+// once. Two codes at one place take turns.
+typedef struct site {
+    PyCodeObject *code; // held, so that its address stays its own
+    bool ours;
+    int at; // instruction that `text` is the line of, or -1
+    char text[240];
+} site_t;
+
+#define N_SITES 64 // a power of two
+
+// Does the code belong to the package, or stand between two of its frames, as PyTorch's
+// Function.apply does in some versions?
+static bool is_ours(PyObject *file)
 {
-    PyCodeObject *code = PyFrame_GetCode(frame);
-    *file_p = PyObject_GetAttr((PyObject *)code, core.s_co_filename);
-    Py_DECREF(code);
-    if (*file_p == NULL || core.package == NULL || !PyUnicode_Check(*file_p)) {
+    if (core.package == NULL || !PyUnicode_Check(file)) {
         return false;
     }
-    if (PyUnicode_Tailmatch(*file_p, core.package, 0, PY_SSIZE_T_MAX, -1) == 1) {
+    if (PyUnicode_Tailmatch(file, core.package, 0, PY_SSIZE_T_MAX, -1) == 1) {
         return true;
     }
-    const char *name = PyUnicode_AsUTF8AndSize(*file_p, NULL);
+    const char *name = PyUnicode_AsUTF8AndSize(file, NULL);
     return name != NULL && strstr(name, "/torch/autograd/function.py") != NULL;
+}
+
+// Takes over the reference to the code.
+static site_t *site_of(PyCodeObject *code)
+{
+    static site_t sites[N_SITES]; // under the GIL
+    site_t *site = &sites[((uintptr_t)code >> 6) & (N_SITES - 1)];
+    if (site->code == code) {
+        Py_DECREF((PyObject *)code);
+        return site;
+    }
+    PyObject *file = PyObject_GetAttr((PyObject *)code, core.s_co_filename);
+    PyCodeObject *before = site->code;
+    site->code = code;
+    site->ours = file != NULL && is_ours(file);
+    site->at = -1;
+    Py_XDECREF(file);
+    Py_XDECREF((PyObject *)before);
+    return site;
+}
+
+static int instruction_of(PyObject *frame)
+{
+    PyObject *at = PyObject_GetAttr(frame, core.s_f_lasti);
+    int value = at != NULL ? (int)PyLong_AsLong(at) : -1;
+    Py_XDECREF(at);
+    return value;
+}
+
+static const char *line_of(site_t *site, PyObject *frame)
+{
+    int at = instruction_of(frame);
+    if (at >= 0 && at == site->at) {
+        return site->text;
+    }
+    site->text[0] = '\0';
+    PyObject *file = PyObject_GetAttr((PyObject *)site->code, core.s_co_filename);
+    const char *name = file != NULL ? PyUnicode_AsUTF8AndSize(file, NULL) : NULL;
+    if (name != NULL) {
+        int line = PyFrame_GetLineNumber((PyFrameObject *)frame);
+        snprintf(site->text, sizeof site->text, "%s:%d", name, line);
+        site->at = at;
+    }
+    Py_XDECREF(file);
+    return site->text;
 }
 
 void core_where(char *where, size_t bytes)
@@ -79,17 +134,14 @@ void core_where(char *where, size_t bytes)
     PyObject *frame = (PyObject *)PyEval_GetFrame(); // none on threads of autograd
     Py_XINCREF(frame);
     while (frame != NULL && frame != Py_None) {
-        PyObject *file;
-        if (!is_ours((PyFrameObject *)frame, &file)) {
-            const char *name = file != NULL ? PyUnicode_AsUTF8AndSize(file, NULL) : NULL;
-            if (name != NULL) {
-                int line = PyFrame_GetLineNumber((PyFrameObject *)frame);
-                snprintf(where, bytes, "%s:%d", name, line);
-            }
-            Py_XDECREF(file);
+        site_t *site = site_of(PyFrame_GetCode((PyFrameObject *)frame));
+        if (!site->ours) {
+            const char *text = line_of(site, frame);
+            size_t length = strnlen(text, bytes - 1);
+            memcpy(where, text, length);
+            where[length] = '\0';
             break;
         }
-        Py_DECREF(file);
         PyObject *back = PyObject_GetAttr(frame, core.s_f_back);
         Py_DECREF(frame);
         frame = back;

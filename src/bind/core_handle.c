@@ -49,7 +49,8 @@ static void flight_free(flight_t *flight)
         free(flight->outputs[i].data);
     }
     free(flight->views);
-    Py_XDECREF(flight->keep);
+    Py_XDECREF(flight->inputs);
+    Py_XDECREF(flight->results);
     free(flight);
 }
 
@@ -62,12 +63,8 @@ static flight_t *flight_new(PyObject *inputs, PyObject *outputs, int n_tensors, 
         return NULL;
     }
     flight->n_outputs = n_outputs;
-    flight->keep = PyTuple_Pack(2, inputs, outputs);
-    flight->views = NULL;
-    if (flight->keep == NULL) {
-        flight_free(flight);
-        return NULL;
-    }
+    flight->inputs = Py_NewRef(inputs);
+    flight->results = Py_NewRef(outputs);
     PyObject *first = n_tensors == 0          ? NULL
                       : PyTuple_Check(inputs) ? PyTuple_GetItem(inputs, 0)
                                               : inputs;
@@ -118,6 +115,11 @@ enum {
     ARG_FINISH,
     N_ARGS
 };
+
+// The Python objects of a submission; None where there is nothing.
+typedef struct objects {
+    PyObject *inputs, *outputs, *splits, *result, *finish;
+} objects_t;
 
 typedef struct piece {
     hvd_tensor_t tensor;
@@ -262,10 +264,10 @@ static handle_t *handle_new(const hvd_request_t *request, PyObject *result, PyOb
 }
 
 // Fills the request with the tensors and gives it to the library.
-static bool submit_pieces(handle_t *handle, hvd_request_t *request, PyObject *const *args,
+static bool submit_pieces(handle_t *handle, hvd_request_t *request, const objects_t *objects,
                           piece_t *pieces, hvd_tensor_t *tensors)
 {
-    if (!read_pieces(handle->flight, args[ARG_INPUTS], args[ARG_OUTPUTS], request->n_tensors,
+    if (!read_pieces(handle->flight, objects->inputs, objects->outputs, request->n_tensors,
                      pieces)) {
         return false;
     }
@@ -274,8 +276,8 @@ static bool submit_pieces(handle_t *handle, hvd_request_t *request, PyObject *co
     }
     request->tensors = tensors;
     int32_t *splits = NULL;
-    if (args[ARG_SPLITS] != Py_None) {
-        splits = read_splits(args[ARG_SPLITS], &request->n_splits);
+    if (objects->splits != Py_None) {
+        splits = read_splits(objects->splits, &request->n_splits);
         if (splits == NULL) {
             return false;
         }
@@ -292,11 +294,11 @@ static bool submit_pieces(handle_t *handle, hvd_request_t *request, PyObject *co
     return true;
 }
 
-static bool submit_handle(handle_t *handle, hvd_request_t *request, PyObject *const *args)
+static bool submit_handle(handle_t *handle, hvd_request_t *request, const objects_t *objects)
 {
-    PyObject *inputs = args[ARG_INPUTS];
+    PyObject *inputs = objects->inputs;
     int n = inputs == Py_None ? 0 : PyTuple_Check(inputs) ? (int)PyTuple_Size(inputs) : 1;
-    PyObject *outputs = args[ARG_OUTPUTS];
+    PyObject *outputs = objects->outputs;
     if (n > 0 && outputs != Py_None && PyTuple_Check(inputs) &&
         (!PyTuple_Check(outputs) || PyTuple_Size(outputs) != n)) {
         PyErr_SetString(PyExc_ValueError, "a group has not as many outputs as inputs");
@@ -315,16 +317,40 @@ static bool submit_handle(handle_t *handle, hvd_request_t *request, PyObject *co
     piece_t one;
     hvd_tensor_t tensor;
     if (n <= 1) {
-        return submit_pieces(handle, request, args, &one, &tensor);
+        return submit_pieces(handle, request, objects, &one, &tensor);
     }
     piece_t *pieces = malloc((size_t)n * (sizeof *pieces + sizeof tensor));
     if (pieces == NULL) {
         PyErr_NoMemory();
         return false;
     }
-    bool submitted = submit_pieces(handle, request, args, pieces, (hvd_tensor_t *)(pieces + n));
+    bool submitted = submit_pieces(handle, request, objects, pieces, (hvd_tensor_t *)(pieces + n));
     free(pieces);
     return submitted;
+}
+
+static PyObject *submit(hvd_request_t *request, const objects_t *objects)
+{
+    if (core_context() == NULL) {
+        return NULL;
+    }
+    if (core.dropped != NULL) {
+        core_sweep_dropped();
+    }
+    handle_t *handle = handle_new(request, objects->result, objects->finish);
+    if (handle == NULL) {
+        return NULL;
+    }
+    if (!submit_handle(handle, request, objects)) {
+        if (handle->flight != NULL) {
+            flight_free(handle->flight);
+            handle->flight = NULL;
+        }
+        handle->state = FAILED;
+        Py_DECREF(handle);
+        return NULL;
+    }
+    return (PyObject *)handle;
 }
 
 PyObject *core_submit(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
@@ -335,26 +361,24 @@ PyObject *core_submit(PyObject *module, PyObject *const *args, Py_ssize_t n_args
                             n_args);
     }
     hvd_request_t request;
-    if (core_context() == NULL || !read_request(args, &request)) {
+    if (!read_request(args, &request)) {
         return NULL;
     }
-    if (core.dropped != NULL) {
-        core_sweep_dropped();
-    }
-    handle_t *handle = handle_new(&request, args[ARG_RESULT], args[ARG_FINISH]);
-    if (handle == NULL) {
-        return NULL;
-    }
-    if (!submit_handle(handle, &request, args)) {
-        if (handle->flight != NULL) {
-            flight_free(handle->flight);
-            handle->flight = NULL;
-        }
-        handle->state = FAILED;
-        Py_DECREF(handle);
-        return NULL;
-    }
-    return (PyObject *)handle;
+    objects_t objects = {
+        .inputs = args[ARG_INPUTS],
+        .outputs = args[ARG_OUTPUTS],
+        .splits = args[ARG_SPLITS],
+        .result = args[ARG_RESULT],
+        .finish = args[ARG_FINISH],
+    };
+    return submit(&request, &objects);
+}
+
+PyObject *core_submit_in_place(const hvd_request_t *request, PyObject *tensor)
+{
+    hvd_request_t own = *request;
+    objects_t objects = {tensor, tensor, Py_None, tensor, Py_None};
+    return submit(&own, &objects);
 }
 
 // --- Waiting -------------------------------------------------------------------------------------
@@ -439,12 +463,20 @@ static bool wait_until_ended(hvd_handle_t id, double timeout_s)
     return !PyErr_Occurred();
 }
 
+// Most handles of a step have ended when the first has: nobody need let go of the GIL for them.
+static bool has_ended(const handle_t *handle)
+{
+    hvd_result_t result;
+    return hvd_result(core.ctx, handle->flight->id, &result) == HVD_OK;
+}
+
 static bool bring_home(handle_t *handle, double timeout_s)
 {
     if (handle->state != IN_FLIGHT) {
         return true;
     }
-    if (of_this_life(handle) && !wait_until_ended(handle->flight->id, timeout_s)) {
+    if (of_this_life(handle) && !has_ended(handle) &&
+        !wait_until_ended(handle->flight->id, timeout_s)) {
         return false;
     }
     if (handle->state == IN_FLIGHT) { // another thread may have waited too
@@ -484,12 +516,12 @@ static PyObject *handle_result(handle_t *handle)
     return Py_NewRef(handle->output);
 }
 
-static PyObject *handle_wait(PyObject *self, PyObject *args)
+static PyObject *handle_wait(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
-    PyObject *timeout = Py_None;
-    if (!PyArg_ParseTuple(args, "|O", &timeout)) {
-        return NULL;
+    if (n_args > 1) {
+        return PyErr_Format(PyExc_TypeError, "wait() takes one argument, not %zd", n_args);
     }
+    PyObject *timeout = n_args == 1 ? args[0] : Py_None;
     double timeout_s = timeout == Py_None ? -1 : PyFloat_AsDouble(timeout);
     if (PyErr_Occurred() || !bring_home((handle_t *)self, timeout_s)) {
         return NULL;
@@ -647,7 +679,7 @@ static void handle_dealloc(PyObject *self)
 }
 
 static PyMethodDef handle_methods[] = {
-    {"wait", handle_wait, METH_VARARGS,
+    {"wait", (PyCFunction)(void (*)(void))handle_wait, METH_FASTCALL,
      "wait(timeout=None): blocks until the operation is done and returns its result."},
     {"poll", handle_poll, METH_NOARGS, "poll(): True when wait() would not block."},
     {"memory", handle_memory, METH_O,

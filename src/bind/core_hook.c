@@ -16,30 +16,25 @@
 typedef struct hook {
     PyObject_HEAD
     PyObject *name;
-    PyObject *dtype;  // of the parameter, as PyTorch's object
-    PyObject *slow;   // slow(hook, param) -> handle
-    PyObject *handle; // of the submission in flight, or None
-    PyObject *submit_args; // all arguments of submit(), with holes for the gradient
+    PyObject *dtype;       // of the parameter, as PyTorch's object
+    PyObject *strided;     // the layout of dense tensors
+    PyObject *slow;        // slow(hook, param) -> handle
+    PyObject *handle;      // of the submission in flight, or None
+    PyObject *full_name;   // as the others know it; the request points into it
+    hvd_request_t request; // what every submission is alike in
     char always_slow;
     int passes; // backward passes that make a gradient
     int left;   // of those
 } hook_t;
 
-enum { GRAD_INPUT = 8, GRAD_OUTPUT = 9, GRAD_RESULT = 12, N_SUBMIT_ARGS = 14 };
-
 // A dense gradient in host memory, of the parameter's own dtype? Otherwise the slow way decides.
 static bool is_ordinary(const hook_t *hook, PyObject *grad)
 {
     PyObject *dtype = PyObject_GetAttr(grad, core.s_dtype);
-    PyObject *is_cpu = dtype == hook->dtype ? PyObject_GetAttr(grad, core.s_is_cpu) : NULL;
-    PyObject *dense =
-        is_cpu == Py_True ? PyObject_CallMethodObjArgs(grad, core.s_is_contiguous, NULL) : NULL;
-    bool ordinary = dense == Py_True;
+    bool same = dtype == hook->dtype;
     Py_XDECREF(dtype);
-    Py_XDECREF(is_cpu);
-    Py_XDECREF(dense);
-    PyErr_Clear(); // sparse tensors have no contiguity
-    return ordinary;
+    PyErr_Clear();
+    return same && core_is_plain(grad, hook->strided);
 }
 
 static PyObject *submit_grad(hook_t *hook, PyObject *param)
@@ -52,12 +47,7 @@ static PyObject *submit_grad(hook_t *hook, PyObject *param)
     if (hook->always_slow || !is_ordinary(hook, grad)) {
         handle = PyObject_CallFunctionObjArgs(hook->slow, (PyObject *)hook, param, NULL);
     } else {
-        PyObject *args[N_SUBMIT_ARGS];
-        for (int i = 0; i < N_SUBMIT_ARGS; i++) {
-            args[i] = PyTuple_GetItem(hook->submit_args, i);
-        }
-        args[GRAD_INPUT] = args[GRAD_OUTPUT] = args[GRAD_RESULT] = grad;
-        handle = core_submit(NULL, args, N_SUBMIT_ARGS);
+        handle = core_submit_in_place(&hook->request, grad);
     }
     Py_DECREF(grad);
     return handle;
@@ -91,29 +81,40 @@ static PyObject *hook_call(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-// GradientHook(name, dtype, slow, submit_args, always_slow, passes)
+// GradientHook(name, dtype, strided, slow, request, always_slow, passes)
+// request: (full name, number of the dtype, reduction, process set, prescale, postscale)
 static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)kwargs;
-    PyObject *name, *dtype, *slow, *submit_args;
-    int always_slow, passes;
-    if (!PyArg_ParseTuple(args, "OOOOpi", &name, &dtype, &slow, &submit_args, &always_slow,
-                          &passes)) {
+    PyObject *name, *dtype, *strided, *slow, *full_name;
+    int dtype_number, reduce, process_set, always_slow, passes;
+    double prescale, postscale;
+    if (!PyArg_ParseTuple(args, "OOOO(Uiiidd)pi", &name, &dtype, &strided, &slow, &full_name,
+                          &dtype_number, &reduce, &process_set, &prescale, &postscale,
+                          &always_slow, &passes)) {
         return NULL;
     }
-    if (!PyTuple_Check(submit_args) || PyTuple_Size(submit_args) != N_SUBMIT_ARGS) {
-        PyErr_SetString(PyExc_TypeError, "submit_args must be the arguments of submit()");
-        return NULL;
-    }
-    hook_t *hook = PyObject_GC_New(hook_t, type);
+    const char *text = PyUnicode_AsUTF8AndSize(full_name, NULL);
+    hook_t *hook = text != NULL ? PyObject_GC_New(hook_t, type) : NULL;
     if (hook == NULL) {
         return NULL;
     }
     hook->name = Py_NewRef(name);
     hook->dtype = Py_NewRef(dtype);
+    hook->strided = Py_NewRef(strided);
     hook->slow = Py_NewRef(slow);
-    hook->submit_args = Py_NewRef(submit_args);
     hook->handle = Py_NewRef(Py_None);
+    hook->full_name = Py_NewRef(full_name);
+    hook->request = (hvd_request_t){
+        .op = HVD_ALLREDUCE,
+        .name = text,
+        .dtype = (hvd_dtype_t)dtype_number,
+        .reduce = (hvd_reduce_t)reduce,
+        .process_set = process_set,
+        .prescale = prescale,
+        .postscale = postscale,
+        .flags = prescale != 1.0 || postscale != 1.0 ? HVD_SCALED : 0,
+    };
     hook->always_slow = always_slow != 0;
     hook->passes = hook->left = passes;
     PyObject_GC_Track((PyObject *)hook);
@@ -142,9 +143,10 @@ static void hook_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     Py_XDECREF(hook->name);
     Py_XDECREF(hook->dtype);
+    Py_XDECREF(hook->strided);
     Py_XDECREF(hook->slow);
     Py_XDECREF(hook->handle);
-    Py_XDECREF(hook->submit_args);
+    Py_XDECREF(hook->full_name);
     PyObject_GC_Del(self);
     Py_DECREF(type);
 }

@@ -439,6 +439,9 @@ static bool make_names(void)
         {&core.s_dtype, "dtype"},
         {&core.s_is_cpu, "is_cpu"},
         {&core.s_is_contiguous, "is_contiguous"},
+        {&core.s_layout, "layout"},
+        {&core.s_process_set_id, "process_set_id"},
+        {&core.s_f_lasti, "f_lasti"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         *names[i].name_p = PyUnicode_InternFromString(names[i].text);
@@ -472,6 +475,7 @@ PyMODINIT_FUNC PyInit__core(void)
     if (module == NULL || !import_errors() || !make_names() ||
         !add_type(module, &core_handle_spec, &core.handle_type) ||
         !add_type(module, &core_hook_spec, &core.hook_type) ||
+        !add_type(module, &core_in_place_spec, &core.in_place_type) ||
         !add_type(module, &core_memory_spec, &core.memory_type) ||
         !add_type(module, &core_channel_spec, &core.channel_type)) {
         Py_XDECREF(module);

@@ -71,3 +71,23 @@ bool core_describe(PyObject *tensor, bool writable, void **data_p, int *n_dims_p
     Py_DECREF(address);
     return !PyErr_Occurred() && read_shape(tensor, n_dims_p, shape);
 }
+
+static bool attribute_is(PyObject *object, PyObject *name, const PyObject *value)
+{
+    PyObject *found = PyObject_GetAttr(object, name);
+    Py_XDECREF(found); // the objects asked for live as long as PyTorch
+    return found == value;
+}
+
+bool core_is_plain(PyObject *tensor, PyObject *strided)
+{
+    bool plain = false;
+    if (attribute_is(tensor, core.s_layout, strided) &&
+        attribute_is(tensor, core.s_is_cpu, Py_True)) {
+        PyObject *dense = PyObject_CallMethodObjArgs(tensor, core.s_is_contiguous, NULL);
+        plain = dense == Py_True;
+        Py_XDECREF(dense);
+    }
+    PyErr_Clear(); // what has no such attributes is not plain
+    return plain;
+}

@@ -20,6 +20,7 @@ from horovod.common.util import check_adasum, handle_average_backwards_compatibi
 from horovod.torch.adapter import DTYPES, from_memory, from_wire, is_plain, to_wire
 
 _submit = _core.submit
+_Handle = _core.Handle
 
 # --- Handles --------------------------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ def poll(handle):
 
 def synchronize(handle):
     """Waits for an asynchronous operation and returns its result."""
-    if hasattr(handle, "wait"):
+    if type(handle) is _Handle or hasattr(handle, "wait"):
         return handle.wait()
     return handle() if callable(handle) else None
 
@@ -133,6 +134,26 @@ def _named(kind, name):
     return None if name is None else f"{kind}.{name}"
 
 
+# One tensor in place is what scripts call most: C does it, and comes back here for the rest.
+
+
+def _allreduce_slowly(tensor, average, name, op, root, pre, post, process_set, waits):
+    op = _reduction(op, average, process_set)
+    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, tensor, op, root,
+                       process_set, pre, post, waits)
+
+
+def _broadcast_slowly(tensor, _average, name, _op, root, pre, post, process_set, waits):
+    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, tensor, None, root,
+                       process_set, pre, post, waits)
+
+
+_start_allreduce = _core.InPlace(_core.ALLREDUCE, _core.AVERAGE, "allreduce.", DTYPES,
+                                 torch.strided, _allreduce_slowly).start
+_start_broadcast = _core.InPlace(_core.BROADCAST, _core.SUM, "broadcast.", DTYPES, torch.strided,
+                                 _broadcast_slowly).start
+
+
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0,
                     postscale_factor=1.0, process_set=global_process_set):
     """Starts an allreduce into a new tensor; returns a handle."""
@@ -144,21 +165,20 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
                      postscale_factor=1.0, process_set=global_process_set):
     """Starts an allreduce in place; returns a handle."""
-    op = _reduction(op, average, process_set)
-    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, tensor, op, 0,
-                       process_set, prescale_factor, postscale_factor)
+    return _start_allreduce(tensor, average, name, op, 0, prescale_factor, postscale_factor,
+                            process_set, False)
 
 
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
                postscale_factor=1.0, process_set=global_process_set):
     """Reduces the tensor over all members, in place."""
-    op = _reduction(op, average, process_set)
     if _is_compiling():
+        op = _reduction(op, average, process_set)
         torch.ops.horovod.allreduce_(tensor, name, op, prescale_factor, postscale_factor,
                                      process_set.process_set_id)
         return tensor
-    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, tensor, op, 0,
-                       process_set, prescale_factor, postscale_factor, True).wait()
+    return _start_allreduce(tensor, average, name, op, 0, prescale_factor, postscale_factor,
+                            process_set, True).wait()
 
 
 def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0,
@@ -219,14 +239,13 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
     """Starts a broadcast in place; returns a handle."""
-    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, tensor, None, root_rank,
-                       process_set)
+    return _start_broadcast(tensor, None, name, None, root_rank, 1.0, 1.0, process_set, False)
 
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     """Gives the tensor the values it has on the root rank, a global rank; in place."""
-    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, tensor, None, root_rank,
-                       process_set, 1.0, 1.0, True).wait()
+    return _start_broadcast(tensor, None, name, None, root_rank, 1.0, 1.0, process_set,
+                            True).wait()
 
 
 # --- Operations whose result only the agreement knows: allgather, alltoall, reducescatter ---------

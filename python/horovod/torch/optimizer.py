@@ -155,10 +155,9 @@ class _DistributedOptimizer:
     def _make_hook(self, p, name):
         slow = (self._compression is not Compression.none or p in self._groups
                 or p.dtype not in DTYPES)
-        submit_args = (_core.ALLREDUCE, f"allreduce.{name}", DTYPES.get(p.dtype, 0), self.op, 0,
-                       self.process_set.process_set_id, self._prescale, self._postscale, None,
-                       None, None, False, None, None)
-        return _core.GradientHook(name, p.dtype, self._submit_slowly, submit_args, slow,
+        request = (f"allreduce.{name}", DTYPES.get(p.dtype, 0), self.op,
+                   self.process_set.process_set_id, self._prescale, self._postscale)
+        return _core.GradientHook(name, p.dtype, torch.strided, self._submit_slowly, request, slow,
                                   self.backward_passes_per_step)
 
     @staticmethod
