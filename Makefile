@@ -7,6 +7,8 @@
 #   make test         all builds, all tests, style                make check-style  style only
 #   make bench        measurements                                make clean        remove builds
 #   make wheel        the Python package, in dist/
+#   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
+#   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-spark   horovod.spark on real Spark, some minutes; make setup-spark first
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
@@ -14,7 +16,7 @@
 #   make chaos        faults at random for ten minutes, or CHAOS="--seconds 60 --seed 5"
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
-	test-spark
+	test-spark bench-torch test-torch-versions
 
 build_of_ := build
 build_of_address := build-asan
@@ -48,6 +50,13 @@ test-launchers: setup
 
 bench: setup
 	@bench/run.sh
+	@$(MAKE) --no-print-directory bench-torch
+
+bench-torch: setup
+	@.venv/bin/python bench/torch_bench.py
+
+test-torch-versions: setup
+	@tools/test-torch-versions.sh
 
 SECONDS := 600
 fuzz:
