@@ -17,7 +17,8 @@ import sysconfig
 
 VERSION = "2.15.0"
 LIGHT_DEPENDENCIES = ["filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec",
-                      "numpy", "setuptools>=77"]
+                      "setuptools>=77"]
+FIRST_WITH_NUMPY_2 = (2, 3)
 GPU_LIBRARY = re.compile(r"lib(cu|nv|nccl)")
 GPU_SYMBOL = re.compile(r"_*(cu[A-Z]|cuda|cublas|cudnn|cufft|cuFile|cupti|cusparse|cusolver|nccl|"
                         r"nvrtc|nvtx|nvshmem|nvml|curand|nvJitLink)")
@@ -28,6 +29,11 @@ def installed_version():
     code = "import torch; print(torch.__version__.partition('+')[0])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     return result.stdout.strip() if result.returncode == 0 else None
+
+
+def numpy_for(version):
+    numbers = tuple(int(number) for number in version.split(".")[:2])
+    return "numpy" if numbers >= FIRST_WITH_NUMPY_2 else "numpy<2"
 
 
 def pip(*arguments):
@@ -74,7 +80,7 @@ def main():
     if installed_version() == version:
         return
     print(f"setup: installing PyTorch {version}, its CPU part; some minutes")
-    pip(*LIGHT_DEPENDENCIES)
+    pip(*LIGHT_DEPENDENCIES, numpy_for(version))
     pip("--no-deps", f"torch=={version}")
     make_stand_ins(pathlib.Path(sysconfig.get_path("purelib")) / "torch" / "lib")
     if installed_version() != version:

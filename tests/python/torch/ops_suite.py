@@ -7,6 +7,7 @@ integers, so that sums are exact in every dtype and expected results can be writ
 import itertools
 import math
 import os
+import sys
 import warnings
 
 import pytest
@@ -19,6 +20,13 @@ MOVED = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.f
          torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.complex64,
          torch.complex128]
 REDUCED = [torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+NUMBERS = [torch.uint8, torch.int8, torch.int16] + REDUCED
+REDUCTIONS = {  # op -> the same of the inputs of all ranks, one below the other
+    hvd.Sum: lambda inputs: inputs.sum(0),
+    hvd.Min: lambda inputs: inputs.amin(0),
+    hvd.Max: lambda inputs: inputs.amax(0),
+    hvd.Product: lambda inputs: inputs.prod(0),
+}
 SHAPES = [(), (1,), (17,), (0,), (4, 5), (2, 3, 4)]
 
 
@@ -62,6 +70,21 @@ class Reductions(Suite):
             inplace = mine.clone()
             handle = hvd.allreduce_async_(inplace, op=hvd.Sum, process_set=self.set)
             assert hvd.synchronize(handle) is inplace and torch.equal(inplace.double(), total)
+
+    def check_every_dtype_and_op(self):
+        for dtype in NUMBERS:
+            inputs = torch.stack([values((17,), torch.int64, m) % 3 + 1 for m in range(self.n)])
+            for op, reduction in REDUCTIONS.items():
+                expected = reduction(inputs)
+                mine = inputs[self.me].to(dtype, copy=True)
+                out = hvd.allreduce(mine, op=op, process_set=self.set)
+                assert torch.equal(out.to(torch.int64), expected), (dtype, op, out)
+                handles = [hvd.allreduce_async_(tensor, name=f"part.{i}", op=op,
+                                                process_set=self.set)
+                           for i, tensor in enumerate(mine.split(5))]
+                for handle in handles:
+                    hvd.synchronize(handle)
+                assert torch.equal(mine.to(torch.int64), expected), (dtype, op, mine)
 
     def check_average_truncates_integers(self):
         mine = torch.tensor([self.me, -self.me, 7 * self.me + 1], dtype=torch.int32)
@@ -394,3 +417,7 @@ def run(which):
     assert mpi_ops.is_homogeneous()
     hvd.shutdown()
     return True
+
+
+if __name__ == "__main__":  # under a launcher
+    run(sys.argv[1])

@@ -10,7 +10,19 @@ import pytest
 from horovod import _core
 from ranks import run_ranks
 
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 TCP = {"HOROVOD_TRANSPORTS": "tcp"}
+
+
+def run_under_horovodrun(size, script, *arguments, timeout_s=600):
+    """What the script says on stdout; it must succeed on every rank."""
+    horovodrun = pathlib.Path(_core.__file__).parents[2] / "horovodrun"
+    done = subprocess.run([horovodrun, "-np", str(size), sys.executable, HERE / script,
+                           *arguments], capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
 
 OPS = [  # process set, ranks, hosts, environment
     ("world", 1, 1, {}),
@@ -23,6 +35,10 @@ OPS = [  # process set, ranks, hosts, environment
 @pytest.mark.parametrize("which,size,hosts,env", OPS)
 def test_operations(which, size, hosts, env):
     assert run_ranks(size, "torch/ops_suite", "run", which, hosts=hosts, env=env) == [True] * size
+
+
+def test_operations_under_horovodrun():
+    run_under_horovodrun(2, "ops_suite.py", "world")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -46,11 +62,7 @@ EXAMPLES = [  # file, arguments, what its output must have
 
 @pytest.mark.parametrize("name,arguments,expected", EXAMPLES)
 def test_examples_under_horovodrun(name, arguments, expected):
-    root = pathlib.Path(__file__).resolve().parents[3]
-    horovodrun = pathlib.Path(_core.__file__).parents[2] / "horovodrun"
-    done = subprocess.run([horovodrun, "-np", "2", sys.executable, root / "examples" / name,
-                           *arguments], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert expected in done.stdout
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    output = run_under_horovodrun(2, ROOT / "examples" / name, *arguments)
+    assert expected in output
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert not losses or losses[-1] < losses[0]
