@@ -88,4 +88,4 @@ check-style:
 	@tools/check-style
 
 clean:
-	rm -rf build build-clang build-asan build-tsan build-wheel dist build-fuzz build-cov
+	rm -rf build build-clang build-asan build-tsan build-wheel build-openssl* dist build-fuzz build-cov

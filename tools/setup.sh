@@ -31,6 +31,8 @@ python3             | command -v python3
 python3-dev         | has_python_header
 python3-venv        | python3 -c "import ensurepip, venv"
 openssl             | command -v openssl
+curl                | command -v curl
+perl                | perl -MFindBin -e 1
 openssh-client      | command -v ssh-keygen
 openssh-server      | test -x /usr/sbin/sshd
 iproute2            | PATH=$PATH:/sbin:/usr/sbin command -v ip
