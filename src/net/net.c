@@ -105,8 +105,10 @@ static void prefer(net_t *net, int row, bool carries)
             return;
         }
     }
-    net->order[net->n_order++] = (int8_t)row;
-    net->rows[row].carries = carries;
+    if (net->n_order < (int)N_TRANSPORTS) { // as every row is there once, which gcc -O3 cannot see
+        net->order[net->n_order++] = (int8_t)row;
+        net->rows[row].carries = carries;
+    }
 }
 
 static hvd_status_t fail_unknown_name(const char *name, size_t bytes, err_t *err)
