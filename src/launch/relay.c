@@ -482,6 +482,14 @@ static void start_guest(int fd, const uint8_t *secret, int listener, const newco
     }
 }
 
+// Came and went without a word: somebody, a kubelet say, asks whether the port answers.
+static bool has_left(int fd)
+{
+    char byte;
+
+    return recv(fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 // polled: of the newcomers, in their order. The last first: dropping one moves those after it.
 static void serve_newcomers(newcomers_t *newcomers, const struct pollfd *polled,
                             const uint8_t *secret, int listener, guests_t *guests)
@@ -489,11 +497,11 @@ static void serve_newcomers(newcomers_t *newcomers, const struct pollfd *polled,
     uint64_t now_ns = clock_ns();
 
     for (int i = newcomers->n - 1; i >= 0; i--) {
-        bool speaks = polled[i].revents != 0 && guests->n < MAX_GUESTS;
-        if (speaks) {
+        bool moves = polled[i].revents != 0 && guests->n < MAX_GUESTS;
+        if (moves && !has_left(newcomers->fds[i])) {
             start_guest(newcomers->fds[i], secret, listener, newcomers, guests);
         }
-        if (speaks || now_ns >= newcomers->leave_at_ns[i]) {
+        if (moves || now_ns >= newcomers->leave_at_ns[i]) {
             close(newcomers->fds[i]);
             drop_newcomer(newcomers, i);
         }

@@ -218,6 +218,20 @@ class Scripts(unittest.TestCase):
         watch.communicate(timeout=30)
         self.assertIn("waiting for %s-1.%s: see: kubectl -n ml describe pod" % (FULL, FULL), said)
 
+    def test_probes_are_no_news(self):
+        master, worker, _ = self.pods(self.NATIVE)
+        log = worker.root / "log"
+        with log.open("w") as file:
+            server = subprocess.Popen(worker.command(str(worker.root / "generated" / "run.sh")),
+                                      stdout=file, stderr=file)
+        deadline = time.monotonic() + 30
+        while len(self.discover(master)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for _ in range(3):
+            self.assertEqual(len(self.discover(master)), 2)
+        self.stop(server)
+        self.assertEqual(log.read_text(), "")
+
     def test_a_missing_worker_is_named(self):
         master, first, _ = self.pods(self.values(startTimeout=3))
         self.start(first)
