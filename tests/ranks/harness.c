@@ -750,11 +750,12 @@ static bool run_subtest(const options_t *o, const subtest_t *s, int n_ranks, lay
     return ok;
 }
 
-// Rank and size as mpirun of MPICH, Intel MPI and Open MPI tell them.
+// Rank and size as mpirun of MPICH, Intel MPI and Open MPI tell them, and horovodrun.
 static bool find_place(int *rank_p, int *size_p)
 {
     static const char *const names[][2] = {{"PMI_RANK", "PMI_SIZE"},
-                                           {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}};
+                                           {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                           {"HOROVOD_RANK", "HOROVOD_SIZE"}};
     for (size_t i = 0; i < N_ELEMENTS(names); i++) {
         const char *rank = getenv(names[i][0]), *size = getenv(names[i][1]);
         if (rank != NULL && size != NULL) {
