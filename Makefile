@@ -13,6 +13,7 @@
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
 #   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
+#   make test-rdma    real verbs, in two emulated machines (installs an emulator), some minutes
 #   make chaos        faults at random for ten minutes, or CHAOS="--seconds 60 --seed 5"
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
@@ -47,6 +48,13 @@ test-long:
 test-launchers: setup
 	@tests/launchers/setup.sh $(ONLY)
 	@tests/launchers/run.py build --only "$(ONLY)"
+
+RDMA ?=
+
+.PHONY: test-rdma
+test-rdma: setup
+	@tests/rdma/setup.sh
+	@tests/rdma/run.sh build $(RDMA)
 
 bench: setup
 	@bench/run.sh

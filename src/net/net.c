@@ -41,14 +41,19 @@ static const transport_t *const transports[] = {
 #define CPU_MASK_BYTES 1024       // 8192 cores
 #define IDLE_NS (50 * NS_PER_US)
 #define CALLS_PER_CLOCK 16
+// Domains that cannot wake anybody are asked after this time, and while nothing happens ever more
+// rarely, up to 32 times it.
+#define ASK_NS (100 * NS_PER_US)
+#define MOST_DOUBLINGS 5u
 
 // One transport in this context, by its row in the table.
 typedef struct row {
     domain_t *domain; // NULL: left out
     bool carries;     // may be chosen for links; false: opened for lifelines only
     bool needs_call;  // progress costs a system call
+    bool cannot_wake; // nothing tells a sleeping rank that its progress has work
     int n_links;
-    char left_out[160]; // why there is no domain
+    char left_out[320]; // why there is no domain
 } row_t;
 
 // What a rank offers: rows of the table, in its order of preference.
@@ -71,7 +76,8 @@ struct net {
     net_link_t **lifelines;
     int n_lifelines;
     sleeper_t *sleeper;
-    atomic_uint_fast64_t hook_due_ns; // when held-back data must leave
+    atomic_uint_fast64_t due_ns; // a sleep ends at the latest: held-back data must leave
+    unsigned n_quiet;            // sleeps since something happened
     bool look;                        // just woken: ask every domain
     unsigned n_calls;
     uint64_t last_look_ns;
@@ -171,6 +177,7 @@ static hvd_status_t open_rows(net_t *net, err_t *err)
         }
         int fd = transport->wait_fd != NULL ? transport->wait_fd(row->domain) : -1;
         row->needs_call = fd >= 0;
+        row->cannot_wake = fd < 0 && transport->wait_fd != NULL;
         if (fd >= 0 && (status = sleeper_watch(net->sleeper, fd, err)) != HVD_OK) {
             return status;
         }
@@ -488,7 +495,9 @@ static hvd_status_t add_lifeline(net_t *net, int peer, err_t *err)
     domain_t *tcp = net_domain(net, &transport_tcp);
     char why[160];
 
-    if (tcp == NULL || net->offers[peer].chosen == row_of(&transport_tcp)) {
+    int row = net->offers[peer].chosen;
+    bool agrees_by_tcp = row != NO_ROW && transports[row]->is_for_data;
+    if (tcp == NULL || row == row_of(&transport_tcp) || agrees_by_tcp) {
         return HVD_OK; // its own links tell
     }
     if (!transport_tcp.reaches(tcp, peer, why, sizeof why)) {
@@ -627,7 +636,7 @@ static void explain(net_t *net, int peer, int row, char *text, size_t bytes)
 
     text[0] = '\0';
     for (int i = 0; i < net->n_order && net->order[i] != row && len < bytes; i++) {
-        char why[160] = "the peer prefers another";
+        char why[320] = "the peer prefers another";
         if (transports[net->order[i]] == &transport_self) {
             continue;
         }
@@ -731,6 +740,7 @@ int net_progress(net_t *net)
         uint64_t next_ns = NEVER_NS;
         n_happened += hook_progress(net->hooked[i], &next_ns);
     }
+    net->n_quiet = n_happened > 0 ? 0 : net->n_quiet;
     return n_happened;
 }
 
@@ -768,19 +778,23 @@ unsigned net_before_sleep(net_t *net)
     for (int i = 0; i < net->n_hooked; i++) {
         hook_progress(net->hooked[i], &due_ns);
     }
-    atomic_store(&net->hook_due_ns, due_ns);
     for (int i = 0; i < N_TRANSPORTS; i++) {
-        if (net->rows[i].domain != NULL && transports[i]->arm != NULL) {
-            transports[i]->arm(net->rows[i].domain);
+        const row_t *row = &net->rows[i];
+        if (row->domain != NULL && transports[i]->arm != NULL) {
+            transports[i]->arm(row->domain);
+        }
+        if (row->cannot_wake && row->n_links > 0) {
+            due_ns = MIN(due_ns, clock_ns() + (ASK_NS << MIN(net->n_quiet++, MOST_DOUBLINGS)));
         }
     }
+    atomic_store(&net->due_ns, due_ns);
     return sleeper_announce(net->sleeper);
 }
 
 // Touches nothing that only the holder of the engine may: the caller may have let it go.
 void net_sleep(net_t *net, unsigned ticket, uint64_t deadline_ns)
 {
-    uint64_t due_ns = atomic_load(&net->hook_due_ns);
+    uint64_t due_ns = atomic_load(&net->due_ns);
 
     sleeper_sleep(net->sleeper, ticket, MIN(deadline_ns, due_ns));
 }

@@ -2,12 +2,12 @@
 //
 // ofi.c - the transport over libfabric: RDMA between hosts, for data.
 //
-// libfabric is loaded at run time. Taken by default is a provider that moves bytes by RDMA (verbs);
-// HOROVOD_OFI_PROVIDER names any other that has connected endpoints (tcp, for trials). A rank
-// listens at one address and offers it, with a random token, through the encrypted rendezvous. Of
-// two ranks the lower one connects and shows the token of the other, which answers with the token
-// of the caller: both have then proved that they belong to the job. What follows is not encrypted;
-// the agreement stays on TCP, which is.
+// libfabric is loaded at run time. Taken by default is a provider that moves bytes by RDMA (verbs,
+// efa); HOROVOD_OFI_PROVIDER names any other (tcp and shm, for trials). Connected endpoints are
+// preferred; a provider that has none gets one endpoint for all peers. A rank offers its address,
+// with a random token, through the encrypted rendezvous: a connection begins with the tokens of
+// both sides (ofi_cm.c), and without connections the tag of every message is made of the
+// receiver's. What follows is not encrypted; the agreement stays on TCP, which is.
 //
 // Threads: the holder of the engine. After fork() a child must not touch it: fi_* handles are not
 // for two processes.
@@ -29,20 +29,17 @@
 #include <unistd.h>
 
 #define API_VERSION FI_VERSION(1, 11) // old enough for every libfabric of the last years
-#define OFFER_VERSION 1
+#define OFFER_VERSION 2
 #define TICK_NS (100 * NS_PER_MS)
 
-extern const link_ops_t ofi_link_ops;
-
-// By default only what moves bytes without the kernel is better than our own TCP.
-static const char *const rdma_providers[] = {"verbs"};
-
-// What both ends of a connection show each other.
-typedef struct call {
-    uint8_t token[OFI_TOKEN_BYTES]; // of the one it is shown to
-    uint32_t epoch;
-    uint32_t rank; // of the one who shows it
-} call_t;
+// By default only what moves bytes without the kernel is better than our own TCP. The last row is
+// for providers that are not listed.
+static const ofi_kind_t kinds[] = {
+    {.name = "verbs", .is_rdma = true},
+    {.name = "efa", .is_rdma = true, .has_no_ip = true},
+    {.name = "shm", .has_no_ip = true, .is_one_host = true},
+    {.name = ""},
+};
 
 const char *ofi_text(const domain_t *d, long code)
 {
@@ -81,13 +78,16 @@ static hvd_status_t load_library(ofi_library_t *lib, err_t *err)
 
 // --- The provider --------------------------------------------------------------------------------
 
-static struct fi_info *make_hints(const domain_t *d, const char *provider)
+static struct fi_info *make_hints(const domain_t *d, const char *provider, enum fi_ep_type type)
 {
     struct fi_info *hints = d->lib.dupinfo(NULL);
     if (hints != NULL) {
-        hints->ep_attr->type = FI_EP_MSG;
-        hints->caps = FI_MSG;
-        hints->mode = FI_CONTEXT;
+        bool connects = type == FI_EP_MSG;
+        hints->ep_attr->type = type;
+        hints->caps = connects ? FI_MSG : FI_TAGGED;
+        hints->tx_attr->msg_order = connects ? 0 : FI_ORDER_SAS;
+        hints->rx_attr->msg_order = hints->tx_attr->msg_order;
+        hints->mode = FI_CONTEXT | FI_CONTEXT2;
         hints->domain_attr->mr_mode =
             FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
         hints->domain_attr->threading = FI_THREAD_DOMAIN;
@@ -96,25 +96,54 @@ static struct fi_info *make_hints(const domain_t *d, const char *provider)
     return hints;
 }
 
+static bool ask(domain_t *d, const struct fi_info *hints, const char *ip)
+{
+    int code = d->lib.getinfo(API_VERSION, ip, NULL, ip != NULL ? FI_SOURCE : 0, hints, &d->info);
+    if (code != 0) {
+        d->info = NULL;
+    }
+    return code == 0;
+}
+
 // The provider at the first of our addresses where it works.
-static bool find_info(domain_t *d, const char *provider)
+static bool find_info(domain_t *d, const char *provider, enum fi_ep_type type)
 {
     tcp_iface_t ifaces[TCP_MAX_ADDRS];
     err_t err;
     int n = 0;
-    tcp_list_ifaces(d->job->config->iface, ifaces, &n, &err);
-    struct fi_info *hints = make_hints(d, provider);
-    for (int i = 0; hints != NULL && i < n && d->info == NULL; i++) {
+    struct fi_info *hints = make_hints(d, provider, type);
+    if (hints == NULL) {
+        return false;
+    }
+    if (d->kind->has_no_ip) {
+        ask(d, hints, NULL);
+    } else {
+        tcp_list_ifaces(d->job->config->iface, ifaces, &n, &err);
+    }
+    for (int i = 0; i < n && d->info == NULL; i++) {
         char ip[TCP_ADDR_TEXT];
         tcp_ip_text(&ifaces[i].addr, ip);
-        if (d->lib.getinfo(API_VERSION, ip, NULL, FI_SOURCE, hints, &d->info) != 0) {
-            d->info = NULL;
+        ask(d, hints, ip);
+    }
+    d->lib.freeinfo(hints);
+    return d->info != NULL;
+}
+
+static bool find_provider(domain_t *d, const char *name)
+{
+    static const enum fi_ep_type types[] = {FI_EP_MSG, FI_EP_RDM}; // connected ones are faster
+    const ofi_kind_t *kind = kinds;
+    while (kind->name[0] != '\0' && strcmp(kind->name, name) != 0) {
+        kind++;
+    }
+    d->kind = kind;
+    snprintf(d->provider, sizeof d->provider, "%s", name);
+    for (size_t i = 0; i < N_ELEMENTS(types); i++) {
+        if (find_info(d, name, types[i])) {
+            return true;
         }
     }
-    if (hints != NULL) {
-        d->lib.freeinfo(hints);
-    }
-    return d->info != NULL;
+    return false;
 }
 
 // Asking libfabric takes its time: only where it can find something.
@@ -138,22 +167,22 @@ static bool asks_for_any(const net_job_t *job)
 static hvd_status_t choose_provider(domain_t *d, err_t *err)
 {
     const char *asked = d->job->config->ofi_provider;
-    bool any = asks_for_any(d->job);
-    size_t n = any ? N_ELEMENTS(rdma_providers) : 1;
-    for (size_t i = 0; i < n && d->info == NULL; i++) {
-        const char *name = any ? rdma_providers[i] : asked;
-        if (find_info(d, name)) {
-            snprintf(d->provider, sizeof d->provider, "%s", name);
+    if (!asks_for_any(d->job)) {
+        return find_provider(d, asked)
+                   ? HVD_OK
+                   : fail(err, HVD_UNSUPPORTED,
+                          "libfabric has no provider %s that works here (HOROVOD_OFI_PROVIDER; try "
+                          "fi_info -p %s)",
+                          asked, asked);
+    }
+    for (size_t i = 0; i < N_ELEMENTS(kinds); i++) {
+        if (kinds[i].is_rdma && find_provider(d, kinds[i].name)) {
             return HVD_OK;
         }
     }
-    return any ? fail(err, HVD_UNSUPPORTED,
-                      "no RDMA device: libfabric has no working verbs provider here (fi_info -p "
-                      "verbs)")
-               : fail(err, HVD_UNSUPPORTED,
-                      "the provider %s (HOROVOD_OFI_PROVIDER) has no connected endpoints here (try "
-                      "fi_info -p %s -t FI_EP_MSG)",
-                      asked, asked);
+    return fail(err, HVD_UNSUPPORTED,
+                "there is an RDMA device, but libfabric has no provider for it that works (fi_info "
+                "-p verbs; are /dev/infiniband/uverbs0 and rdma_cm there?)");
 }
 
 static hvd_status_t check_wanted(const net_job_t *job, err_t *err)
@@ -178,51 +207,98 @@ static void watch(domain_t *d, struct fid *queue)
     }
 }
 
-static hvd_status_t open_fabric(domain_t *d, err_t *err)
+// Some providers cannot wake anybody: they are asked again and again.
+static int open_queue(domain_t *d)
 {
-    struct fi_eq_attr eq = {.wait_obj = FI_WAIT_FD};
     struct fi_cq_attr cq = {
         .wait_obj = FI_WAIT_FD,
         .format = FI_CQ_FORMAT_MSG,
         .size = MIN((size_t)d->job->size * 2 * OFI_BUFFERS, 16384),
     };
+    int code = fi_cq_open(d->domain, &cq, &d->cq, NULL);
+    if (code != 0) {
+        cq.wait_obj = FI_WAIT_NONE;
+        code = fi_cq_open(d->domain, &cq, &d->cq, NULL);
+    }
+    return code;
+}
+
+static int open_endpoint(domain_t *d)
+{
+    struct fi_av_attr av = {.type = FI_AV_UNSPEC, .count = (size_t)d->job->size};
+    int code = fi_av_open(d->domain, &av, &d->av, NULL);
+    code = code != 0 ? code : fi_endpoint(d->domain, d->info, &d->ep, NULL);
+    code = code != 0 ? code : fi_ep_bind(d->ep, &d->av->fid, 0);
+    code = code != 0 ? code : fi_ep_bind(d->ep, &d->cq->fid, FI_TRANSMIT | FI_RECV);
+    return code != 0 ? code : fi_enable(d->ep);
+}
+
+static hvd_status_t open_fabric(domain_t *d, err_t *err)
+{
     int code = d->lib.fabric(d->info->fabric_attr, &d->fabric, NULL);
     code = code != 0 ? code : fi_domain(d->fabric, d->info, &d->domain, NULL);
-    code = code != 0 ? code : fi_eq_open(d->fabric, &eq, &d->eq, NULL);
-    code = code != 0 ? code : fi_cq_open(d->domain, &cq, &d->cq, NULL);
-    code = code != 0 ? code : fi_passive_ep(d->fabric, d->info, &d->pep, NULL);
-    code = code != 0 ? code : fi_pep_bind(d->pep, &d->eq->fid, 0);
-    code = code != 0 ? code : fi_listen(d->pep);
-    if (code != 0) {
-        return fail(err, HVD_UNSUPPORTED, "the %s provider cannot be opened: %s", d->provider,
-                    ofi_text(d, code));
+    code = code != 0 ? code : open_queue(d);
+    if (code == 0) {
+        code = d->info->ep_attr->type == FI_EP_MSG ? ofi_cm_open(d) : open_endpoint(d);
+    }
+    return code == 0 ? HVD_OK
+                     : fail(err, HVD_UNSUPPORTED, "the %s provider cannot be opened: %s",
+                            d->provider, ofi_text(d, code));
+}
+
+// A limit of locked memory is better met here, where another transport can be taken.
+static hvd_status_t try_memory(domain_t *d, err_t *err)
+{
+    err_t why = {0};
+    ofi_slab_t *slab = ofi_slab_take(d, &why);
+    if (slab == NULL) {
+        return fail(err, HVD_UNSUPPORTED, "%s", why.text);
+    }
+    ofi_slab_give(d, slab);
+    return HVD_OK;
+}
+
+static hvd_status_t open_wait(domain_t *d, err_t *err)
+{
+    int fd = -1;
+    if (fi_control(&d->cq->fid, FI_GETWAIT, &fd) != 0 || fd < 0) {
+        return HVD_OK;
     }
     d->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (d->epoll < 0) {
         return fail_errno(err, errno, "no descriptor for the ofi transport");
     }
-    watch(d, &d->eq->fid);
     watch(d, &d->cq->fid);
+    if (d->eq != NULL) {
+        watch(d, &d->eq->fid);
+    }
     return HVD_OK;
 }
 
+static void close_all(struct fid *const *handles, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (handles[i] != NULL) {
+            fi_close(handles[i]);
+        }
+    }
+}
+
+#define FID(object) ((object) != NULL ? &(object)->fid : NULL)
+
 static void ofi_close(domain_t *d)
 {
+    // Endpoints end before the memory they write to, and before what they are bound to.
+    close_all((struct fid *[]){FID(d->ep)}, 1);
     for (int r = 0; d->links != NULL && r < d->job->size; r++) {
         if (d->links[r] != NULL) {
             ofi_link_free(d->links[r]);
         }
     }
-    struct fid *const handles[] = {
-        d->pep != NULL ? &d->pep->fid : NULL,       d->cq != NULL ? &d->cq->fid : NULL,
-        d->eq != NULL ? &d->eq->fid : NULL,         d->domain != NULL ? &d->domain->fid : NULL,
-        d->fabric != NULL ? &d->fabric->fid : NULL,
-    };
-    for (size_t i = 0; i < N_ELEMENTS(handles); i++) {
-        if (handles[i] != NULL) {
-            fi_close(handles[i]);
-        }
-    }
+    ofi_slabs_free(d);
+    struct fid *const handles[] = {FID(d->pep), FID(d->av),     FID(d->cq),
+                                   FID(d->eq),  FID(d->domain), FID(d->fabric)};
+    close_all(handles, N_ELEMENTS(handles));
     if (d->info != NULL) {
         d->lib.freeinfo(d->info);
     }
@@ -234,6 +310,24 @@ static void ofi_close(domain_t *d)
     free(d->peers);
     wipe(d->token, sizeof d->token);
     free(d);
+}
+
+static bool is_first_of_host(const net_job_t *job)
+{
+    int r = 0;
+    while (job->host_of[r] != job->host_of[job->rank]) {
+        r++;
+    }
+    return r == job->rank;
+}
+
+// Who has named a provider, or has the hardware, wants to know.
+static void say_left_out(const net_job_t *job, const err_t *err)
+{
+    bool expected = !asks_for_any(job) || has_rdma_device();
+    if (err->status == HVD_UNSUPPORTED && expected && is_first_of_host(job)) {
+        log_warn(job->log, "ofi", "not used: %s", err->text);
+    }
 }
 
 static hvd_status_t ofi_open(const net_job_t *job, domain_t **domain_p, err_t *err)
@@ -255,10 +349,13 @@ static hvd_status_t ofi_open(const net_job_t *job, domain_t **domain_p, err_t *e
     TRY(load_library(&d->lib, err), undo);
     TRY(choose_provider(d, err), undo);
     TRY(open_fabric(d, err), undo);
+    TRY(try_memory(d, err), undo);
+    TRY(open_wait(d, err), undo);
     TRY(random_bytes(d->token, sizeof d->token, err), undo);
     *domain_p = d;
     return HVD_OK;
 undo:
+    say_left_out(job, err);
     ofi_close(d);
     return status;
 }
@@ -269,12 +366,13 @@ static hvd_status_t ofi_address(domain_t *d, buf_t *out, err_t *err)
 {
     uint8_t address[sizeof d->peers->address];
     size_t bytes = sizeof address;
-    int code = fi_getname(&d->pep->fid, address, &bytes);
+    int code = fi_getname(d->ep != NULL ? &d->ep->fid : &d->pep->fid, address, &bytes);
     if (code != 0) {
         return fail(err, HVD_SYSTEM, "the %s provider does not say where it listens: %s",
                     d->provider, ofi_text(d, code));
     }
     put_u8(out, OFFER_VERSION);
+    put_u8(out, (uint8_t)d->info->ep_attr->type);
     put_u8(out, (uint8_t)strlen(d->provider));
     put_bytes(out, d->provider, strlen(d->provider));
     put_bytes(out, d->token, sizeof d->token);
@@ -288,6 +386,7 @@ static void learn_peer(const domain_t *d, ofi_peer_t *peer, const uint8_t *data,
 {
     reader_t r = reader_of(data, bytes);
     bool same = get_u8(&r) == OFFER_VERSION;
+    same = get_u8(&r) == (uint8_t)d->info->ep_attr->type && same;
     size_t name_bytes = get_u8(&r);
     const void *name = get_bytes(&r, name_bytes);
     const void *token = get_bytes(&r, OFI_TOKEN_BYTES);
@@ -313,7 +412,7 @@ static hvd_status_t ofi_attach(domain_t *d, const uint8_t *const *addresses, con
             learn_peer(d, &d->peers[r], addresses[r], lengths[r]);
         }
     }
-    if (d->job->rank == 0 && d->job->config->encrypt != ENCRYPT_NEVER) {
+    if (d->job->rank == 0 && d->job->config->encrypt != ENCRYPT_NEVER && !d->kind->is_one_host) {
         log_warn(d->job->log, "ofi",
                  "tensors between hosts travel by libfabric (%s), which does not encrypt them; "
                  "HOROVOD_TRANSPORTS=shm,tcp does, HOROVOD_ENCRYPT=never says that it is meant so",
@@ -324,6 +423,10 @@ static hvd_status_t ofi_attach(domain_t *d, const uint8_t *const *addresses, con
 
 static bool ofi_reaches(domain_t *d, int peer, char *why, size_t why_bytes)
 {
+    if (d->kind->is_one_host && d->job->host_of[peer] != d->job->host_of[d->job->rank]) {
+        snprintf(why, why_bytes, "the provider %s reaches no other host", d->provider);
+        return false;
+    }
     if (d->peers[peer].is_there) {
         return true;
     }
@@ -331,166 +434,29 @@ static bool ofi_reaches(domain_t *d, int peer, char *why, size_t why_bytes)
     return false;
 }
 
-// --- Connecting ----------------------------------------------------------------------------------
-
-static ofi_link_t *link_of(domain_t *d, int peer, err_t *err)
-{
-    if (d->links[peer] == NULL) {
-        d->links[peer] = ofi_link_new(d, peer, err);
-        if (d->links[peer] != NULL) {
-            d->links[peer]->base.ops = &ofi_link_ops;
-            d->links[peer]->deadline_ns =
-                clock_ns() + (uint64_t)(d->job->config->peer_timeout * (double)NS_PER_S);
-        }
-    }
-    return d->links[peer];
-}
-
-static call_t call_for(const domain_t *d, int peer)
-{
-    call_t call = {.epoch = d->job->epoch, .rank = (uint32_t)d->job->rank};
-    memcpy(call.token, d->peers[peer].token, OFI_TOKEN_BYTES);
-    return call;
-}
-
-// Was this shown by rank `from`, to us?
-static bool call_is_ours(const domain_t *d, const call_t *call, size_t bytes)
-{
-    volatile uint8_t differs = 0; // every byte is looked at
-    if (bytes < sizeof *call) {
-        return false;
-    }
-    for (int i = 0; i < OFI_TOKEN_BYTES; i++) {
-        differs |= (uint8_t)(call->token[i] ^ d->token[i]);
-    }
-    return differs == 0 && call->epoch == d->job->epoch && call->rank < (uint32_t)d->job->size;
-}
-
-static hvd_status_t call_peer(ofi_link_t *link, err_t *err)
-{
-    domain_t *d = link->domain;
-    const ofi_peer_t *peer = &d->peers[link->base.peer];
-    struct fi_info *info = d->lib.dupinfo(d->info);
-    void *address = malloc(peer->address_bytes);
-    if (info == NULL || address == NULL) {
-        free(address);
-        return fail(err, HVD_NO_MEMORY, "no memory to connect to rank %d", link->base.peer);
-    }
-    memcpy(address, peer->address, peer->address_bytes);
-    free(info->dest_addr);
-    info->dest_addr = address; // freed with info
-    info->dest_addrlen = peer->address_bytes;
-    hvd_status_t status = ofi_link_equip(link, info, err);
-    if (status == HVD_OK) {
-        call_t call = call_for(d, link->base.peer);
-        int code = fi_connect(link->ep, peer->address, &call, sizeof call);
-        if (code != 0) {
-            status = fail(err, HVD_PEER_LOST, "cannot call rank %d over %s: %s", link->base.peer,
-                          d->provider, ofi_text(d, code));
-        }
-    }
-    d->lib.freeinfo(info);
-    return status;
-}
+// --- Going on ------------------------------------------------------------------------------------
 
 static hvd_status_t ofi_connect(domain_t *d, int peer, lane_t lane, net_link_t **link_p, err_t *err)
 {
     (void)lane; // only data comes here
-    ofi_link_t *link = link_of(d, peer, err);
+    hvd_status_t status = HVD_OK;
+    ofi_link_t *link = ofi_link_of(d, peer, err);
     if (link == NULL) {
         return err->status;
     }
-    if (link->ep == NULL && d->job->rank < peer) {
-        hvd_status_t status = call_peer(link, err);
-        if (status != HVD_OK) {
-            return status;
-        }
+    if (link->ep == NULL && d->ep != NULL) {
+        status = ofi_link_join(link, err);
+    } else if (link->ep == NULL && d->job->rank < peer) {
+        status = ofi_cm_call(link, err);
     }
-    link->is_open = true;
-    *link_p = &link->base;
-    return HVD_OK;
+    if (status == HVD_OK) {
+        link->is_open = true;
+        *link_p = &link->base;
+    }
+    return status;
 }
 
-// --- Events of connections -----------------------------------------------------------------------
-
-// The entry ends in the caller's bytes; some providers hand over more than was sent.
-typedef union cm_event {
-    struct fi_eq_cm_entry entry;
-    uint8_t room[sizeof(struct fi_eq_cm_entry) + sizeof(call_t) + 64];
-} cm_event_t;
-
-static void answer_call(domain_t *d, cm_event_t *event, size_t bytes)
-{
-    err_t err;
-    call_t answer;
-    const call_t *call = (const call_t *)event->entry.data;
-    ofi_link_t *link = NULL;
-    if (call_is_ours(d, call, bytes) && (int)call->rank < d->job->rank &&
-        d->peers[call->rank].is_there) {
-        link = link_of(d, (int)call->rank, &err);
-    }
-    if (link == NULL || link->ep != NULL) { // a stranger, or one who calls twice
-        fi_reject(d->pep, event->entry.info->handle, NULL, 0);
-    } else if (ofi_link_equip(link, event->entry.info, &err) != HVD_OK) {
-        ofi_link_fail(link, err.text);
-    } else {
-        answer = call_for(d, link->base.peer);
-        int code = fi_accept(link->ep, &answer, sizeof answer);
-        if (code != 0) {
-            ofi_link_fail(link, ofi_text(d, code));
-        }
-    }
-    d->lib.freeinfo(event->entry.info);
-}
-
-static void note_connected(domain_t *d, const cm_event_t *event, size_t bytes)
-{
-    ofi_link_t *link = event->entry.fid->context;
-    bool called = d->job->rank < link->base.peer;
-    const call_t *answer = (const call_t *)event->entry.data;
-    // The one who was called has seen the caller's token already.
-    if (called && (!call_is_ours(d, answer, bytes) || (int)answer->rank != link->base.peer)) {
-        ofi_link_fail(link, "whoever answered does not belong to the job");
-        return;
-    }
-    link->connected = true;
-}
-
-static void take_error(domain_t *d)
-{
-    struct fi_eq_err_entry entry = {0};
-    if (fi_eq_readerr(d->eq, &entry, 0) > 0 && entry.fid != NULL && entry.fid != &d->pep->fid) {
-        ofi_link_fail(entry.fid->context, ofi_text(d, entry.err));
-    }
-}
-
-static int take_events(domain_t *d)
-{
-    int n_events = 0;
-    for (;; n_events++) {
-        cm_event_t event;
-        uint32_t kind;
-        ssize_t n = fi_eq_read(d->eq, &kind, &event, sizeof event, 0);
-        if (n == -FI_EAVAIL) {
-            take_error(d);
-            continue;
-        }
-        if (n < 0) {
-            return n_events;
-        }
-        size_t bytes = (size_t)n - MIN((size_t)n, sizeof event.entry);
-        if (kind == FI_CONNREQ) {
-            answer_call(d, &event, bytes);
-        } else if (kind == FI_CONNECTED) {
-            note_connected(d, &event, bytes);
-        } else if (kind == FI_SHUTDOWN) {
-            ofi_link_completions(d); // what it sent before comes first
-            ofi_link_fail(event.entry.fid->context, "its process ended");
-        }
-    }
-}
-
-// Links that nobody has answered in time.
+// Links that nobody has answered in time, or that have been quiet for long.
 static void tick(domain_t *d, uint64_t now_ns)
 {
     for (int r = 0; r < d->job->size; r++) {
@@ -498,6 +464,9 @@ static void tick(domain_t *d, uint64_t now_ns)
         if (link != NULL && link->is_open && !link->connected && !link->ended &&
             now_ns >= link->deadline_ns) {
             ofi_link_fail(link, "it has not connected in time (HOROVOD_GLOO_TIMEOUT_SECONDS)");
+        }
+        if (link != NULL) {
+            ofi_link_tick(link);
         }
     }
     d->next_tick_ns = now_ns + TICK_NS;
@@ -511,15 +480,17 @@ static int ofi_progress(domain_t *d)
         if (now_ns >= d->next_tick_ns) {
             tick(d, now_ns);
         }
-        n = take_events(d);
+        n = d->eq != NULL ? ofi_cm_events(d) : 0;
     }
     return n;
 }
 
 static void ofi_arm(domain_t *d)
 {
-    struct fid *queues[] = {&d->cq->fid, &d->eq->fid};
-    fi_trywait(d->fabric, queues, (int)N_ELEMENTS(queues)); // if it fails, progress finds out why
+    struct fid *queues[] = {&d->cq->fid, FID(d->eq)};
+    if (d->epoll >= 0) { // if it fails, progress finds out why
+        fi_trywait(d->fabric, queues, d->eq != NULL ? 2 : 1);
+    }
 }
 
 static int ofi_wait_fd(domain_t *d)

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ofi_link.c - a byte stream over a connected endpoint of libfabric.
+// ofi_link.c - a byte stream over an endpoint of libfabric.
 //
-// Bytes are copied into registered buffers that both sides keep for the life of the link, so the
-// memory of tensors never needs to be pinned. A message may only be sent where the peer has a
-// receive posted for it: that is what credits count. A receiver gives credits back with its own
-// messages, or in an empty one when half of them have gathered; the last credit is kept for that.
+// Bytes are copied into registered buffers, so the memory of tensors never needs to be pinned:
+// those to receive in are kept for the life of the link, those to send from while it sends. A
+// message may only be sent where the peer has a receive posted for it: that is what credits count.
+// A receiver gives credits back with its own messages, or in an empty one when half of them have
+// gathered; the last credit is kept for that.
+//
+// On a connection messages come in order. Without, all links share an endpoint: a message finds its
+// link by its tag, made of the receiver's token (which strangers do not know) and the sender's
+// rank, and its place in the order by its number.
 //
 // Cost: one copy on each side; no system call in the way on RDMA hardware.
 // Thread: the holder of the engine.
@@ -17,10 +22,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 
 #define HEAD_BYTES offsetof(ofi_message_t, payload)
+#define QUIET_TICKS 10
 #define RESERVED_CREDITS 1 // for a message that only gives credits back
 
 // --- The end -------------------------------------------------------------------------------------
@@ -39,69 +43,67 @@ void ofi_link_fail(ofi_link_t *link, const char *why)
 
 // --- Buffers -------------------------------------------------------------------------------------
 
-static hvd_status_t fail_registration(const ofi_link_t *link, long code, err_t *err)
+static void *descriptor_of(const ofi_slab_t *slab)
 {
-    struct rlimit limit = {0};
-    getrlimit(RLIMIT_MEMLOCK, &limit);
-    return fail(err, HVD_SYSTEM,
-                "cannot register %zu KiB of memory with the %s provider: %s; this process may lock "
-                "%llu KiB: raise it (ulimit -l unlimited; in a container --ulimit memlock=-1 or "
-                "the capability IPC_LOCK)",
-                sizeof *link->messages * 2 * OFI_BUFFERS / KIB, link->domain->provider,
-                ofi_text(link->domain, code), (unsigned long long)limit.rlim_cur / KIB);
-}
-
-static hvd_status_t register_memory(ofi_link_t *link, err_t *err)
-{
-    domain_t *d = link->domain;
-    size_t bytes = sizeof *link->messages * 2 * OFI_BUFFERS;
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-        return fail(err, HVD_NO_MEMORY, "no memory for the buffers to rank %d", link->base.peer);
-    }
-    madvise(memory, bytes, MADV_DONTFORK); // a child must not share pages a device writes to
-    link->messages = memory;
-    if (d->info->domain_attr->mr_mode & FI_MR_LOCAL) {
-        int code = fi_mr_reg(d->domain, memory, bytes, FI_SEND | FI_RECV, 0, 0, 0, &link->mr, NULL);
-        if (code != 0) {
-            return fail_registration(link, code, err);
-        }
-    }
-    return HVD_OK;
+    return slab->mr != NULL ? fi_mr_desc(slab->mr) : NULL;
 }
 
 static bool post_receive(ofi_link_t *link, ofi_buffer_t *buffer)
 {
-    void *descriptor = link->mr != NULL ? fi_mr_desc(link->mr) : NULL;
-    long code = fi_recv(link->ep, buffer->message, sizeof *buffer->message, descriptor, 0, buffer);
+    void *descriptor = descriptor_of(link->receives);
+    size_t bytes = sizeof *buffer->message;
+    long code = link->domain->ep == NULL
+                    ? fi_recv(link->ep, buffer->message, bytes, descriptor, 0, buffer)
+                    : fi_trecv(link->ep, buffer->message, bytes, descriptor, FI_ADDR_UNSPEC,
+                               link->tags[0], 0, buffer);
     if (code != 0) {
         ofi_link_fail(link, ofi_text(link->domain, code));
     }
     return code == 0;
 }
 
-ofi_link_t *ofi_link_new(domain_t *domain, int peer, err_t *err)
+ofi_link_t *ofi_link_of(domain_t *d, int peer, err_t *err)
 {
+    if (d->links[peer] != NULL) {
+        return d->links[peer];
+    }
     ofi_link_t *link = calloc(1, sizeof *link);
     if (link == NULL) {
         fail(err, HVD_NO_MEMORY, "no memory for a link to rank %d", peer);
         return NULL;
     }
-    link->domain = domain;
+    link->domain = d;
+    link->base.ops = &ofi_link_ops;
     link->base.peer = peer;
     link->base.lane = LANE_DATA;
     link->base.transport = transport_ofi.name;
     link->credits = OFI_BUFFERS;
     link->ready_last = &link->ready;
+    link->deadline_ns = clock_ns() + (uint64_t)(d->job->config->peer_timeout * (double)NS_PER_S);
+    d->links[peer] = link;
     return link;
+}
+
+static hvd_status_t post_receives(ofi_link_t *link, err_t *err)
+{
+    for (int i = 0; i < OFI_BUFFERS; i++) {
+        ofi_buffer_t *buffer = &link->buffers[i];
+        *buffer = (ofi_buffer_t){
+            .link = link, .message = &link->receives->messages[i], .receives = true};
+        if (!post_receive(link, buffer)) {
+            *err = link->base.err;
+            return err->status;
+        }
+    }
+    return HVD_OK;
 }
 
 hvd_status_t ofi_link_equip(ofi_link_t *link, struct fi_info *info, err_t *err)
 {
     domain_t *d = link->domain;
-    hvd_status_t status = register_memory(link, err);
-    if (status != HVD_OK) {
-        return status;
+    link->receives = ofi_slab_take(d, err);
+    if (link->receives == NULL) {
+        return err->status;
     }
     int code = fi_endpoint(d->domain, info, &link->ep, link);
     code = code != 0 ? code : fi_ep_bind(link->ep, &d->eq->fid, 0);
@@ -111,46 +113,100 @@ hvd_status_t ofi_link_equip(ofi_link_t *link, struct fi_info *info, err_t *err)
         return fail(err, HVD_SYSTEM, "cannot make an endpoint to rank %d with the %s provider: %s",
                     link->base.peer, d->provider, ofi_text(d, code));
     }
-    for (int i = 0; i < 2 * OFI_BUFFERS; i++) {
-        ofi_buffer_t *buffer = &link->buffers[i];
-        *buffer = (ofi_buffer_t){
-            .link = link, .message = &link->messages[i], .receives = i < OFI_BUFFERS};
-        if (!buffer->receives) {
-            buffer->next = link->free_sends;
-            link->free_sends = buffer;
-        } else if (!post_receive(link, buffer)) {
-            *err = link->base.err;
-            return err->status;
-        }
+    return post_receives(link, err);
+}
+
+// Tags have as many bits as the provider offers.
+static uint64_t tag_of(const domain_t *d, const uint8_t *token, int sender)
+{
+    uint64_t format = d->info->ep_attr->mem_tag_format, tag;
+    memcpy(&tag, token, sizeof tag);
+    uint64_t usable = format == 0 ? UINT64_MAX : UINT64_MAX >> __builtin_clzll(format);
+    return (tag ^ (uint64_t)sender) & usable;
+}
+
+hvd_status_t ofi_link_join(ofi_link_t *link, err_t *err)
+{
+    domain_t *d = link->domain;
+    const ofi_peer_t *peer = &d->peers[link->base.peer];
+    link->receives = ofi_slab_take(d, err);
+    if (link->receives == NULL) {
+        return err->status;
     }
-    return HVD_OK;
+    int n = fi_av_insert(d->av, peer->address, 1, &link->address, 0, NULL);
+    if (n != 1) {
+        return fail(err, HVD_PEER_LOST, "cannot reach rank %d with the %s provider: %s",
+                    link->base.peer, d->provider, n < 0 ? ofi_text(d, n) : "its address is bad");
+    }
+    link->tags[0] = tag_of(d, d->token, link->base.peer);
+    link->tags[1] = tag_of(d, peer->token, d->job->rank);
+    link->ep = d->ep;
+    link->connected = true;
+    return post_receives(link, err);
 }
 
 void ofi_link_free(ofi_link_t *link)
 {
-    if (link->ep != NULL) {
+    if (link->ep != NULL && link->domain->ep == NULL) {
         fi_shutdown(link->ep, 0);
         fi_close(&link->ep->fid);
     }
-    if (link->mr != NULL) {
-        fi_close(&link->mr->fid);
-    }
-    if (link->messages != NULL) {
-        munmap(link->messages, sizeof *link->messages * 2 * OFI_BUFFERS);
-    }
+    ofi_slab_give(link->domain, link->receives);
+    ofi_slab_give(link->domain, link->sends);
     link->domain->links[link->base.peer] = NULL;
     free(link);
 }
 
 // --- Sending -------------------------------------------------------------------------------------
 
+static void free_send(ofi_link_t *link, ofi_buffer_t *buffer)
+{
+    buffer->next = link->free_sends;
+    link->free_sends = buffer;
+}
+
+// A buffer to send from, or NULL: not now.
+static ofi_buffer_t *send_buffer(ofi_link_t *link)
+{
+    err_t err = {0};
+    if (link->sends == NULL) {
+        link->sends = ofi_slab_take(link->domain, &err);
+        if (link->sends == NULL) {
+            ofi_link_fail(link, err.text);
+            return NULL;
+        }
+        for (int i = 0; i < OFI_BUFFERS; i++) {
+            ofi_buffer_t *buffer = &link->buffers[OFI_BUFFERS + i];
+            *buffer = (ofi_buffer_t){.link = link, .message = &link->sends->messages[i]};
+            free_send(link, buffer);
+        }
+    }
+    return link->free_sends;
+}
+
+void ofi_link_tick(ofi_link_t *link)
+{
+    if (link->sends != NULL && link->n_sending == 0 && ++link->n_quiet_ticks > QUIET_TICKS) {
+        ofi_slab_give(link->domain, link->sends);
+        link->sends = NULL;
+        link->free_sends = NULL;
+    }
+}
+
 // Sends the message of a buffer that has been filled. False: not now.
 static bool post_send(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
 {
-    void *descriptor = link->mr != NULL ? fi_mr_desc(link->mr) : NULL;
-    buffer->message->bytes = (uint32_t)bytes;
-    buffer->message->credits = link->owed;
-    long code = fi_send(link->ep, buffer->message, HEAD_BYTES + bytes, descriptor, 0, buffer);
+    void *descriptor = descriptor_of(link->sends);
+    ofi_message_t *message = buffer->message;
+    message->bytes = (uint32_t)bytes;
+    message->credits = link->owed;
+    message->number = link->next_out;
+    message->zero = 0;
+    bytes += HEAD_BYTES;
+    long code = link->domain->ep == NULL
+                    ? fi_send(link->ep, message, bytes, descriptor, 0, buffer)
+                    : fi_tsend(link->ep, message, bytes, descriptor, link->address, link->tags[1],
+                               buffer);
     if (code != 0) {
         if (code != -FI_EAGAIN) {
             ofi_link_fail(link, ofi_text(link->domain, code));
@@ -158,6 +214,9 @@ static bool post_send(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
         return false;
     }
     link->free_sends = buffer->next;
+    link->n_sending++;
+    link->n_quiet_ticks = 0;
+    link->next_out++;
     link->owed = 0;
     link->credits--;
     return true;
@@ -170,9 +229,9 @@ static ssize_t ofi_send(net_link_t *base, const void *data, size_t bytes)
     if (UNLIKELY(base->err.status != HVD_OK)) {
         return base->err.status;
     }
+    ofi_buffer_t *buffer;
     while (link->connected && sent < bytes && link->credits > RESERVED_CREDITS &&
-           link->free_sends != NULL) {
-        ofi_buffer_t *buffer = link->free_sends;
+           (buffer = send_buffer(link)) != NULL) {
         size_t n = MIN(bytes - sent, OFI_BUFFER_BYTES);
         memcpy(buffer->message->payload, (const uint8_t *)data + sent, n);
         if (!post_send(link, buffer, n)) {
@@ -185,8 +244,11 @@ static ssize_t ofi_send(net_link_t *base, const void *data, size_t bytes)
 
 static void give_back_credits(ofi_link_t *link)
 {
-    if (link->owed >= OFI_BUFFERS / 2 && link->credits > 0 && link->free_sends != NULL) {
-        post_send(link, link->free_sends, 0);
+    if (link->owed >= OFI_BUFFERS / 2 && link->credits > 0) {
+        ofi_buffer_t *buffer = send_buffer(link);
+        if (buffer != NULL) {
+            post_send(link, buffer, 0);
+        }
     }
 }
 
@@ -242,11 +304,11 @@ static void ofi_link_close(net_link_t *base)
 
 // --- Completions ---------------------------------------------------------------------------------
 
-static void take_message(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
+// In their order.
+static void take_message(ofi_link_t *link, ofi_buffer_t *buffer)
 {
     const ofi_message_t *message = buffer->message;
-    if (bytes < HEAD_BYTES || message->bytes != bytes - HEAD_BYTES ||
-        link->credits + message->credits > OFI_BUFFERS) {
+    if (link->credits + message->credits > OFI_BUFFERS) {
         ofi_link_fail(link, "it sent a message that cannot be");
         return;
     }
@@ -262,14 +324,32 @@ static void take_message(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
     link->ready_last = &buffer->next;
 }
 
+static void sort_message(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
+{
+    const ofi_message_t *message = buffer->message;
+    bool is_whole = bytes >= HEAD_BYTES && message->bytes == bytes - HEAD_BYTES;
+    ofi_buffer_t **place = &link->early[is_whole ? message->number % OFI_BUFFERS : 0];
+    if (!is_whole || message->number - link->next_in >= OFI_BUFFERS || *place != NULL) {
+        ofi_link_fail(link, "it sent a message that cannot be");
+        return;
+    }
+    *place = buffer;
+    while (*(place = &link->early[link->next_in % OFI_BUFFERS]) != NULL && !link->ended) {
+        buffer = *place;
+        *place = NULL;
+        link->next_in++;
+        take_message(link, buffer);
+    }
+}
+
 static void complete(ofi_buffer_t *buffer, size_t bytes)
 {
     ofi_link_t *link = buffer->link;
     if (buffer->receives) {
-        take_message(link, buffer, bytes);
+        sort_message(link, buffer, bytes);
     } else {
-        buffer->next = link->free_sends;
-        link->free_sends = buffer;
+        free_send(link, buffer);
+        link->n_sending--;
     }
     if (link->connected && !link->ended) {
         give_back_credits(link);

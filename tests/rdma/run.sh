@@ -10,11 +10,17 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$(realpath "$1")
 shift
 folder=$here/../../.cache/rdma
-mkdir -p "$folder"
+mkdir -p "$folder/programs"
+folder=$(realpath "$folder")
+programs=$folder/programs # copies: the guests must not see a build that changes
+cp -a "$build"/libhvd.so* "$build/horovodrun" "$build/hvd-info" "$build/tests/test_ops" \
+    "$here/cases.sh" "$programs"
+cc -std=gnu11 -Wall -Wextra -Werror -I"$here/../../include" "$here/../launchers/launched.c" \
+    -L"$programs" -lhvd -Wl,-rpath,"$programs" -o "$programs/launched"
 script=$(mktemp)
 trap 'rm -f "$script"' EXIT
 cat >"$script" <<END
-export BUILD=$build IMPI=$(realpath "$here/../../.venv-launchers/impi")
-exec bash $here/cases.sh $*
+export PROGRAMS=$programs IMPI=$(realpath "$here/../../.venv-launchers/impi")
+exec bash $programs/cases.sh $*
 END
-LIMIT=${LIMIT:-900} "$here/guests.sh" "$folder" "$script"
+LIMIT=${LIMIT:-2400} "$here/guests.sh" "$folder" "$script"
