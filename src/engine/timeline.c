@@ -9,11 +9,17 @@
 // the context's lock, which costs about as much as a lookup of the name; the monitor thread turns
 // them into text and writes.
 //
-// The file parses at every moment: each write ends with the closing bracket, and the next one
-// begins by overwriting it. A kill can tear a write only where it crosses from one page of the file
-// into the next, so writes end at pages as far as events allow. The size is bounded. A full disk,
-// like a full file, ends the timeline with one warning, not the training; events that come faster
-// than they can be written are counted and left out.
+// The file parses at every moment, also after a kill in the middle of a write. A kill can tear a
+// write only where it goes from one page of the file to the next, and text of a growing array that
+// ends at a page would lack its closing bracket. So the bracket stands far ahead, behind blanks: an
+// event takes the place of blanks inside one page, and never moves it. When the blanks are used up,
+// a copy of the file with as many again is made beside it and takes its name, which is also how it
+// begins and, without blanks, how it ends. A kill while the copy is made leaves it behind, as
+// NAME.new, until the next timeline of that name.
+//
+// The size is bounded. A full disk, like a full file, ends the timeline with one warning, not the
+// training; events that come faster than they can be written are counted and left out.
+#define _GNU_SOURCE
 #include "engine/engine.h"
 
 #include <ctype.h>
@@ -21,13 +27,19 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#define OPENING "["
 #define CLOSING "\n]\n"
 #define PAGE_BYTES ((off_t)4096)
 #define LINE_BYTES 1024
 #define LAST_WORDS_BYTES 256 // kept free below the largest size
+#define OPERATION_LINES 6    // of one operation at most, and
+#define SKIPPED_LINES 2      // what may stay blank at the ends of pages for it
+#define FIRST_ROOM_BYTES ((off_t)64 * 1024)
+#define COPY_BYTES (16 * 1024)
 #define MAX_EVENTS 16384     // waiting to be written
 #define MAX_PIDS 65536       // names; further ones share a line
 #define SHOWN_DIMS 6
@@ -66,14 +78,15 @@ struct timeline {
     backlog_t writing;
     int32_t n_named; // pids whose names are in the file
     int fd;
-    off_t end; // where the closing bracket stands
+    off_t end;      // of the last event; blanks from there
+    off_t room_end; // to here, where the closing bracket stands
     off_t max_bytes;
     bool is_over; // a write failed, or the file is full
-    char piece[PAGE_BYTES + LINE_BYTES + sizeof CLOSING];
+    char piece[PAGE_BYTES]; // what comes next at `end`, inside one page
     size_t piece_bytes;
     uint64_t start_ticks;
     double us_per_tick;
-    char *path;
+    char *path, *new_path;
 };
 
 // --- Noting, under the context's lock ------------------------------------------------------------
@@ -163,40 +176,116 @@ void timeline_add_arrival(timeline_t *t, const char *tensor, int rank, uint64_t 
 
 // --- Writing -------------------------------------------------------------------------------------
 
-// What could not be written whole must not spoil what was. The bracket's place is already the
-// file's, so that even a full disk has room for it.
-static void mend(timeline_t *t)
+static bool write_at(int fd, const char *text, size_t bytes, off_t at)
 {
-    if (pwrite(t->fd, CLOSING, strlen(CLOSING), t->end) == (ssize_t)strlen(CLOSING) &&
-        ftruncate(t->fd, t->end + (off_t)strlen(CLOSING)) != 0) {
-        t->is_over = true; // and nothing more can be done about it
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pwrite(fd, text + done, bytes - done, at + (off_t)done);
+        if (n < 0 && errno != EINTR) {
+            return false;
+        }
+        errno = n == 0 ? ENOSPC : errno;
+        if (n == 0) {
+            return false;
+        }
+        done += n > 0 ? (size_t)n : 0;
     }
+    return true;
+}
+
+static bool fill_with_blanks(int fd, off_t from, off_t to)
+{
+    char blanks[COPY_BYTES];
+    memset(blanks, ' ', sizeof blanks);
+    for (off_t at = from; at < to; at += COPY_BYTES) {
+        if (!write_at(fd, blanks, (size_t)MIN(to - at, (off_t)COPY_BYTES), at)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool copy_events(const timeline_t *t, int fd, off_t end)
+{
+    char text[COPY_BYTES];
+    for (off_t at = 0; at < end;) {
+        ssize_t n = pread(t->fd, text, (size_t)MIN(end - at, (off_t)COPY_BYTES), at);
+        if (n <= 0 || !write_at(fd, text, (size_t)n, at)) {
+            return false;
+        }
+        at += n;
+    }
+    return true;
+}
+
+// A file with what has been written and this much room takes the place of the one before.
+static hvd_status_t remake(timeline_t *t, off_t room, err_t *err)
+{
+    bool is_first = t->fd < 0;
+    off_t end = is_first ? (off_t)strlen(OPENING) : t->end;
+    off_t kept = is_first ? end : MIN(end, t->room_end); // a page may have been skipped to its end
+    unlink(t->new_path);
+    int fd = open(t->new_path, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0) {
+        return fail_errno(err, errno, "cannot write the timeline to '%s'", t->path);
+    }
+    bool ok = (is_first ? write_at(fd, OPENING, strlen(OPENING), 0) : copy_events(t, fd, kept)) &&
+              fill_with_blanks(fd, kept, end + room) &&
+              write_at(fd, CLOSING, strlen(CLOSING), end + room) &&
+              rename(t->new_path, t->path) == 0;
+    if (!ok) {
+        int code = errno;
+        close(fd);
+        unlink(t->new_path);
+        fail_errno(err, code, "cannot write the timeline to '%s'", t->path);
+        errno = code;
+        return err->status;
+    }
+    if (!is_first) {
+        close(t->fd);
+    }
+    t->fd = fd;
+    t->end = end;
+    t->room_end = end + room;
+    return HVD_OK;
+}
+
+static void give_up(hvd_ctx_t *ctx, timeline_t *t, const char *why)
+{
+    log_warn(&ctx->log, "timeline", "cannot write more to '%s': %s. The timeline ends here",
+             t->path, why);
+    t->is_over = true;
+}
+
+static bool has_room(hvd_ctx_t *ctx, timeline_t *t)
+{
+    err_t err;
+    if (t->end + (off_t)t->piece_bytes <= t->room_end) {
+        return true;
+    }
+    off_t most = t->max_bytes - (off_t)strlen(CLOSING) - t->end;
+    if (remake(t, MIN(MAX(t->end, FIRST_ROOM_BYTES), most), &err) != HVD_OK) {
+        give_up(ctx, t, strerror(errno));
+        return false;
+    }
+    return true;
 }
 
 static void write_piece(hvd_ctx_t *ctx, timeline_t *t)
 {
-    if (t->piece_bytes == 0 || t->is_over) {
-        t->piece_bytes = 0;
-        return;
-    }
-    memcpy(t->piece + t->piece_bytes, CLOSING, strlen(CLOSING));
-    size_t bytes = t->piece_bytes + strlen(CLOSING);
-    ssize_t n;
-    do {
-        n = pwrite(t->fd, t->piece, bytes, t->end);
-    } while (n < 0 && errno == EINTR);
-    if (n == (ssize_t)bytes) {
-        t->end += (off_t)t->piece_bytes;
-    } else {
-        log_warn(&ctx->log, "timeline", "cannot write more to '%s': %s. The timeline ends here",
-                 t->path, n < 0 ? strerror(errno) : "no room left");
-        t->is_over = true;
-        mend(t);
+    if (t->piece_bytes > 0 && !t->is_over && has_room(ctx, t)) {
+        if (write_at(t->fd, t->piece, t->piece_bytes, t->end)) {
+            t->end += (off_t)t->piece_bytes;
+        } else {
+            give_up(ctx, t, strerror(errno));
+            fill_with_blanks(t->fd, t->end, t->end + (off_t)t->piece_bytes);
+        }
     }
     t->piece_bytes = 0;
 }
 
-// One event, with the comma that parts it from the last one.
+// One event, with the comma that parts it from the last one. If it does not fit into this page, the
+// rest of the page stays blank.
 static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...) PRINTF_LIKE(3, 4);
 
 static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...)
@@ -207,9 +296,11 @@ static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...)
     int wanted = vsnprintf(line, sizeof line, format, args);
     va_end(args);
     size_t bytes = MIN((size_t)MAX(wanted, 0), sizeof line - 1);
-    size_t room = (size_t)(PAGE_BYTES - t->end % PAGE_BYTES);
-    if (t->piece_bytes + bytes + strlen(CLOSING) > room) {
+    if (t->piece_bytes + bytes > (size_t)(PAGE_BYTES - t->end % PAGE_BYTES)) {
         write_piece(ctx, t);
+        if (bytes > (size_t)(PAGE_BYTES - t->end % PAGE_BYTES)) {
+            t->end += PAGE_BYTES - t->end % PAGE_BYTES;
+        }
     }
     memcpy(t->piece + t->piece_bytes, line, bytes);
     t->piece_bytes += bytes;
@@ -217,8 +308,8 @@ static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...)
 
 static bool is_full(hvd_ctx_t *ctx, timeline_t *t)
 {
-    if (!t->is_over &&
-        t->end + (off_t)t->piece_bytes + LAST_WORDS_BYTES + 6 * LINE_BYTES > t->max_bytes) {
+    off_t needed = LAST_WORDS_BYTES + (OPERATION_LINES + SKIPPED_LINES) * LINE_BYTES;
+    if (!t->is_over && t->end + (off_t)t->piece_bytes + needed > t->max_bytes) {
         put(ctx, t,
             ",\n{\"name\": \"TIMELINE_FULL\", \"ph\": \"i\", \"s\": \"g\", \"ts\": %.3f, \"pid\": "
             "0}",
@@ -398,13 +489,16 @@ void timeline_write(hvd_ctx_t *ctx, timeline_t *t)
 
 static void timeline_free(timeline_t *t)
 {
-    close(t->fd);
+    if (t->fd >= 0) {
+        close(t->fd);
+    }
     map_free(&t->pids);
     buf_free(&t->filling.names);
     buf_free(&t->writing.names);
     free(t->filling.events);
     free(t->writing.events);
     free(t->path);
+    free(t->new_path);
     free(t);
 }
 
@@ -413,7 +507,7 @@ static void put_head(hvd_ctx_t *ctx, timeline_t *t)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     put(ctx, t,
-        "[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 0, \"args\": "
+        "\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 0, \"args\": "
         "{\"start_time_since_epoch_in_micros\": %lld}}",
         (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
     put(ctx, t,
@@ -422,38 +516,59 @@ static void put_head(hvd_ctx_t *ctx, timeline_t *t)
     write_piece(ctx, t);
 }
 
+// The file that is to be replaced: where links lead to. Nothing but a file must be.
+static hvd_status_t find_file(timeline_t *t, const char *path, err_t *err)
+{
+    struct stat seen;
+    if (stat(path, &seen) == 0 && !S_ISREG(seen.st_mode)) {
+        return fail(err, HVD_SYSTEM, "cannot write the timeline to '%s': it is no file", path);
+    }
+    t->path = realpath(path, NULL);
+    t->path = t->path != NULL ? t->path : strdup(path);
+    if (t->path == NULL || asprintf(&t->new_path, "%s.new", t->path) < 0) {
+        t->new_path = NULL;
+        return fail(err, HVD_NO_MEMORY, "no memory for a timeline");
+    }
+    return HVD_OK;
+}
+
 hvd_status_t timeline_open(hvd_ctx_t *ctx, const char *path, bool mark_cycles,
                            timeline_t **timeline_p, err_t *err)
 {
-    int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
-    if (fd < 0) {
-        return fail_errno(err, errno, "cannot write the timeline to '%s'", path);
-    }
+    hvd_status_t status;
     timeline_t *t = calloc(1, sizeof *t);
     if (t == NULL) {
-        close(fd);
         return fail(err, HVD_NO_MEMORY, "no memory for a timeline");
     }
-    t->fd = fd;
+    t->fd = -1;
     t->filling.events = malloc(MAX_EVENTS * sizeof *t->filling.events);
     t->writing.events = malloc(MAX_EVENTS * sizeof *t->writing.events);
-    t->path = strdup(path);
-    if (t->filling.events == NULL || t->writing.events == NULL || t->path == NULL) {
-        timeline_free(t);
-        return fail(err, HVD_NO_MEMORY, "no memory for a timeline");
+    if (t->filling.events == NULL || t->writing.events == NULL) {
+        status = fail(err, HVD_NO_MEMORY, "no memory for a timeline");
+        goto free_timeline;
     }
     t->start_ticks = ticks_now();
     t->mark_cycles = mark_cycles;
     t->max_bytes = (off_t)ctx->config.timeline_max_bytes;
+    TRY(find_file(t, path, err), free_timeline);
+    TRY(remake(t, MIN(FIRST_ROOM_BYTES, t->max_bytes / 2), err), free_timeline);
     put_head(ctx, t);
     *timeline_p = t;
     return HVD_OK;
+
+free_timeline:
+    timeline_free(t);
+    return status;
 }
 
 void timeline_close(hvd_ctx_t *ctx, timeline_t *t)
 {
+    err_t err;
     if (t != NULL) {
         timeline_write(ctx, t);
+        if (remake(t, 0, &err) != HVD_OK) {
+            log_debug(&ctx->log, "timeline", "%s: blanks stay at its end", err.text);
+        }
         timeline_free(t);
     }
 }

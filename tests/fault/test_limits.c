@@ -10,6 +10,8 @@
 #define _GNU_SOURCE
 #include "fault.h"
 
+#include "../json_check.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -44,11 +46,12 @@ static void small_shm(rank_t *r, void *arg)
     fault_leave(f);
 }
 
-// The timeline stops growing; the work goes on.
+// The timeline stops growing with one warning, and parses; the work goes on.
 static void disk_full(rank_t *r, void *arg)
 {
     (void)arg;
-    rank_setenv(r, "HOROVOD_TIMELINE", "/dev/shm/timeline.json");
+    static const char path[] = "/dev/shm/timeline.json";
+    rank_setenv(r, "HOROVOD_TIMELINE", path);
     fault_rank_t *f = fault_open(r);
     if (r->rank == 0) {
         fault_run("head -c 1100000 /dev/zero > /dev/shm/filler 2>/dev/null");
@@ -59,11 +62,20 @@ static void disk_full(rank_t *r, void *arg)
         snprintf(name, sizeof name, "traced.%d", i);
         CHECK_OK(r, fault_step(f, name, 10));
     }
+    if (r->rank == 0) {
+        fault_wait_logged(f, "The timeline ends here", 5);
+        CHECK(r, fault_logged(f, "No space left on device"));
+    }
+    rank_barrier(r);
+    CHECK_INT(r, fault_n_logged(f, "The timeline ends here"), r->rank == 0);
+    CHECK_OK(r, fault_step(f, "goes on", 10));
     rank_barrier(r);
     fault_leave(f);
     if (r->rank == 0) {
+        CHECK(r, json_file_is_valid(path));
+        CHECK(r, access("/dev/shm/timeline.json.new", F_OK) != 0);
         unlink("/dev/shm/filler");
-        unlink("/dev/shm/timeline.json");
+        unlink(path);
     }
 }
 

@@ -569,7 +569,7 @@ static void work_until_killed(rank_t *r, const char *path)
     }
 }
 
-#define N_KILLS 20
+#define N_KILLS FEWER(60)
 
 static void timeline_survives_kills(rank_t *r, void *arg)
 {
@@ -650,7 +650,7 @@ static void full_disk(rank_t *r, void *arg)
         char *text = read_text_file(path);
         CHECK(r, text != NULL);
         check_trace(r, text);
-        CHECK(r, strlen(text) > 800 * 1024 && count(text, "NEGOTIATE_ALLREDUCE") > 1000);
+        CHECK(r, strlen(text) > 400 * 1024 && count(text, "NEGOTIATE_ALLREDUCE") > 500);
         free(text);
         unlink(path);
         umount2(dir, MNT_DETACH);

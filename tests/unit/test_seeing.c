@@ -2,12 +2,15 @@
 //
 // Tests of what a rank knows about itself: recorder, counters, timeline, and who comes last. Ranks
 // here are worlds of one, or coordinators without a network; tests/ranks/test_live.c has real jobs.
+#define _GNU_SOURCE
 #include "coord_world.h"
 
 #include "../json_check.h"
 #include "engine/engine.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define SAFELY_MS 60000
@@ -253,6 +256,106 @@ static trace_t new_trace(void)
     snprintf(t.path, sizeof t.path, "/tmp/hvd-unit-trace-%d.json", (int)getpid());
     snprintf(t.knob, sizeof t.knob, "HOROVOD_TIMELINE=%s", t.path);
     return t;
+}
+
+// What the library calls instead of the C library's, in this program: the file is looked at before
+// and after everything that is done to files, which are the moments a kill can leave behind, if
+// each write to it stays inside a page.
+static const char *watched_path; // NULL: nobody looks
+static int n_looks;
+
+static void look_at_trace(void)
+{
+    if (watched_path != NULL && access(watched_path, F_OK) == 0) {
+        n_looks++;
+        assert_true(json_file_is_valid(watched_path));
+    }
+}
+
+static bool is_watched(int fd)
+{
+    struct stat of_fd, of_path;
+    return watched_path != NULL && fstat(fd, &of_fd) == 0 && stat(watched_path, &of_path) == 0 &&
+           of_fd.st_ino == of_path.st_ino;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t at)
+{
+    if (is_watched(fd)) {
+        assert_int_equal(at / 4096, (at + (off_t)bytes - 1) / 4096);
+    }
+    look_at_trace();
+    ssize_t n = syscall(SYS_pwrite64, fd, data, bytes, at);
+    look_at_trace();
+    return n;
+}
+
+int rename(const char *from, const char *to)
+{
+    look_at_trace();
+    int result = renameat(AT_FDCWD, from, AT_FDCWD, to);
+    look_at_trace();
+    return result;
+}
+
+// Through several sizes of the file, with events of all lengths, from beginning to end.
+static void the_file_parses_at_every_moment(void **state)
+{
+    (void)state;
+    trace_t t = new_trace();
+    hvd_ctx_t *ctx = open_alone(NULL, NULL);
+    timeline_t *timeline;
+    err_t err;
+    char name[600];
+    record_t record = {.submitted = 1, .agreed = 2, .started = 3, .finished = 4};
+    request_t request = {.asked = {.name = name}};
+    watched_path = t.path;
+    n_looks = 0;
+    assert_int_equal(timeline_open(ctx, t.path, false, &timeline, &err), HVD_OK);
+    for (int i = 0; i < 600; i++) {
+        memset(name, 'a' + i % 26, sizeof name);
+        name[1 + i % 500] = '\0';
+        timeline_add(timeline, &request, &record);
+        if (i % 7 == 0) {
+            timeline_write(ctx, timeline);
+        }
+    }
+    timeline_close(ctx, timeline);
+    watched_path = NULL;
+    assert_true(n_looks > 200);
+    char *text = read_text_file(t.path);
+    assert_int_equal(count(text, "\"NEGOTIATE_ALLREDUCE\""), 600);
+    assert_true(strlen(text) > 256 * 1024); // it has been made anew three times
+    assert_string_equal(text + strlen(text) - 5, "}}\n]\n");
+    free(text);
+    unlink(t.path);
+    strcat(t.path, ".new");
+    assert_int_not_equal(access(t.path, F_OK), 0);
+    hvd_shutdown(ctx);
+}
+
+static void only_files_are_replaced(void **state)
+{
+    (void)state;
+    trace_t t = new_trace();
+    hvd_ctx_t *ctx = open_alone(NULL, NULL);
+    timeline_t *timeline;
+    char link[sizeof t.path + 8];
+    struct stat seen;
+    err_t err;
+    assert_int_equal(timeline_open(ctx, "/dev/null", false, &timeline, &err), HVD_SYSTEM);
+    assert_non_null(strstr(err.text, "'/dev/null': it is no file"));
+    snprintf(link, sizeof link, "%s.link", t.path);
+    int fd = open(t.path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && symlink(t.path, link) == 0);
+    close(fd);
+    assert_int_equal(timeline_open(ctx, link, false, &timeline, &err), HVD_OK);
+    timeline_close(ctx, timeline);
+    assert_true(lstat(link, &seen) == 0 && S_ISLNK(seen.st_mode));
+    assert_true(json_file_is_valid(t.path));
+    unlink(link);
+    unlink(t.path);
+    hvd_shutdown(ctx);
 }
 
 static void names_of_all_kinds_are_json(void **state)
@@ -568,6 +671,8 @@ int main(void)
         cmocka_unit_test(what_is_in_flight_is_told),
         cmocka_unit_test(metrics_are_prometheus_text),
         cmocka_unit_test(the_reader_of_json_is_strict),
+        cmocka_unit_test(the_file_parses_at_every_moment),
+        cmocka_unit_test(only_files_are_replaced),
         cmocka_unit_test(names_of_all_kinds_are_json),
         cmocka_unit_test(the_file_is_bounded),
         cmocka_unit_test(a_flood_is_counted),
