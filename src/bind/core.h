@@ -108,7 +108,8 @@ extern PyType_Spec core_memory_spec;
 // core_channel.c
 extern PyType_Spec core_channel_spec;
 
-// core_stack.c: a hvd_stack_fn.
+// core_stack.c: a hvd_stack_fn, and what it needs for a program that keeps the GIL, with the GIL.
+void core_stack_open(void);
 size_t core_stack(void *arg, uint64_t thread, char *text, size_t bytes);
 
 // core_rendezvous.c

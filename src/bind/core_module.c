@@ -116,6 +116,7 @@ static PyObject *init(PyObject *module, PyObject *process_sets)
     if (status != HVD_OK) {
         return core_raise(status, text, "");
     }
+    core_stack_open();
     hvd_set_stack_source(ctx, core_stack, NULL);
     core.ctx = ctx;
     core.pid = getpid();

@@ -361,12 +361,16 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return status;
     }
     uint64_t hash = hash_bytes(name, strlen(name), (uint64_t)asked->process_set);
-    if (request_by_name(ctx, hash, asked->process_set, name) != NULL) {
+    const request_t *first = request_by_name(ctx, hash, asked->process_set, name);
+    if (first != NULL) {
+        const char *where = first->asked.where;
         return fail(
             err, HVD_DUPLICATE_NAME,
             "Requested to %s a tensor with the same name as another tensor that is currently being "
-            "processed: '%s' on rank %d. Give each tensor in flight a name of its own.",
-            hvd_op_name(asked->op), name, ctx->job.rank);
+            "processed: '%s' on rank %d%s%s%s. Give each tensor in flight a name of its own.",
+            hvd_op_name(asked->op), name, ctx->job.rank,
+            where != NULL ? " (that one was submitted at " : "", where != NULL ? where : "",
+            where != NULL ? ")" : "");
     }
     request_t *request = request_new(ctx);
     if (request == NULL) {

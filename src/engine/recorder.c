@@ -208,7 +208,7 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
 }
 
 // Where the thread is now, as the binding tells it; each line behind a bar.
-static void put_stack(hvd_ctx_t *ctx, uint64_t thread, buf_t *out)
+static void put_stack(hvd_ctx_t *ctx, const char *heading, uint64_t thread, buf_t *out)
 {
     char text[STACK_BYTES];
     pthread_mutex_lock(&ctx->lock);
@@ -220,6 +220,9 @@ static void put_stack(hvd_ctx_t *ctx, uint64_t thread, buf_t *out)
     }
     size_t bytes = MIN(stack_of(arg, thread, text, sizeof text - 1), sizeof text - 1);
     text[bytes] = '\0';
+    if (bytes > 0) {
+        buf_printf(out, "%s", heading);
+    }
     for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
          line = strtok_r(NULL, "\n", &save)) {
         buf_printf(out, "      | %s\n", line);
@@ -237,8 +240,14 @@ static void put_flights(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
                    f->where[0] != '\0' ? ", from " : "", f->where);
         bool same_thread = i > 0 && f->thread == s->flights[i - 1].thread;
         if (!same_thread) {
-            put_stack(ctx, f->thread, out);
+            put_stack(ctx, "", f->thread, out);
         }
+    }
+    // A rank that others wait for is in its program: where, only its thread can tell.
+    const record_t *last = snapshot_last(s);
+    if (s->n_flights == 0 && last != NULL && s->ended.status == HVD_OK) {
+        put_stack(ctx, "      | the thread that submitted the last operation is now here:\n",
+                  last->thread, out);
     }
 }
 
