@@ -106,6 +106,7 @@ typedef void (*tf_shape_fn)(TF_ShapeInferenceContext *context, TF_Status *status
     X(TF_Tensor *, ForwardInputOrAllocateOutput,                                                   \
       (TF_OpKernelContext *, const int *inputs, int n_inputs, int output, const int64_t *dims,     \
        int n_dims, int *forwarded_p, TF_Status *))                                                 \
+    X(void, SetOutput, (TF_OpKernelContext *, int i, const TF_Tensor *, TF_Status *))              \
     X(void, DeleteTensor, (TF_Tensor *))                                                           \
     X(int, TensorType, (const TF_Tensor *))                                                        \
     X(int, NumDims, (const TF_Tensor *))                                                           \

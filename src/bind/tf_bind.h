@@ -13,6 +13,7 @@
 // Where the memory of an operation's results comes from.
 typedef enum tf_output {
     OUTPUT_LIKE_INPUT, // same shape: the input's own buffer if nobody else needs it
+    OUTPUT_IS_INPUT,   // the input's own buffer, always: nobody but a variable may hold it
     OUTPUT_ALLOCATED,  // shape known once all ranks have agreed
     OUTPUT_NONE,       // no tensor: join and barrier
 } tf_output_t;

@@ -5,7 +5,8 @@
 // A collective is an asynchronous kernel: it submits to the engine and returns; the engine's thread
 // completes it. No TensorFlow thread waits for another rank, so ranks may start collectives in any
 // order with any number of threads. Results are written where TensorFlow wants them: over the input
-// if nobody else needs it, else into memory it allocates.
+// if nobody else needs it, else into memory it allocates. The C API does not reach variables; a
+// broadcast in place is given what was read from one, which is the variable's own memory.
 //
 // A kernel belongs to a node and may run many times, also at once; it is read only. What belongs to
 // one run is a job: one allocation, made in compute, freed by whoever completes it.
@@ -305,8 +306,22 @@ static bool prepare_output(job_t *job, int i)
     return true;
 }
 
+// Passes the input on as the output and writes into it.
+static bool prepare_in_place(job_t *job, int i)
+{
+    job->tensors[i].output = data_of(job->inputs[i]);
+    tf_api.SetOutput(job->context, i, job->inputs[i], job->status);
+    return went_well(job);
+}
+
 static bool prepare_tensor(job_t *job, int i)
 {
+    static bool (*const prepare_by_output[])(job_t *, int) = {
+        [OUTPUT_LIKE_INPUT] = prepare_output,
+        [OUTPUT_IS_INPUT] = prepare_in_place,
+        [OUTPUT_ALLOCATED] = NULL, // when the shape is known
+        [OUTPUT_NONE] = NULL,
+    };
     hvd_tensor_t *tensor = &job->tensors[i];
     tf_api.GetInput(job->context, i, &job->inputs[i], job->status);
     if (!went_well(job)) {
@@ -323,7 +338,8 @@ static bool prepare_tensor(job_t *job, int i)
     }
     tensor->shape = job->shapes[i];
     tensor->input = data_of(job->inputs[i]);
-    return job->kernel->row->output != OUTPUT_LIKE_INPUT || prepare_output(job, i);
+    bool (*prepare_more)(job_t *, int) = prepare_by_output[job->kernel->row->output];
+    return prepare_more == NULL || prepare_more(job, i);
 }
 
 static bool prepare_splits(job_t *job, hvd_request_t *request)
@@ -432,13 +448,18 @@ static bool take_done(tf_done_t *done, tf_done_t *taken_p)
 }
 
 // Submits under the lock, so that the context cannot go away meanwhile. From here on the job may be
-// completed, and gone, at any moment.
+// completed, and gone, at any moment; unless `done` is taken out of the request because there are
+// no other ranks. What waits for nobody is not worth waking another thread.
 static bool submit(job_t *job, hvd_request_t *request, hvd_handle_t *handle_p)
 {
     char text[HVD_TEXT_BYTES];
     TF_OpKernelContext *context = job->context;
     pthread_rwlock_rdlock(&attached.lock);
     job->ctx = attached.ctx;
+    if (attached.ctx != NULL && hvd_size(attached.ctx) == 1) {
+        request->done = NULL;
+        request->flags |= HVD_WAITS;
+    }
     hvd_status_t status = hvd_submit(attached.ctx, request, handle_p, text, sizeof text);
     pthread_rwlock_unlock(&attached.lock);
     if (status != HVD_OK) {
@@ -479,16 +500,19 @@ void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t 
         job->done = taken;
         request.done = on_done;
     }
-    if (!ready || !submit(job, &request, &handle)) {
-        job_free(job);
-        if (asynchronous) { // give it back
-            memcpy(done, &taken, sizeof *done);
-        }
-        tf_api.RunAsyncOpKernelDoneCallback(done);
-    } else if (!asynchronous) {
-        settle(job, handle, hvd_wait(job->ctx, handle, HVD_FOREVER));
-        tf_api.RunAsyncOpKernelDoneCallback(done);
+    bool submitted = ready && submit(job, &request, &handle);
+    if (submitted && request.done != NULL) {
+        return;
     }
+    if (submitted) {
+        settle(job, handle, hvd_wait(job->ctx, handle, HVD_FOREVER));
+    } else {
+        job_free(job);
+    }
+    if (asynchronous) { // give it back
+        memcpy(done, &taken, sizeof *done);
+    }
+    tf_api.RunAsyncOpKernelDoneCallback(done);
 }
 
 // --- Questions -----------------------------------------------------------------------------------

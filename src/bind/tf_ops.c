@@ -24,6 +24,7 @@
     X(Allgather, HVD_ALLGATHER, OUTPUT_ALLOCATED, false, false, MOVED)                             \
     X(GroupedAllgather, HVD_ALLGATHER, OUTPUT_ALLOCATED, true, false, MOVED)                       \
     X(Broadcast, HVD_BROADCAST, OUTPUT_LIKE_INPUT, false, false, MOVED)                            \
+    X(BroadcastInplace, HVD_BROADCAST, OUTPUT_IS_INPUT, false, false, MOVED)                       \
     X(Alltoall, HVD_ALLTOALL, OUTPUT_ALLOCATED, false, false, MOVED)                               \
     X(Reducescatter, HVD_REDUCESCATTER, OUTPUT_ALLOCATED, false, true, REDUCED)                    \
     X(GroupedReducescatter, HVD_REDUCESCATTER, OUTPUT_ALLOCATED, true, true, REDUCED)              \
@@ -224,6 +225,7 @@ static bool register_collective(int i, TF_Status *status)
                                          "process_set_id: int = 0", NULL};
     static const tf_shape_fn shape_of[] = {
         [OUTPUT_LIKE_INPUT] = shape_like_input,
+        [OUTPUT_IS_INPUT] = shape_like_input,
         [OUTPUT_ALLOCATED] = shape_unknown,
         [OUTPUT_NONE] = shape_unknown,
     };

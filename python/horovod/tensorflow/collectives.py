@@ -129,12 +129,53 @@ def as_tf_variable(variable):
     return inner if isinstance(inner, tf.Variable) else variable
 
 
+def _broadcast_ref(variable, root_rank, name, process_set):
+    return variable.assign(broadcast(variable, root_rank, name, process_set=process_set))
+
+
+def _own_memory(variable):
+    """Makes sure that nobody else has the memory of a variable, such as a tensor assigned to it.
+
+    Snapshot takes the memory over if it is the only one who has it, and copies it otherwise. The
+    variable itself must let go for that moment.
+    """
+    ops = tf.raw_ops
+    nothing = tf.zeros([0], variable.dtype)
+    unchecked = ops.PlaceholderWithDefault(input=nothing, shape=None)  # of no known shape
+    value = ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    with tf.control_dependencies([value]):
+        let_go = ops.AssignVariableOp(resource=variable.handle, value=unchecked)
+    with tf.control_dependencies([let_go]):
+        value = ops.Snapshot(input=value)
+    return ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _broadcast_resource(variable, root_rank, name, process_set):
+    """Into the variable's own memory, which what is read from it shares.
+
+    The result is assigned nevertheless: a variable that was updated row by row is read by copy.
+    """
+    if not variable.shape.rank:  # nothing to save
+        return _broadcast_ref(variable, root_rank, name, process_set)
+    with tf.control_dependencies([_own_memory(variable)]):
+        value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    return variable.assign(mpi_ops._broadcast_inplace(value, root_rank, name, process_set))
+
+
 def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
-    """Gives tf.Variables the values of root_rank, in place; returns the values."""
+    """Gives tf.Variables the values of root_rank, in place; returns the values.
+
+    Resource variables, which is all there are in TensorFlow 2, take no second copy of their memory.
+    """
     variables = [as_tf_variable(variable) for variable in variables]
     kinds = {type(variable).__name__ == "RefVariable" for variable in variables}
     if len(kinds) > 1:
         raise ValueError("broadcast_ takes either resource variables or reference variables.")
-    return [variable.assign(broadcast(variable, root_rank, _named(name, str(i)),
-                                      process_set=process_set))
-            for i, variable in enumerate(variables)]
+
+    def run():
+        one = _broadcast_resource if False in kinds else _broadcast_ref
+        return [one(variable, root_rank, _named(name, str(i)), process_set)
+                for i, variable in enumerate(variables)]
+
+    # In a graph nothing but the variables holds their memory, and all are on their way together.
+    return tf.function(run, autograph=False)() if tf.executing_eagerly() else run()

@@ -25,9 +25,9 @@ _PATH = os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "libhvd_t
 _UNORDERED = frozenset(
     "Horovod" + name
     for name in (
-        "Allreduce", "GroupedAllreduce", "Allgather", "GroupedAllgather", "Broadcast", "Alltoall",
-        "Reducescatter", "GroupedReducescatter", "Size", "ProcessSetIncluded", "LocalSize", "Rank",
-        "LocalRank",
+        "Allreduce", "GroupedAllreduce", "Allgather", "GroupedAllgather", "Broadcast",
+        "BroadcastInplace", "Alltoall", "Reducescatter", "GroupedReducescatter", "Size",
+        "ProcessSetIncluded", "LocalSize", "Rank", "LocalRank",
     )
 )
 
@@ -187,6 +187,13 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False,
     return _operations.horovod_broadcast(
         tensor, root_rank=root_rank,
         **_attributes("Broadcast", tensor, name, process_set, ignore_name_scope))
+
+
+def _broadcast_inplace(tensor, root_rank, name=None, process_set=global_process_set):
+    """Writes into the tensor given and returns it: nobody else may hold its memory."""
+    return _operations.horovod_broadcast_inplace(
+        tensor, root_rank=root_rank,
+        **_attributes("BroadcastInplace", tensor, name, process_set))
 
 
 def alltoall(tensor, splits=None, name=None, ignore_name_scope=False,
@@ -356,5 +363,6 @@ def _grouped_reducescatter_grad(op, *grads):
     return _spread(op, grads)
 
 
-for _name in ("Join", "Barrier", "Size", "ProcessSetIncluded", "LocalSize", "Rank", "LocalRank"):
+for _name in ("BroadcastInplace", "Join", "Barrier", "Size", "ProcessSetIncluded", "LocalSize",
+              "Rank", "LocalRank"):
     tf.no_gradient("Horovod" + _name)

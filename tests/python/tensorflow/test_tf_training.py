@@ -133,6 +133,37 @@ def _variables(tf, hvd):
     values = hvd.broadcast_([tf.Variable(float(hvd.rank()))], root)
     assert float(values[0]) == root
     _raises(RuntimeError, "eager", lambda: hvd.broadcast_global_variables(0))
+    _in_place(tf, hvd)
+
+
+def _address(variable):
+    """Where the values of a variable lie; nothing keeps hold of them afterwards."""
+    return variable.read_value()._numpy().__array_interface__["data"][0]
+
+
+def _in_place(tf, hvd):
+    """The memory stays the same, unless somebody else has it too: then it is left alone."""
+    rank, root = float(hvd.rank()), hvd.size() - 1
+    alone, embedding = tf.Variable(tf.zeros([500, 3])), tf.Variable(tf.zeros([500, 3]))
+    alone.assign(tf.fill([500, 3], rank))
+    tensor = tf.fill([500, 3], rank)
+    shared, twin = tf.Variable(tensor), tf.Variable(tensor)
+    embedding.assign(tensor)
+    embedding.scatter_update(tf.IndexedSlices(tf.fill([1, 3], rank), [0]))  # now read by copy
+    variables = [alone, shared, embedding, tf.Variable(tf.zeros([0, 2])), tf.Variable(rank)]
+    before = _address(alone)
+    earlier = shared.read_value()
+    for round_of_ways in range(2):  # in one graph, and eagerly
+        if round_of_ways == 0:
+            hvd.broadcast_variables(variables, root_rank=root, inplace=True)
+        else:
+            alone.assign_add(tf.fill([500, 3], rank - root))
+            hvd.broadcast_(variables, root)
+        for variable in variables:
+            assert np.all(variable.numpy() == root)
+    assert _address(alone) == before
+    for other in (tensor, twin, earlier):
+        assert np.all(other.numpy() == rank)
 
 
 def _sync_batch_norm(tf, hvd):
