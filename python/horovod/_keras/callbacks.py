@@ -6,7 +6,6 @@ Every hook below is one of keras.callbacks.Callback.
 import numpy as np
 
 from horovod._keras.backends import backend_of
-from horovod._keras.optimizer import switch_off_jit
 from horovod.common import basics
 
 
@@ -24,15 +23,7 @@ def optimizer_variables(optimizer):
     return list(variables)
 
 
-class _Callback:
-    """What all have in common."""
-
-    def set_model(self, model):
-        super().set_model(model)
-        switch_off_jit(model)
-
-
-class BroadcastGlobalVariablesCallback(_Callback):
+class BroadcastGlobalVariablesCallback:
     """Gives all ranks the model and the optimizer of root_rank, after the first batch.
 
     Only then do all variables exist. Variables in local_variables keep their own values.
@@ -58,7 +49,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             [variable for variable in variables if id(variable) not in local], self.root_rank)
 
 
-class MetricAverageCallback(_Callback):
+class MetricAverageCallback:
     """Averages the metrics of an epoch over ranks, for the callbacks that come after it."""
 
     def __init__(self, device=""):
@@ -77,7 +68,7 @@ class MetricAverageCallback(_Callback):
             logs[name] = float(average)
 
 
-class LearningRateScheduleCallback(_Callback):
+class LearningRateScheduleCallback:
     """Sets the learning rate to initial_lr times multiplier, from start_epoch until end_epoch.
 
     multiplier: a function of the epoch, or a number that is applied once more each epoch.

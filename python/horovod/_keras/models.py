@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading models: their optimizer comes back distributed, with its state."""
+from horovod._keras.guide import switch_off_jit
 from horovod._keras.optimizer import make_distributed
 
 
@@ -14,6 +15,7 @@ def load_model(keras, backend, filepath, custom_optimizers, custom_objects, lega
     if _lost_its_variables(model):
         model.optimizer = _restored_from_h5(model, filepath)
     make_distributed(backend, model.optimizer, in_place=True, **options)
+    switch_off_jit(model)
     return model
 
 

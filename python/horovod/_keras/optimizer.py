@@ -5,11 +5,7 @@ It keeps the name and module of its base class, so saved models say "Adam" and c
 Horovod. Gradients are reduced where they are applied, which all ways to train have in common:
 fit(), minimize(), and a loop of one's own.
 """
-import logging
-import sys
 import warnings
-
-_log = logging.getLogger("horovod")
 
 
 class CallableList(list):
@@ -19,7 +15,7 @@ class CallableList(list):
         return self
 
 
-class _Distributed:
+class Distributed:
     """What both generations of optimizers get."""
 
     _HAS_AGGREGATE_GRAD = True  # Keras 2: gradients need not be aggregated by a tf.distribute
@@ -34,7 +30,7 @@ class _Distributed:
         return self
 
 
-class _Keras3(_Distributed):
+class _Keras3(Distributed):
     """Overrides apply(), which apply_gradients() and fit() come through."""
 
     def apply(self, grads, trainable_variables=None):
@@ -48,7 +44,6 @@ class _Keras3(_Distributed):
             if not self.built:
                 self.build(variables)
                 self.built = True
-        _refuse_xla()
         if self._hvd_aggregator is None:
             reduced = self._hvd_reducer.reduce(grads, variables)
             return super().apply(reduced, trainable_variables)
@@ -75,7 +70,7 @@ class _Keras3(_Distributed):
         self.learning_rate = value
 
 
-class _Keras2(_Distributed):
+class _Keras2(Distributed):
     """Overrides apply_gradients(), which minimize() and fit() come through."""
 
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
@@ -104,35 +99,6 @@ class _Keras2(_Distributed):
                 self.build(variables)
 
 
-def switch_off_jit(model):
-    """XLA cannot take collectives: a model whose optimizer is distributed must not use it.
-
-    Called by the callbacks, which Keras introduces to the model before it compiles a step.
-    """
-    distributed = isinstance(getattr(model, "optimizer", None), _Distributed)
-    if distributed and getattr(model, "jit_compile", False):
-        _log.warning("collectives cannot be compiled by XLA: training goes on with "
-                     "jit_compile=False")
-        model.jit_compile = False
-
-
-def _refuse_xla():
-    """Says what to do where XLA was not switched off: no callback, or a function of the user's."""
-    if "tensorflow" not in sys.modules:
-        return
-    import tensorflow as tf
-
-    if tf.executing_eagerly():
-        return
-    try:
-        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:
-        return  # TensorFlow will refuse by itself
-    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise ValueError("Horovod's collectives cannot be compiled by XLA: use jit_compile=False "
-                         "in model.compile() and in tf.function.")
-
-
 def distributed_class(base):
     """The distributed subclass of an optimizer class."""
     mixin = _Keras3 if hasattr(base, "stateless_apply") else _Keras2
@@ -146,7 +112,7 @@ def make_distributed(backend, optimizer, backward_passes_per_step=1,
 
     options: those of a reducer, see backends.py.
     """
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, Distributed):
         raise ValueError("this optimizer is distributed already")
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be > 0")

@@ -2,6 +2,7 @@
 """Horovod for Keras, on TensorFlow or PyTorch: `import horovod.keras as hvd`."""
 import keras
 
+from horovod._keras import guide as _guide
 from horovod._keras import models as _models
 from horovod._keras.backends import backend_of as _backend_of
 from horovod._keras.optimizer import make_distributed as _make_distributed
@@ -40,6 +41,7 @@ from horovod.common.process_sets import (
 from horovod.common.util import handle_average_backwards_compatibility as _reduction
 from horovod.keras import callbacks, elastic
 
+_guide.introduce(keras)
 Compression = _backend_of(keras).Compression
 
 

@@ -93,6 +93,19 @@ def check_groups(groups, num_groups):
     return groups
 
 
+def _refuse_xla():
+    """A function the user compiles with XLA cannot hold collectives; say what to write instead."""
+    if tf.executing_eagerly():
+        return
+    try:
+        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+    except ImportError:
+        return  # TensorFlow will refuse by itself
+    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise ValueError("Horovod's collectives cannot be compiled by XLA: use jit_compile=False "
+                         "in model.compile() and in tf.function.")
+
+
 class GradientReducer:
     """Reduces gradients over the ranks of a process set, except those of local variables."""
 
@@ -163,6 +176,7 @@ class GradientReducer:
                 shared.append(i)
         if not shared:
             return result
+        _refuse_xla()
         run = self._settings.reduce
         if tf.executing_eagerly():
             run = _compiled(self._settings, self.process_set.process_set_id,

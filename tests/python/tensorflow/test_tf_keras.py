@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.tensorflow.keras and horovod.keras: fit() on several ranks, callbacks, saved models."""
 import os
+import warnings
 
 import numpy as np
 from tf_jobs import run_tf
@@ -44,8 +45,11 @@ def fit():
     keras, hvd = _setup()
     _history(keras, hvd)
     _ways_to_train(keras, hvd)
+    _without_xla(keras, hvd)
     _saved_models(keras, hvd)
     _checkpoint(keras, hvd)
+    _resumed(keras, hvd)
+    _embeddings(keras, hvd)
     _refused(keras, hvd)
 
 
@@ -74,12 +78,90 @@ def _ways_to_train(keras, hvd):
                                       average_aggregated_gradients=True), {}),
             (hvd.DistributedOptimizer(adam(0.01), groups=2,
                                       compression=hvd.Compression.fp16), {}),
-            (hvd.DistributedOptimizer(adam(0.01)), {"run_eagerly": True}),
-            (hvd.DistributedOptimizer(adam(0.01)), {"jit_compile": True})):
+            (hvd.DistributedOptimizer(adam(0.01)), {"run_eagerly": True})):
         model = _model(keras, optimizer, **options)
         _fit(model, hvd)
         _assert_equal_weights(model, hvd)
         assert int(optimizer.iterations.numpy()) == 3
+
+
+def _without_xla(keras, hvd):
+    """jit_compile=True is switched off, also where no callback of Horovod is near; said once."""
+    import logging
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("horovod").addHandler(handler)
+    for _ in range(2):
+        model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)),
+                       jit_compile=True)
+        model.fit(*_data(hvd), batch_size=32, verbose=0)
+        assert not model.jit_compile
+    alone = _model(keras, keras.optimizers.SGD(0.01), jit_compile=True)
+    assert alone.jit_compile  # Horovod has no part in it
+    logging.getLogger("horovod").removeHandler(handler)
+    assert len(said) == 1 and "jit_compile=False" in said[0], said
+
+
+def _resumed(keras, hvd):
+    """Two epochs, a checkpoint on rank 0, two more epochs: as if there had been four at once."""
+    start = [weight.copy() for weight in _model(keras, "sgd").get_weights()]
+    start = hvd_tf().broadcast_object(start, 0)
+
+    def fit(model, epochs, begin=0):
+        model.fit(*_data(hvd), batch_size=32, verbose=0, shuffle=False, epochs=epochs,
+                  initial_epoch=begin,
+                  callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+    models = [_model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)))
+              for _ in range(2)]
+    for model in models:
+        model.set_weights(start)
+    fit(models[0], 4)
+    fit(models[1], 2)
+    if hvd.rank() == 0:
+        models[1].save("resume.keras")
+    hvd_tf().barrier()
+    resumed = hvd.load_model("resume.keras")
+    hvd_tf().barrier()
+    if hvd.rank() == 0:
+        os.unlink("resume.keras")
+    fit(resumed, 4, begin=2)
+    _assert_equal_weights(resumed, hvd)
+    assert int(resumed.optimizer.iterations.numpy()) == 12
+    for whole, again in zip(models[0].get_weights(), resumed.get_weights()):
+        assert np.allclose(whole, again, atol=1e-5)
+
+
+def hvd_tf():
+    import horovod.tensorflow
+
+    return horovod.tensorflow
+
+
+def _embeddings(keras, hvd):
+    """Gradients of an embedding are IndexedSlices: rows of all ranks reach all ranks."""
+    for options in ({}, {"sparse_as_dense": True},
+                    {"sparse_as_dense": True, "backward_passes_per_step": 2}):
+        model = keras.Sequential([keras.layers.Input((2,), dtype="int32"),
+                                  keras.layers.Embedding(7, 3), keras.layers.Flatten(),
+                                  keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **options), "mse")
+        words = np.full([8, 2], hvd.rank()) + np.array([0, 3])
+        before = None
+
+        def remember(batch, logs, model=model):
+            nonlocal before
+            before = model.get_weights()[0] if before is None else before
+
+        model.fit(words, np.ones(8), batch_size=4, verbose=0, epochs=2, callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            keras.callbacks.LambdaCallback(on_train_batch_end=remember)])
+        _assert_equal_weights(model, hvd)
+        moved = np.abs(model.get_weights()[0] - before).sum(1) > 0
+        used = {rank + i for rank in range(hvd.size()) for i in (0, 3)}
+        assert {int(i) for i in np.flatnonzero(moved)} == used, moved
 
 
 def _saved_models(keras, hvd):
@@ -129,10 +211,36 @@ def _refused(keras, hvd):
             assert text in str(error), str(error)
         else:
             raise AssertionError(f"nothing was raised: {text}")
+    _old_words(keras, hvd)
+
+
+def _old_words(keras, hvd):
+    """lr, which Keras 3 dropped: the message says what to write."""
+    if not hasattr(keras.optimizers.Optimizer, "stateless_apply"):
+        return  # Keras 2 takes it
+    for name in ("SGD", "Adam", "Adadelta"):
+        try:
+            getattr(keras.optimizers, name)(lr=0.1)
+        except ValueError as error:
+            assert f"{name}(learning_rate=...)" in str(error), str(error)
+        else:
+            raise AssertionError("lr= was taken")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert np.isclose(float(optimizer.lr), 0.1)
+        optimizer.lr = 0.2
+    assert np.isclose(float(optimizer.learning_rate), 0.2)
+    told = [str(warning.message) for warning in caught]
+    assert sum("write optimizer.learning_rate" in text for text in told) == 2, told
 
 
 def test_fit_on_two_ranks():
     run_tf(2, "test_tf_keras", "fit")
+
+
+def test_fit_on_three_ranks():
+    run_tf(3, "test_tf_keras", "fit")
 
 
 def test_fit_alone():
