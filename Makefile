@@ -10,6 +10,7 @@
 #   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-spark   horovod.spark on real Spark, some minutes; make setup-spark first
+#   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
 #   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
@@ -86,6 +87,16 @@ setup-spark:
 
 test-spark:
 	@.venv/bin/python -m pytest tests/spark
+
+TENSORFLOWS ?= 2.18.1 2.15.1
+.PHONY: test-tensorflow
+test-tensorflow: setup
+	@tools/setup-tensorflow.sh $(TENSORFLOWS)
+	@for version in $(TENSORFLOWS); do \
+		echo "== TensorFlow $$version"; \
+		PYTHONPATH=build/python .venv-tf$$version/bin/python -m pytest tests/python/tensorflow \
+			-k "not pytorch" || exit 1; \
+	done
 
 CHAOS ?= --seconds 600
 

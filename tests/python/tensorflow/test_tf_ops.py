@@ -21,6 +21,16 @@ def _setup(**options):
     return tf, hvd
 
 
+def _setup_sets():
+    """The world and a set whose members have other numbers in it, where this rank is in it."""
+    from horovod.common.process_sets import ProcessSet
+
+    ranks = {1: [], 2: [[1]], 3: [[0, 2]]}[int(os.environ["HOROVOD_SIZE"])]
+    some = [ProcessSet(members) for members in ranks]
+    tf, hvd = _setup(process_sets=some)
+    return tf, hvd, [members for members in (hvd.global_process_set, *some) if members.included()]
+
+
 def _both_ways(tf, function):
     """The results of function() eagerly and inside a tf.function."""
     return [function(), tf.function(function)()]
@@ -30,11 +40,11 @@ def _values(tf, rank, dtype, rows=3):
     return tf.cast(np.arange(rows * 2).reshape(rows, 2) + rank + 1, dtype)
 
 
-# --- Values ---------------------------------------------------------------------------------------
+# --- Values: every operation x type x process set, eagerly and in a graph ------------------------
 
 
-def _expected_reduction(tf, hvd, op, dtype):
-    parts = [_values(tf, rank, dtype).numpy().astype("float64") for rank in range(hvd.size())]
+def _expected_reduction(tf, hvd, members, op, dtype):
+    parts = [_values(tf, rank, dtype).numpy().astype("float64") for rank in members.ranks]
     stacked = np.stack(parts)
     by_op = {hvd.Sum: stacked.sum(0), hvd.Average: stacked.mean(0), hvd.Min: stacked.min(0),
              hvd.Max: stacked.max(0), hvd.Product: stacked.prod(0)}
@@ -43,74 +53,101 @@ def _expected_reduction(tf, hvd, op, dtype):
 
 
 def reductions():
-    tf, hvd = _setup()
-    for dtype in FLOATS + INTEGERS:
-        tensor = _values(tf, hvd.rank(), dtype)
-        for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product):
-            expected = _expected_reduction(tf, hvd, op, dtype)
-            for result in _both_ways(tf, lambda: hvd.allreduce(tensor, op=op)):
-                assert result.dtype == tensor.dtype
-                got = result.numpy().astype("float64")
-                assert np.allclose(got, expected, rtol=1e-2), (dtype, op, got, expected)
-    scaled = hvd.allreduce(tf.ones(4), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
-    assert np.allclose(scaled.numpy(), 1.5 * hvd.size())
-    half = hvd.allreduce(tf.ones(4) * 1.5, compression=hvd.Compression.fp16)
+    tf, hvd, sets = _setup_sets()
+    for members in sets:
+        for dtype in FLOATS + INTEGERS:
+            tensor = _values(tf, hvd.rank(), dtype)
+            for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product):
+                expected = _expected_reduction(tf, hvd, members, op, dtype)
+                for result in _both_ways(
+                        tf, lambda: hvd.allreduce(tensor, op=op, process_set=members)):
+                    assert result.dtype == tensor.dtype
+                    got = result.numpy().astype("float64")
+                    assert np.allclose(got, expected, rtol=1e-2), (dtype, op, got, expected)
+        _reduction_forms(tf, hvd, members)
+        _reducescatter(tf, hvd, members)
+    hvd.barrier()  # a rank that ends asks the others to stop
+
+
+def _reduction_forms(tf, hvd, members):
+    n = members.size()
+    scaled = hvd.allreduce(tf.ones(4), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0,
+                           process_set=members)
+    assert np.allclose(scaled.numpy(), 1.5 * n)
+    half = hvd.allreduce(tf.ones(4) * 1.5, compression=hvd.Compression.fp16, process_set=members)
     assert half.dtype == tf.float32 and np.allclose(half.numpy(), 1.5)
-    grouped = hvd.grouped_allreduce([tf.ones(2), tf.ones(3, tf.float64), tf.zeros([0])])
-    assert [tensor.dtype for tensor in grouped] == [tf.float32, tf.float64, tf.float32]
-    assert [tensor.shape[0] for tensor in grouped] == [2, 3, 0]
-    assert hvd.grouped_allreduce([]) == []
-    assert hvd.allreduce(tf.constant(2.0), op=hvd.Sum).numpy() == 2.0 * hvd.size()
+    for grouped in _both_ways(tf, lambda: hvd.grouped_allreduce(
+            [tf.ones(2), tf.ones(3, tf.float64), tf.zeros([0])], op=hvd.Sum,
+            process_set=members)):
+        assert [tensor.dtype for tensor in grouped] == [tf.float32, tf.float64, tf.float32]
+        assert [tensor.shape[0] for tensor in grouped] == [2, 3, 0]
+        assert np.allclose(grouped[0].numpy(), n) and np.allclose(grouped[1].numpy(), n)
+    assert hvd.grouped_allreduce([], process_set=members) == []
+    assert hvd.allreduce(tf.constant(2.0), op=hvd.Sum, process_set=members).numpy() == 2.0 * n
+
+
+def _reducescatter(tf, hvd, members):
+    me, n = members.rank(), members.size()
+    rows = n + 1  # the first rank gets two
+    begin, end = (0, 2) if me == 0 else (me + 1, me + 2)
+    for dtype in FLOATS + INTEGERS:
+        tensor = tf.cast(np.arange(rows * 2).reshape(rows, 2), dtype)
+        whole = tensor.numpy().astype("float64")
+        for result in _both_ways(
+                tf, lambda: hvd.reducescatter(tensor, op=hvd.Sum, process_set=members)):
+            assert np.allclose(result.numpy().astype("float64"), whole[begin:end] * n), dtype
+    tensor = tf.constant(whole, tf.float32)
+    average, other = hvd.grouped_reducescatter([tensor, tf.cast(tensor, tf.float64)],
+                                               process_set=members)
+    assert np.allclose(average.numpy(), whole[begin:end])
+    assert other.dtype == tf.float64
 
 
 def test_reductions_on_two_ranks():
     run_tf(2, "test_tf_ops", "reductions")
 
 
+def test_reductions_on_three_ranks():
+    run_tf(3, "test_tf_ops", "reductions")
+
+
 def movements():
-    tf, hvd = _setup()
+    tf, hvd, sets = _setup_sets()
     rank, size = hvd.rank(), hvd.size()
-    for dtype in FLOATS + INTEGERS + ["bool"]:
-        mine = _values(tf, rank, dtype, rows=rank + 1)
-        everyone = np.concatenate(
-            [_values(tf, other, dtype, rows=other + 1).numpy() for other in range(size)])
-        for result in _both_ways(tf, lambda: hvd.allgather(mine)):
-            assert np.array_equal(result.numpy(), everyone), dtype
-        for result in _both_ways(tf, lambda: hvd.broadcast(_values(tf, rank, dtype), size - 1)):
-            assert np.array_equal(result.numpy(), _values(tf, size - 1, dtype).numpy()), dtype
-    first, second = hvd.grouped_allgather([tf.fill([1, 2], rank), tf.ones(rank)])
-    assert first.shape == (size, 2) and second.shape == (sum(range(size)),)
-    _alltoall(tf, hvd)
-    _reducescatter(tf, hvd)
-    assert hvd.broadcast_object({"rank": rank}, root_rank=size - 1) == {"rank": size - 1}
-    assert hvd.allgather_object(rank) == list(range(size))
+    for members in sets:
+        last = members.ranks[-1]
+        for dtype in FLOATS + INTEGERS + ["bool"]:
+            mine = _values(tf, rank, dtype, rows=rank + 1)
+            everyone = np.concatenate(
+                [_values(tf, other, dtype, rows=other + 1).numpy() for other in members.ranks])
+            for result in _both_ways(tf, lambda: hvd.allgather(mine, process_set=members)):
+                assert np.array_equal(result.numpy(), everyone), dtype
+            for result in _both_ways(tf, lambda: hvd.broadcast(
+                    _values(tf, rank, dtype), last, process_set=members)):
+                assert np.array_equal(result.numpy(), _values(tf, last, dtype).numpy()), dtype
+            _alltoall(tf, hvd, members, dtype)
+        for first, second in _both_ways(tf, lambda: hvd.grouped_allgather(
+                [tf.fill([1, 2], rank), tf.ones(rank)], process_set=members)):
+            assert first.shape == (members.size(), 2) and second.shape == (sum(members.ranks),)
+        assert hvd.broadcast_object({"rank": rank}, last, process_set=members) == {"rank": last}
+        assert hvd.allgather_object(rank, process_set=members) == list(members.ranks)
+        hvd.barrier(process_set=members)
     _questions(tf, hvd)
     hvd.barrier()
     assert hvd.join().numpy() in range(size)
 
 
-def _alltoall(tf, hvd):
-    rank, size = hvd.rank(), hvd.size()
-    even = hvd.alltoall(tf.range(size * 2) + 100 * rank)
-    assert np.array_equal(even.numpy(),
-                          [100 * other + 2 * rank + i for other in range(size) for i in (0, 1)])
-    splits = [other + 1 for other in range(size)]
-    for output, received in _both_ways(
-            tf, lambda: hvd.alltoall(tf.fill([sum(splits), 3], rank), splits=splits)):
-        assert np.array_equal(received.numpy(), [rank + 1] * size)
-        assert np.array_equal(output.numpy()[:, 0], np.repeat(np.arange(size), rank + 1))
-
-
-def _reducescatter(tf, hvd):
-    rank, size = hvd.rank(), hvd.size()
-    rows = size + 1  # the first rank gets two
-    tensor = tf.reshape(tf.range(rows * 2, dtype=tf.float32), [rows, 2])
-    begin, end = (0, 2) if rank == 0 else (rank + 1, rank + 2)
-    for result in _both_ways(tf, lambda: hvd.reducescatter(tensor, op=hvd.Sum)):
-        assert np.allclose(result.numpy(), tensor.numpy()[begin:end] * size)
-    average, other = hvd.grouped_reducescatter([tensor, tf.cast(tensor, tf.float64)])
-    assert np.allclose(average.numpy(), tensor.numpy()[begin:end])
-    assert other.dtype == tf.float64
+def _alltoall(tf, hvd, members, dtype):
+    me, n = members.rank(), members.size()
+    even = hvd.alltoall(tf.cast(tf.range(n * 2) + 10 * me, dtype), process_set=members)
+    expected = tf.cast([10 * other + 2 * me + i for other in range(n) for i in (0, 1)], dtype)
+    assert np.array_equal(even.numpy(), expected.numpy()), dtype
+    splits = [other + 1 for other in range(n)]
+    for output, received in _both_ways(tf, lambda: hvd.alltoall(
+            tf.cast(tf.fill([sum(splits), 3], me), dtype), splits=splits, process_set=members)):
+        assert np.array_equal(received.numpy(), [me + 1] * n)
+        expected = tf.cast(np.repeat(np.arange(n), me + 1), dtype)
+        assert np.array_equal(output.numpy()[:, 0], expected.numpy()), dtype
 
 
 def _questions(tf, hvd):
@@ -289,4 +326,4 @@ def many_operations():
 
 
 def test_memory_stays_flat_over_30000_operations():
-    run_tf(1, "test_tf_ops", "many_operations")
+    run_tf(2, "test_tf_ops", "many_operations")
