@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Input pipelines: tf.data on processes of their own, see compute_service."""
