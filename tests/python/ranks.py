@@ -76,7 +76,7 @@ def run_ranks(size, module, function, *args, env=None, hosts=1, timeout_s=TIMEOU
                     env=_environment(rank, size, port, secret_file, hosts, env),
                     stdout=output, stderr=subprocess.STDOUT))
                 output.close()
-            _wait_for(ranks, timeout_s)
+            _wait_for(ranks, codes, timeout_s)
         finally:
             for process in ranks:
                 if process.poll() is None:
@@ -93,13 +93,17 @@ def run_ranks(size, module, function, *args, env=None, hosts=1, timeout_s=TIMEOU
                 else outputs[rank] for rank in range(size)]
 
 
-def _wait_for(ranks, timeout_s):
-    """Until all have ended, or some seconds after the first has failed, or time is up."""
+def _wait_for(ranks, codes, timeout_s):
+    """Until all have ended, or some seconds after the first has failed, or time is up.
+
+    A rank that ends as the test expects has not failed: others may need long to notice it.
+    """
     deadline = time.monotonic() + timeout_s
     failed_at = None
     while any(process.poll() is None for process in ranks):
         now = time.monotonic()
-        if failed_at is None and any(process.poll() not in (None, 0) for process in ranks):
+        if failed_at is None and any(
+                process.poll() not in (None, code) for process, code in zip(ranks, codes)):
             failed_at = now
         if now > deadline or (failed_at is not None and now > failed_at + 30):
             return
