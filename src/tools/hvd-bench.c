@@ -632,7 +632,7 @@ enum {
     JSON,
     NO_FORK,
     SERVE,
-    DEMO
+    DEMO, HELP
 };
 
 static const struct option long_options[] = {
@@ -760,6 +760,10 @@ int main(int argc, char **argv)
                    .max_samples = 1000};
     int code;
     while ((code = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+        if (code == HELP) {
+            fputs(usage, stdout);
+            return 0;
+        }
         if (!parse_one(&o, code, optarg)) {
             fputs(usage, stderr);
             return 2;
