@@ -137,7 +137,7 @@ static hvd_status_t open_mpi(const options_t *options, mpi_flavor_t flavor, cons
                              char *const *env, buf_t *words, err_t *err)
 {
     const char *usual = flavor == MPI_SPECTRUM ? "-bind-to socket -map-by socket -rank-by core"
-                                               : "-bind-to none -map-by slot";
+                                               : "--bind-to none --map-by slot";
     const char *usual_net = flavor == MPI_SPECTRUM ? "" : "-mca pml ob1 -mca btl ^openib";
     bool has_binding = options->binding_args[0] != '\0';
     char ssh[1024];

@@ -681,9 +681,9 @@ static void test_mpi_commands(void **state)
         const char *options, *expected; // expected NULL: refused
     } rows[] = {
         {MPI_OPEN, "-np 4 -H a:2,b:2 -p 2222 --network-interfaces eth0 --mpi-args '--report x'",
-         "mpirun --allow-run-as-root --tag-output -np 4 -H a:2,b:2 -bind-to none -map-by slot -mca "
-         "pml ob1 -mca btl ^openib -mca plm_rsh_args '-p 2222' -mca btl_tcp_if_include eth0 -x "
-         "NCCL_SOCKET_IFNAME=eth0 -x A -x PATH --report x python 't r.py'"},
+         "mpirun --allow-run-as-root --tag-output -np 4 -H a:2,b:2 --bind-to none --map-by slot "
+         "-mca pml ob1 -mca btl ^openib -mca plm_rsh_args '-p 2222' -mca btl_tcp_if_include eth0 "
+         "-x NCCL_SOCKET_IFNAME=eth0 -x A -x PATH --report x python 't r.py'"},
         {MPI_SPECTRUM, "-np 2 -H a:2 --tcp",
          "mpirun --allow-run-as-root --tag-output -np 2 -H a:2 -bind-to socket -map-by socket "
          "-rank-by core -tcp -x A -x PATH python 't r.py'"},
