@@ -93,9 +93,6 @@ static void check_list(const pai_document_t *document, const pai_node_t *list,
 {
     int n = pai_count(document, list);
 
-    if (n == 0 && rule->may_not_be_empty) {
-        pai_find(findings, list, path, false, "is empty, but needs at least one entry");
-    }
     for (int i = 0; rule->item != NULL && i < n; i++) {
         char inner[PAI_PATH_BYTES + 16];
         snprintf(inner, sizeof inner, "%s[%d]", path, i);
@@ -142,6 +139,9 @@ static void check_value(const pai_document_t *document, const pai_node_t *value,
     if ((type & allowed) == 0) {
         pai_find(findings, value, path, false, "is %s, but must be %s", types_text(type, is),
                  types_text(rule->types, must_be));
+    } else if ((type & (IS_MAP | IS_LIST)) != 0 && rule->may_not_be_empty &&
+               pai_count(document, value) == 0) {
+        pai_find(findings, value, path, false, "is empty, but needs at least one entry");
     } else if (type == IS_MAP && rule->rules != NULL) {
         pai_check_map(document, value, rule->rules, path, findings);
     } else if (type == IS_LIST) {

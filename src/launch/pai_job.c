@@ -44,7 +44,7 @@ typedef struct gate {
 typedef struct master {
     options_t options; // with what the variables say; fields belong to the caller's
     hosts_t hosts;
-    gate_t *gates; // of hosts 1, 2, ...
+    gate_t *gates; // of all hosts but this one, which mpirun alone reaches by ssh like the others
     int n_gates;
     char path[4096]; // of this program
     int signal_fd;
@@ -295,11 +295,12 @@ static void tell_progress(master_t *master)
     master->tell_at_ns = deadline_in_ms(TELL_MS);
     put_missing(master, &missing);
     if (n_here == master->n_gates) {
-        say("all %d tasks are here", master->n_gates + 1);
+        say("all %d tasks are here", master->hosts.n);
     } else if (!missing.failed) {
         say("%d of %d tasks are here after %d s of %d (--pai-timeout); missing: %.1000s",
-            n_here + 1, master->n_gates + 1, (int)((clock_ns() - master->begin_ns) / NS_PER_S),
-            (int)master->options.pai_timeout, (const char *)missing.data);
+            n_here + master->hosts.n - master->n_gates, master->hosts.n,
+            (int)((clock_ns() - master->begin_ns) / NS_PER_S), (int)master->options.pai_timeout,
+            (const char *)missing.data);
     }
     buf_free(&missing);
 }
@@ -311,7 +312,7 @@ static int give_up(master_t *master)
     put_missing(master, &missing);
     say("%d of %d tasks did not come within %d s (--pai-timeout): %.1000s. Look at their logs: is "
         "there an sshd in the image, does their command run \"%s --pai-worker\"?",
-        master->n_gates - count_here(master), master->n_gates + 1, (int)master->options.pai_timeout,
+        master->n_gates - count_here(master), master->hosts.n, (int)master->options.pai_timeout,
         missing.failed ? "" : (const char *)missing.data, PROGRAM);
     buf_free(&missing);
     return EXIT_START_TIMEOUT;
@@ -358,37 +359,51 @@ static bool knows_all_interfaces(const master_t *master)
     return true;
 }
 
-// The interfaces that own the tasks' addresses: this task's first, then other names there are. All
-// ranks get the same list, so where a task has not told its own, they choose by themselves. mpirun
-// takes this task's only.
-static bool choose_interfaces(master_t *master, bool is_native)
+// Appends the names that are new: this task's, then those of the others.
+static void list_interfaces(const master_t *master, const char *own, buf_t *list)
 {
-    char own[64];
-    buf_t list = {0};
-
-    if (master->options.network_interfaces[0] != '\0' ||
-        (is_native && !knows_all_interfaces(master)) ||
-        !pai_interface(master->hosts.list[0].address, own, sizeof own)) {
-        return true;
-    }
-    buf_append(&list, own, strlen(own));
-    for (int i = 0; is_native && i < master->n_gates; i++) {
+    buf_append(list, own, strlen(own));
+    for (int i = 0; i < master->n_gates; i++) {
         const char *name = master->gates[i].interface;
         bool is_new = strcmp(name, own) != 0;
         for (int other = 0; is_new && other < i; other++) {
             is_new = strcmp(name, master->gates[other].interface) != 0;
         }
         if (is_new) {
-            buf_printf(&list, ",%s", name);
+            buf_printf(list, ",%s", name);
         }
     }
-    buf_append(&list, "", 1);
+    buf_append(list, "", 1);
+}
+
+// The interfaces that own the tasks' addresses. All ranks get the same list, so where a task has
+// not told its own, they choose by themselves. The mpiruns that need one (Intel MPI, MPICH) want
+// this task's, and take no list: where names differ they are told in their environment.
+static bool choose_interfaces(master_t *master, bool is_native)
+{
+    static const char *const of_mpirun[] = {"I_MPI_HYDRA_IFACE", "HYDRA_IFACE"};
+    char own[64];
+    buf_t list = {0};
+
+    if (master->options.network_interfaces[0] != '\0' || !knows_all_interfaces(master) ||
+        !pai_interface(master->hosts.list[0].address, own, sizeof own)) {
+        return true;
+    }
+    list_interfaces(master, own, &list);
     if (list.failed) {
         buf_free(&list);
         return false;
     }
     master->interfaces = (char *)list.data;
-    master->options.network_interfaces = master->interfaces;
+    if (is_native || strchr(master->interfaces, ',') == NULL) {
+        master->options.network_interfaces = master->interfaces;
+        return true;
+    }
+    for (size_t i = 0; i < N_ELEMENTS(of_mpirun); i++) {
+        setenv(of_mpirun[i], own, 0);
+    }
+    setenv("HOROVOD_GLOO_IFACE", master->interfaces, 0);
+    setenv("NCCL_SOCKET_IFNAME", master->interfaces, 0);
     return true;
 }
 
@@ -468,8 +483,10 @@ static void tell_end(master_t *master, int code)
 
 // --- All together --------------------------------------------------------------------------------
 
-static hvd_status_t open_master(const options_t *options, master_t *master, err_t *err)
+static hvd_status_t open_master(const options_t *options, bool is_native, master_t *master,
+                                err_t *err)
 {
+    int first = is_native ? 1 : 0;
     sigset_t signals;
     hvd_status_t status = pai_hosts(options, &master->hosts, err);
 
@@ -491,9 +508,9 @@ static hvd_status_t open_master(const options_t *options, master_t *master, err_
     if (master->gates == NULL || !own_path(master->path, sizeof master->path)) {
         return fail(err, HVD_NO_MEMORY, "no memory for %d tasks, or no /proc", master->hosts.n);
     }
-    master->n_gates = master->hosts.n - 1;
+    master->n_gates = master->hosts.n - first;
     for (int i = 0; i < master->n_gates; i++) {
-        master->gates[i].host = &master->hosts.list[i + 1];
+        master->gates[i].host = &master->hosts.list[i + first];
         master->gates[i].socket = -1;
     }
     sigemptyset(&signals);
@@ -513,15 +530,17 @@ int pai_run(const options_t *options, int (*launcher)(const options_t *))
     err_t err = {0};
     int code = EXIT_USAGE;
 
-    if (open_master(options, &master, &err) != HVD_OK) {
+    bool is_native = launcher != mpi_run;
+
+    if (open_master(options, is_native, &master, &err) != HVD_OK) {
         say("%s", err.text);
     } else {
         code = wait_for_all(&master);
-        if (code == 0 && !choose_interfaces(&master, launcher == job_run)) {
+        if (code == 0 && !choose_interfaces(&master, is_native)) {
             say("no memory for the names of interfaces");
             code = EXIT_INTERNAL;
         }
-        if (code == 0 && launcher == mpi_run) {
+        if (code == 0 && !is_native) {
             pai_choose_fabric(options);
         }
         code = code != 0 ? code : run_job(&master, launcher);

@@ -76,6 +76,8 @@ static const pai_rule_t v1_job[] = {
 
 static const pai_form_t v2_job_name = {"^[A-Za-z0-9_-]{1,255}$",
                                        "made of up to 255 letters, digits, \"-\" and \"_\""};
+static const pai_form_t v2_entry_name = {"^[A-Za-z0-9_-]+$",
+                                         "made of letters, digits, \"-\" and \"_\""};
 static const pai_form_t v2_role_name = {
     "^[A-Za-z_][A-Za-z0-9_]*$",
     "made of letters, digits and \"_\", and not start with a digit (no \"-\")"};
@@ -91,7 +93,7 @@ static const pai_rule_t v2_resources[] = {
     {.key = "cpu", .types = IS_INT, .is_required = true, .min = 1, .max = NO_LIMIT},
     {.key = "memoryMB", .types = IS_INT, .is_required = true, .min = 1, .max = NO_LIMIT},
     {.key = "gpu", .types = IS_INT, .is_required = true, .min = 0, .max = NO_LIMIT},
-    {.key = "ports", .types = IS_MAP, .rules = v2_ports},
+    {.key = "ports", .types = IS_MAP, .may_not_be_empty = true, .rules = v2_ports},
     {.key = NULL},
 };
 static const pai_rule_t v2_completion[] = {
@@ -137,7 +139,7 @@ static const pai_rule_t v2_auth[] = {
 #define PREREQUISITE_TYPES "script|output|data|dockerimage"
 #define PREREQUISITE_ROWS                                                                          \
     {.key = "protocolVersion", .types = IS_TEXT | IS_INT, .choices = "2"},                         \
-        {.key = "name", .types = IS_TEXT, .is_required = true, .may_not_be_empty = true},          \
+        {.key = "name", .types = IS_TEXT, .is_required = true, .form = &v2_entry_name},            \
         {.key = "type", .types = IS_TEXT, .is_required = true, .choices = PREREQUISITE_TYPES},     \
         {.key = "version", .types = IS_TEXT | IS_REAL}, {.key = "contributor", .types = IS_TEXT},  \
     {                                                                                              \
@@ -169,8 +171,8 @@ static const pai_rule_t v2_script[] = {
 static const pai_rule_t v2_prerequisite_item = {.types = IS_MAP}; // by its type: see below
 
 static const pai_rule_t v2_deployment_role[] = {
-    {.key = "preCommands", .types = IS_LIST, .item = &a_text},
-    {.key = "postCommands", .types = IS_LIST, .item = &a_text},
+    {.key = "preCommands", .types = IS_LIST, .may_not_be_empty = true, .item = &a_text},
+    {.key = "postCommands", .types = IS_LIST, .may_not_be_empty = true, .item = &a_text},
     {.key = NULL},
 };
 static const pai_rule_t v2_deployment_roles[] = {
@@ -178,8 +180,14 @@ static const pai_rule_t v2_deployment_roles[] = {
     {.key = NULL},
 };
 static const pai_rule_t v2_deployment[] = {
-    {.key = "name", .types = IS_TEXT, .is_required = true, .may_not_be_empty = true},
-    {.key = "taskRoles", .types = IS_MAP, .is_required = true, .rules = v2_deployment_roles},
+    {.key = "protocolVersion", .types = IS_TEXT | IS_INT, .choices = "2"},
+    {.key = "name", .types = IS_TEXT, .is_required = true, .form = &v2_entry_name},
+    {.key = "taskRoles",
+     .types = IS_MAP,
+     .is_required = true,
+     .may_not_be_empty = true,
+     .rules = v2_deployment_roles},
+    {.key = "*", .types = IS_ANYTHING},
     {.key = NULL},
 };
 static const pai_rule_t v2_deployment_item = {.types = IS_MAP, .rules = v2_deployment};
@@ -223,7 +231,7 @@ static const pai_rule_t v2_job[] = {
      .is_required = true,
      .may_not_be_empty = true,
      .rules = v2_roles},
-    {.key = "deployments", .types = IS_LIST, .item = &v2_deployment_item},
+    {.key = "deployments", .types = IS_LIST, .may_not_be_empty = true, .item = &v2_deployment_item},
     {.key = "defaults", .types = IS_MAP, .rules = v2_defaults},
     {.key = "extras", .types = IS_MAP, .rules = v2_extras},
     {.key = NULL},
@@ -430,17 +438,12 @@ static void check_v2_deployments(const walk_t *walk)
 static void check_v2(const walk_t *walk)
 {
     const pai_node_t *roles = get(walk, walk->job, "taskRoles");
-    int n_roles =
-        roles != NULL && pai_type(roles) == IS_MAP ? pai_count(walk->document, roles) : -1;
+    int n_roles = roles != NULL && pai_type(roles) == IS_MAP ? pai_count(walk->document, roles) : 0;
 
     check_v2_prerequisites(walk);
     for (int i = 0; i < n_roles; i++) {
         const pai_node_t *role = pai_value(walk->document, roles, i);
         check_v2_role(walk, pai_text(pai_key(walk->document, roles, i)), role);
-    }
-    if (n_roles == 0) {
-        pai_find(walk->findings, roles, "taskRoles", false,
-                 "is empty, but needs at least one role");
     }
     check_v2_deployments(walk);
 }

@@ -18,8 +18,8 @@ from launching import (HVD_INFO, MARK, SLACK, Case, Job, eventually,
                        main, variable)
 from world import PORT, World
 
-# Every task has another name for its interface, as machines may.
-TASKS = {"master-0": ("eth7", ""), "worker-0": ("ib0", ""), "worker-1": ("ib0", "")}
+# Task to interface: machines may have other names for theirs.
+TASKS = {"master-0": ("eth7", ""), "worker-0": ("eth7", ""), "worker-1": ("ib0", "")}
 AGENT_PORT = 23017
 SOCKETS = pathlib.Path(f"/tmp/horovod-pai-{os.getuid()}")
 WORLD = None
@@ -108,11 +108,12 @@ class Containers(Case):
         for task in TASKS:
             WORLD.kill(task)
 
-    def start(self, task, *words, n_workers=1, has_sshd=True, gpus=0):
+    def start(self, task, *words, n_workers=1, has_sshd=True, gpus=0, env=None):
         """A container with its command."""
         if has_sshd:
             WORLD.start_sshd(task)
-        job = Job(*words, before=WORLD.container(task), env=variables(task, n_workers, gpus))
+        job = Job(*words, before=WORLD.container(task),
+                  env={**variables(task, n_workers, gpus), **(env or {})})
         WORLD.running.setdefault(task, []).append(job.process)
         self.addCleanup(job.process.stdout.close)
         self.addCleanup(job.process.stderr.close)
@@ -196,26 +197,41 @@ class Starting(Containers):
         self.assertIn("[1]<stdout>:1:alice~horovod-job:\n", out)
 
     def test_interfaces_that_own_the_addresses(self):
-        self.start_worker()
-        out, _ = self.end(self.start_master("sh", "-c", "echo $HOROVOD_GLOO_IFACE"), 0)
+        for index in range(2):
+            self.start_worker(index, n_workers=2)
+        out, _ = self.end(self.start_master("sh", "-c", "echo $HOROVOD_GLOO_IFACE", n_workers=2), 0)
         self.assertIn("[0]<stdout>:eth7,ib0\n", out)
 
-    def test_mpirun(self):
+    def run_mpirun(self, n_workers):
+        """What a stand-in for Intel MPI's mpirun gets to see, when its sshds have all come."""
         fake = WORLD.directory / "bin"
         fake.mkdir(exist_ok=True)
-        (fake / "mpirun").write_text("#!/bin/sh\n[ \"$1\" = --version ] && "
-                                     "echo 'Intel(R) MPI Library' || "
-                                     "echo $FI_PROVIDER \"$@\"\n")
+        (fake / "mpirun").write_text(
+            "#!/bin/sh\n[ \"$1\" = --version ] && echo 'Intel(R) MPI Library' || "
+            "echo $FI_PROVIDER $I_MPI_HYDRA_IFACE $HOROVOD_GLOO_IFACE \"$@\"\n")
         (fake / "mpirun").chmod(0o755)
-        worker = self.start_worker()
-        job = Job("--pai", "--mpi", "--azure-rdma", "modern", "true",
-                  before=WORLD.container("master-0"),
-                  env={**variables("master-0", 1), "PATH": f"{fake}:{os.environ['PATH']}"})
-        out, _ = self.end(job, 0)
+        path = os.environ["PATH"]
+        master = self.start_master("--mpi", "--azure-rdma", "modern", "true", n_workers=n_workers,
+                                   has_sshd=False, env={"PATH": f"{fake}:{path}"})
+        workers = [self.start_worker(index, n_workers=n_workers) for index in range(n_workers)]
+        time.sleep(2)
+        WORLD.start_sshd("master-0")  # mpirun reaches the master's own task by ssh, too
+        out, err = self.end(master, 0)
+        self.assertIn("missing: master-0 at 10.93.0.2", err)
+        for worker in workers:
+            self.end(worker, 0)
+        return out
+
+    def test_mpirun(self):
+        out = self.run_mpirun(1)
         self.assertIn("-hosts master-0,worker-0 ", out)
         self.assertIn("-iface eth7 ", out)
-        self.assertRegex(out, "^verbs;ofi_rxm ")
-        self.end(worker, 0)
+        self.assertRegex(out, "^verbs;ofi_rxm eth7 -l ")
+
+    def test_mpirun_with_other_names_for_interfaces(self):
+        out = self.run_mpirun(2)
+        self.assertRegex(out, "^verbs;ofi_rxm eth7 eth7,ib0 -l ")
+        self.assertNotIn("-iface", out)
 
 
 class Missing(Containers):
