@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Adds what the Spark tests need to a machine tools/setup.sh has made ready: a Java runtime, and
-# PySpark (some 500 MB, which is why it is not part of `make setup`) in .venv.
+# Adds what the Spark tests need to a machine tools/setup.sh has made ready: a Java runtime, Open
+# MPI's mpirun, and PySpark (some 500 MB, which is why it is not part of `make setup`) in .venv.
 #
 #   tools/setup-spark.sh [VERSION]    default: the version below
 set -euo pipefail
@@ -10,12 +10,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=${1:-4.3.0}
 
 tools/setup.sh
-if ! command -v java >/dev/null; then
+missing=()
+command -v java >/dev/null || missing+=(openjdk-17-jre-headless)
+command -v mpirun >/dev/null || missing+=(openmpi-bin)
+if [ "${#missing[@]}" != 0 ]; then
     as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo)
     "${as_root[@]}" apt-get update -q
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -q -y --no-install-recommends openjdk-17-jre-headless
+        apt-get install -q -y --no-install-recommends "${missing[@]}"
 fi
 have=$(.venv/bin/python -c 'import pyspark; print(pyspark.__version__)' 2>/dev/null || true)
 if [ "$have" != "$version" ]; then

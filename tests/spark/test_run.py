@@ -156,8 +156,6 @@ def test_no_context_no_run(sessions):
 def test_arguments_that_cannot_be():
     with pytest.raises(ValueError, match="num_proc"):
         horovod.spark.run(hello, (1,), num_proc=0)
-    with pytest.raises(ValueError, match="MPI"):
-        horovod.spark.run(hello, (1,), use_mpi=True)
     with pytest.raises(AttributeError, match="use horovod.spark.run"):
         horovod.spark.run_elastic
 

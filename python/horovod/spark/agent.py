@@ -27,6 +27,8 @@ QUEUE_LIMIT_BYTES = 4 << 20
 # How long a rank may take to exit after it has handed over its result.
 LINGER_SECONDS = 30.0
 FAREWELL_SECONDS = 60.0
+# Where a process that mpirun starts finds the way to the driver.
+LETTER_VARIABLE = "HOROVOD_SPARK_LETTER"
 # What Spark puts into its workers' environment for itself.
 SPARK_SECRETS = ("PYTHON_WORKER_FACTORY_SECRET", "_SPARK_AUTH_SECRET")
 
@@ -55,17 +57,17 @@ def host_key() -> str:
     return f"{platform.node().split('.')[0]}-{digest[:12]}"
 
 
-def serve(spec: JobSpec, index: int, attempt: int, devices: List[str], cpus: int) -> None:
-    """The whole life of one task."""
+def serve(spec: JobSpec, index: int, attempt: int, devices: List[str], cpus: int) -> int:
+    """The whole life of one task; the exit status of its rank."""
     deadline = time.monotonic() + spec.start_timeout
     line = dial(spec.addresses, spec.port, spec.secret, deadline)
     try:
         line.post_json(Kind.REGISTER, {
             "index": index, "attempt": attempt, "host": host_key(), "name": platform.node(),
             "pid": os.getpid(), "devices": devices, "cpus": cpus})
-        Agent(line, spec.secret, devices).run()
+        return Agent(line, spec.secret, devices).run()
     except (DriverGone, ConnectionError):
-        pass  # the driver knows, or is no more
+        return 1  # the driver knows, or is no more
     finally:
         line.close()
 
@@ -79,6 +81,12 @@ def serve_partition(spec: JobSpec, indexes: Iterable[int]) -> Iterator[Any]:
     for index in indexes:
         serve(spec, index, context.attemptNumber(), task.get_available_devices(), context.cpus())
     return iter(())
+
+
+def read_letter() -> Dict[str, Any]:
+    """What whoever started mpirun, or its daemon, has left for the processes started by it."""
+    with open(os.environ[LETTER_VARIABLE]) as file:
+        return json.load(file)
 
 
 def memory_file(name: str, data: bytes = b"") -> int:
@@ -101,19 +109,21 @@ class Agent:
         self._error_text = bytearray()
         self._has_result = False
 
-    def run(self) -> None:
+    def run(self) -> int:
         start = self._await_start()
         if start is None:
-            return
-        code_fd = self._await_code()
+            return 1
+        # With a command there is no function: the ranks it starts will get theirs.
+        code_fd = memory_file("no function") if "command" in start else self._await_code()
         if code_fd is None:
-            return
+            return 1
         try:
-            self._carry(self._spawn(start, code_fd))
+            code = self._carry(self._spawn(start, code_fd))
         except BaseException:
             self._kill()
             raise
         self._say_farewell()
+        return code
 
     # --- Before the rank ---------------------------------------------------------------------
 
@@ -145,7 +155,8 @@ class Agent:
     def _environment(self, start: Dict[str, Any], secret_fd: int) -> Dict[str, str]:
         environment = {name: value for name, value in os.environ.items()
                        if name not in SPARK_SECRETS}
-        if self._devices and "CUDA_VISIBLE_DEVICES" not in start["environment"]:
+        own_devices = "command" not in start and "CUDA_VISIBLE_DEVICES" not in start["environment"]
+        if self._devices and own_devices:
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices(
                 self._devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
         # Modules the worker can import, the rank can: Spark adds folders of its own.
@@ -163,6 +174,10 @@ class Agent:
                            HOROVOD_SECRET_FILE=f"/proc/self/fd/{secret_fd}",
                            HOROVOD_SPARK_WORK_DIR=os.getcwd())
         environment[task.DEVICES_VARIABLE] = ",".join(self._devices)
+        if "letter" in start:  # a launcher between us and the ranks closes what they inherit
+            fd = memory_file("horovod letter", json.dumps(
+                {**start["letter"], "secret": self._secret.hex()}).encode())
+            environment[LETTER_VARIABLE] = f"/proc/{os.getpid()}/fd/{fd}"
         return environment
 
     def _spawn(self, start: Dict[str, Any], code_fd: int) -> int:
@@ -175,7 +190,7 @@ class Agent:
         try:
             self._process = subprocess.Popen(
                 [executable, "-m", "horovod.spark.warden", str(code_fd), str(result_end),
-                 str(life_end)],
+                 str(life_end)] + start.get("command", []),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 pass_fds=given, env=self._environment(start, secret_fd))
         except OSError as error:
@@ -189,7 +204,8 @@ class Agent:
 
     # --- While the rank runs -----------------------------------------------------------------
 
-    def _carry(self, result_fd: int) -> None:
+    def _carry(self, result_fd: int) -> int:
+        """Until the rank has ended; its exit status."""
         process = self._process
         assert process is not None and process.stdout and process.stderr
         kinds = {process.stdout.fileno(): Kind.STDOUT, process.stderr.fileno(): Kind.STDERR,
@@ -222,7 +238,9 @@ class Agent:
         lingered = self._has_result and time.monotonic() > kill_at
         if self._error_text:
             self._error = json.loads(self._error_text.decode())
-        self._report_ended(0 if lingered else code if code >= 0 else 128 - code, self._error)
+        code = 0 if lingered else code if code >= 0 else 128 - code
+        self._report_ended(code, self._error)
+        return code
 
     def _obey(self) -> None:
         """Whatever the driver says now, or its silence, means: end."""

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, TextIO
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TextIO
 
 from horovod import _core
 from horovod.spark import slots
@@ -49,29 +49,40 @@ def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, An
     "[rank]<stdout>:" in front; default: this process's own, without. verbose 0: says nothing
     itself. nics: network interfaces to use. executable: the ranks' Python; default: that of the
     Spark workers. resource_profile: a pyspark.resource.ResourceProfile for the tasks.
-    use_gloo is accepted: there is one way to run, and it needs no MPI.
+    use_mpi: the ranks are started by mpirun of Open MPI, with extra_mpi_args; the default needs no
+    MPI, and use_gloo means just that.
     """
-    if use_mpi:
-        raise ValueError("use_mpi=True: horovod.spark starts its processes itself and needs no "
-                         "MPI; leave use_mpi and extra_mpi_args out")
+    if use_mpi and use_gloo:
+        raise ValueError("use_mpi and use_gloo are both set: choose one")
+    if use_mpi and isinstance(env, os._Environ):
+        raise Exception(f"env argument must be a dict, not {type(env)}: copy it with dict(env) and "
+                        "leave out what belongs to this host only")
     if num_proc is not None and num_proc < 1:
         raise ValueError(f"num_proc is {num_proc}: at least one process is needed")
     start_timeout = start_timeout_of(start_timeout)
     session = connect_session()
     if session is not None:
+        if use_mpi:
+            raise ValueError("use_mpi=True is not possible with Spark Connect: executors cannot call "
+                             "this process, where mpirun would be")
         return run_connect(session, num_proc, start_timeout, pickle_call(fn, args, kwargs),
                            tunables(session.conf, env, nics, start_timeout), verbose, executable,
                            Output(stdout, stderr, stdout is not None or stderr is not None,
                                   prefix_output_with_timestamp))
     sc = active_context()
-    job = SparkRun(sc, start_timeout, resource_profile)
+    if use_mpi:
+        from horovod.spark.mpi import MpiRun
+
+        job: SparkRun = MpiRun(sc, start_timeout, resource_profile, nics, extra_mpi_args)
+    else:
+        job = SparkRun(sc, start_timeout, resource_profile)
     n = num_proc or slots.default_num_proc(sc, job.deadline, resource_profile)
     if verbose >= 1:
         print(f"Running {n} processes...", flush=True)
     output = Output(stdout, stderr, prefix=stdout is not None or stderr is not None,
                     timestamp=prefix_output_with_timestamp, bar_is_up=shows_bar(sc, stdout))
-    return job.run(n, pickle_call(fn, args, kwargs),
-                   tunables(sc.getConf(), env, nics, start_timeout), output, executable)
+    return job.run(n, Call(pickle_call(fn, args, kwargs),
+                           tunables(sc.getConf(), env, nics, start_timeout), output, executable))
 
 
 def connect_session() -> Any:
@@ -170,6 +181,14 @@ def resolved(name: str) -> str:
         return "0.0.0.0"
 
 
+class Call(NamedTuple):
+    """What is to be run, and how."""
+    code: bytes
+    environment: Dict[str, Optional[str]]
+    output: Output
+    executable: Optional[str]
+
+
 class SparkRun:
     """One call of run(), from the secret to the results."""
 
@@ -183,24 +202,29 @@ class SparkRun:
         self._spark_error: Optional[BaseException] = None
         self._thread: Optional[threading.Thread] = None
 
-    def run(self, n: int, code: bytes, environment: Dict[str, Optional[str]], output: Output,
-            executable: Optional[str]) -> List[Any]:
+    def run(self, n: int, call: Call) -> List[Any]:
         if not slots.is_dynamic(self.sc):
             slots.wait_for(self.sc, n, self.deadline, self.start_timeout, self._profile)
-        here = bind_address(self.sc)
-        desk = Desk(n, self._secret, here, output)
+        here, addresses = bind_address(self.sc), driver_addresses(self.sc)
         server, port = _core.rendezvous_start("*" if here == "0.0.0.0" else here, 0, self._secret)
-        addresses = driver_addresses(self.sc)
-        environment = {**environment, "HOROVOD_RENDEZVOUS_ADDR": ",".join(addresses),
+        environment = {**call.environment, "HOROVOD_RENDEZVOUS_ADDR": ",".join(addresses),
                        "HOROVOD_RENDEZVOUS_PORT": str(port), "HOROVOD_JOB_ID": self._group}
         try:
-            desk.open(code, environment, executable)
+            results = self._carry_out(n, call._replace(environment=environment), here, addresses)
+        finally:
+            _core.rendezvous_stop(server)
+        return load_results(results)
+
+    def _carry_out(self, n: int, call: Call, here: str, addresses: List[str]) -> List[bytes]:
+        """The pickled results, by rank."""
+        desk = Desk(n, self._secret, here, call.output)
+        try:
+            desk.open(call.code, call.environment, call.executable)
             self._submit(n, JobSpec(addresses, desk.port, self._secret, self.start_timeout))
             self._watch(desk, n)
         finally:
             self._end(desk)
-            _core.rendezvous_stop(server)
-        return load_results(desk.results())
+        return desk.results()
 
     # --- The Spark job -------------------------------------------------------------------------
 

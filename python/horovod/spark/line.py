@@ -33,6 +33,7 @@ class Kind(enum.IntEnum):
     STDERR = 7
     RESULT = 8    # agent: a piece of the pickled result
     ENDED = 9     # agent: the rank is gone; exit code, and the error if it told one
+    SHELL = 10    # remote shell of mpirun: run this command on that host
 
 
 Frame = Tuple[int, bytes]

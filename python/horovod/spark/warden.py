@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parent of one rank: python -m horovod.spark.warden CODE_FD RESULT_FD LIFE_FD.
+"""The parent of one rank: python -m horovod.spark.warden CODE_FD RESULT_FD LIFE_FD [COMMAND].
 
 A Spark worker may be killed at any moment, and its children would live on. So the agent starts this
 process and holds the other end of LIFE_FD. It forks the rank before anything has a thread, into a
 process group of its own, and then only waits: for the rank to end, for a byte (end it: SIGTERM,
 then SIGKILL), or for the end of the pipe (the agent is gone: SIGKILL at once). Whatever the rank
 left behind is killed, also what left its group: orphans come to this process (subreaper). Its exit
-status is the rank's, 128 + n for a signal.
+status is the rank's, 128 + n for a signal. With a COMMAND a shell runs it in the rank's place.
 """
 import ctypes
 import os
@@ -25,7 +25,7 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def start_rank(code_fd: int, result_fd: int, life_fd: int) -> int:
+def start_rank(code_fd: int, result_fd: int, life_fd: int, command: List[str]) -> int:
     """Forks; returns in the parent only."""
     warden = os.getpid()
     pid = os.fork()
@@ -36,6 +36,8 @@ def start_rank(code_fd: int, result_fd: int, life_fd: int) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != warden:
         os._exit(1)
+    if command:
+        os.execv("/bin/sh", ["sh", "-c", *command])
     from horovod.spark import rank
 
     sys.exit(rank.main(code_fd, result_fd))
@@ -110,7 +112,7 @@ def watch(pid: int, life_fd: int) -> int:
 def main() -> NoReturn:
     code_fd, result_fd, life_fd = (int(text) for text in sys.argv[1:4])
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    pid = start_rank(code_fd, result_fd, life_fd)
+    pid = start_rank(code_fd, result_fd, life_fd, sys.argv[4:])
     # From here on the rank alone holds what the agent reads from.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (1, 2):
