@@ -5,6 +5,7 @@
              driver.py    the desk agents report to: registrations, output, results, failures
              plan.py      which task becomes which rank
              connect.py   the same through Spark Connect, where a task leads the job
+             mpi.py       the same with mpirun: its remote shell is shell.py, its ranks mpi_rank.py
     task     agent.py     what a Spark task does: registers, starts the rank, carries its output
     rank     warden.py    the rank's parent: nothing of the rank outlives the task
              rank.py      the rank: loads the function, calls it, hands the result back

@@ -122,6 +122,14 @@ def serve_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
 # --- On the client -----------------------------------------------------------------------------
 
 
+def default_num_proc(spark: Any) -> int:
+    """Spark cuts a range into as many parts as it has cores; a task takes spark.task.cpus."""
+    from pyspark.sql import functions as F
+
+    n_cores = spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+    return max(n_cores // int(spark.conf.get("spark.task.cpus", "1")), 1)
+
+
 def run(spark: Any, job: Job, output: Output) -> List[bytes]:
     """The pickled results by rank; raises what classic run() would."""
     from horovod.spark import launch, slots

@@ -98,14 +98,15 @@ class ParquetReader:
     """Rows of a Parquet file or folder, sharded. `columns` are in the order asked for.
 
     shuffle_rows: rows are mixed within windows of at least this many. drop_last leaves an
-    incomplete last batch out, on all ranks alike. transform: a function of one batch.
+    incomplete last batch out, on all ranks alike. transform: a function of one batch. cache: what
+    has been read stays in memory.
     """
 
     def __init__(self, path: str, columns: Optional[Sequence[str]] = None, batch_size: int = 32,
                  shard: int = 0, n_shards: int = 1, seed: Optional[int] = 0, shuffle: bool = True,
                  shuffle_rows: int = 1 << 16, drop_last: bool = False,
                  transform: Optional[Callable[[Batch], Batch]] = None,
-                 storage_options: Optional[Dict[str, Any]] = None) -> None:
+                 storage_options: Optional[Dict[str, Any]] = None, cache: bool = False) -> None:
         if not 0 <= shard < n_shards:
             raise ValueError(f"shard {shard} of {n_shards}: it must be from 0 to {n_shards - 1}")
         if batch_size < 1:
@@ -136,6 +137,7 @@ class ParquetReader:
         self._shuffle = shuffle
         self._shuffle_rows = shuffle_rows
         self._transform = transform
+        self._cached: Optional[Dict[int, pa.Table]] = {} if cache else None
 
     def _list(self, root: str) -> List[str]:
         if self._fs.get_file_info(root).type == pa.fs.FileType.File:
@@ -151,9 +153,13 @@ class ParquetReader:
         return self._files[path]
 
     def _read(self, piece: Piece) -> Batch:
-        group = self.groups[piece.group]
-        table = self._open(group.path).read_row_group(group.index, columns=self.columns,
-                                                      use_threads=False)
+        table = self._cached.get(piece.group) if self._cached is not None else None
+        if table is None:
+            group = self.groups[piece.group]
+            table = self._open(group.path).read_row_group(group.index, columns=self.columns,
+                                                          use_threads=False)
+            if self._cached is not None:
+                self._cached[piece.group] = table
         table = table.slice(piece.first, piece.n_rows)
         return {name: to_numpy(name, table.column(name)) for name in self.columns}
 

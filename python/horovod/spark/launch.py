@@ -63,8 +63,8 @@ def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, An
     session = connect_session()
     if session is not None:
         if use_mpi:
-            raise ValueError("use_mpi=True is not possible with Spark Connect: executors cannot call "
-                             "this process, where mpirun would be")
+            raise ValueError("use_mpi=True is not possible with Spark Connect: executors cannot "
+                             "call this process, where mpirun would be")
         return run_connect(session, num_proc, start_timeout, pickle_call(fn, args, kwargs),
                            tunables(session.conf, env, nics, start_timeout), verbose, executable,
                            Output(stdout, stderr, stdout is not None or stderr is not None,
@@ -104,8 +104,7 @@ def run_connect(session: Any, num_proc: Optional[int], start_timeout: float, cod
     from horovod.spark import connect
 
     if num_proc is None:
-        raise ValueError("num_proc is needed with Spark Connect, which does not tell how many task "
-                         "slots there are")
+        num_proc = connect.default_num_proc(session)
     if verbose >= 1:
         print(f"Running {num_proc} processes...", flush=True)
     job = connect.Job(num_proc, code, environment, executable, secrets.token_bytes(32),

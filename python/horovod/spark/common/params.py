@@ -27,6 +27,8 @@ ESTIMATOR = [
     Row("metrics", [], "functions that are reported beside the loss"),
     Row("feature_cols", None, "columns the model takes, in its order"),
     Row("label_cols", None, "columns the model is to tell"),
+    Row("continuous_cols", None, "accepted: columns that hold quantities"),
+    Row("categorical_cols", None, "accepted: columns that hold categories"),
     Row("validation", None, "fraction of the rows, or the name of a column that marks them"),
     Row("callbacks", [], "callbacks of the framework"),
     Row("batch_size", 32, "rows in a batch, on each process"),
@@ -35,15 +37,25 @@ ESTIMATOR = [
     Row("train_steps_per_epoch", None, "batches of an epoch on each process; default: all rows"),
     Row("validation_steps_per_epoch", None, "the same in validation"),
     Row("random_seed", None, "seed of the split and the order of rows"),
+    Row("shuffle_buffer_size", None, "rows that are mixed with each other; default: 65536"),
     Row("shuffle", True, "rows in another order each epoch"),
     Row("verbose", 1, "0: quiet"),
     Row("partitions_per_process", 10, "Parquet files written for each process"),
     Row("run_id", None, "name of the run in the store; the same name goes on from its checkpoint"),
     Row("gradient_compression", None, "a Compression of the framework's horovod package"),
+    Row("compress_sparse_cols", False, "accepted: Parquet compresses by itself"),
     Row("transformation_fn", None, "function of a pandas DataFrame, applied to each batch"),
+    Row("transformation_edit_fields", None, "accepted: seen from what transformation_fn returns"),
+    Row("transformation_removed_fields", None, "accepted: seen likewise"),
+    Row("train_reader_num_workers", 2, "accepted: the reader has no workers"),
+    Row("val_reader_num_workers", 2, "accepted likewise"),
+    Row("reader_pool_type", "thread", "accepted likewise"),
     Row("label_shapes", None, "shape of each label, -1 for the batch"),
+    Row("inmemory_cache_all", False, "each process keeps what it has read in memory"),
     Row("use_gpu", True, "train on the GPU where there is one"),
     Row("backward_passes_per_step", 1, "batches whose gradients are summed before an update"),
+    Row("mp_start_method", None, "accepted: the reader starts no processes"),
+    Row("tensorflow_dataset_prefetch_buffer_size", 0, "batches made ahead, with TensorFlow"),
 ]
 
 MODEL = [
@@ -54,6 +66,12 @@ MODEL = [
     Row("output_columns", None, "names of the columns transform() adds; default: label__output"),
     Row("run_id", None, "name of the run in the store"),
 ]
+
+# Other names of setters, which programs use.
+OTHER_SETTERS = {"setTrainReaderNumWorker": "train_reader_num_workers",
+                 "setValReaderNumWorker": "val_reader_num_workers",
+                 "setShufflingBufferSize": "shuffle_buffer_size",
+                 "setLabelColoumns": "label_columns"}
 
 # Parameters that belong to a session: they are not saved.
 NOT_SAVED = ("backend", "store")
@@ -85,6 +103,10 @@ def parameters(table: List[Row]) -> Callable[[type], type]:
             setattr(cls, row.name, Param(Params._dummy(), row.name, row.help))
             setattr(cls, f"get{camel(row.name)}", _getter(row.name))
             setattr(cls, f"set{camel(row.name)}", _setter(row.name))
+        known = {row.name for row in table}
+        for other, name in OTHER_SETTERS.items():
+            if name in known:
+                setattr(cls, other, _setter(name))
         cls._table: Tuple[Row, ...] = tuple(table)  # type: ignore
         return cls
 

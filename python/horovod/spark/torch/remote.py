@@ -170,7 +170,9 @@ def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
     def reader(path: str, batch_size: int, shuffle: bool) -> ParquetReader:
         return ParquetReader(path, task["columns"], batch_size, hvd.rank(), hvd.size(),
                              task["random_seed"], shuffle,
+                             task["shuffle_buffer_size"] or 1 << 16,
                              transform=pandas_transform(task["transformation_fn"]),
+                             cache=task["inmemory_cache_all"],
                              storage_options=task["store"].storage_options)
 
     training = reader(task["train_path"], task["batch_size"], task["shuffle"])
