@@ -9,8 +9,8 @@
 #   make wheel        the Python package, in dist/
 #   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
-#   make test-spark   horovod.spark on real Spark, some minutes; make setup-spark first
 #   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
+#   make test-spark   horovod.spark on real Spark 4.3 and 3.5, with a cluster of four hosts
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
 #   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
@@ -37,6 +37,7 @@ demo: setup
 	@echo "and the example of examples/c, started by horovodrun:"
 	@./build/horovodrun -np 4 ./build/examples/allreduce
 	@tools/demo-torch.sh
+	@tools/demo-spark.sh
 
 test:
 	@tools/setup.sh --no-build
@@ -85,8 +86,8 @@ wheel: setup
 setup-spark:
 	@tools/setup-spark.sh
 
-test-spark:
-	@.venv/bin/python -m pytest tests/spark
+test-spark: setup-spark
+	@tools/test-spark.sh
 
 TENSORFLOWS ?= 2.18.1 2.15.1
 .PHONY: test-tensorflow

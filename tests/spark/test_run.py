@@ -66,8 +66,8 @@ def test_environment_and_arguments(spark):
 
 
 def test_large_results(spark):
-    results = horovod.spark.run(lambda: bytes(150 << 20), num_proc=2)
-    assert [len(result) for result in results] == [150 << 20] * 2
+    results = horovod.spark.run(lambda: bytes(300 << 20), num_proc=2)
+    assert [len(result) for result in results] == [300 << 20] * 2
 
 
 def test_large_arguments(spark):
@@ -129,7 +129,7 @@ def test_a_function_that_does_not_start_in_time(spark, ranks):
             return sleep_long, (self.folder,)
 
     with pytest.raises(TimeoutException, match="have registered from .* and 0 run the function"):
-        horovod.spark.run(print, (Slow(ranks.folder),), num_proc=2, start_timeout=4)
+        horovod.spark.run(print, (Slow(ranks.folder),), num_proc=2, start_timeout=12)
     ranks.wait_gone()
 
 
@@ -179,7 +179,11 @@ except KeyboardInterrupt:
 def start_driver(ranks):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, ranks.folder], stdout=subprocess.PIPE,
                               text=True, start_new_session=True)
-    ranks.wait_for(2)
+    try:
+        ranks.wait_for(2)
+    except BaseException:
+        driver.kill()
+        raise
     return driver
 
 
