@@ -37,7 +37,7 @@ def test_connect(tmp_path):
     script = tmp_path / "client.py"
     script.write_text(CLIENT)
     out = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
-                         timeout=600, check=True).stdout
+                         timeout=1800, check=True).stdout
     lines = out.strip().split("\n")
     first = lines.index("Running 4 processes...")
     assert sorted(lines[first + 1:first + 5]) == [f"rank {rank} of 4" for rank in range(4)]

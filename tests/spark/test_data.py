@@ -51,6 +51,13 @@ def test_seeds_and_epochs(folder):
     assert sum(ids(plain), []) == list(range(103))
 
 
+def test_what_is_kept_in_memory_is_the_same(folder):
+    kept = ParquetReader(folder, ["id"], batch_size=8, n_shards=2, cache=True)
+    read = ParquetReader(folder, ["id"], batch_size=8, n_shards=2)
+    assert [ids(kept, epoch) for epoch in range(3)] == [ids(read, epoch) for epoch in range(3)]
+    assert len(kept._cached) > 0
+
+
 def test_drop_last(folder):
     reader = ParquetReader(folder, batch_size=10, n_shards=2, drop_last=True)
     assert reader.rows_per_shard == 52 and reader.steps_per_epoch == 5

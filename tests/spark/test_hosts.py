@@ -33,6 +33,16 @@ try:
 except Exception as error:
     print("refused:", error)
 print(time.monotonic() - began)
+
+def with_mpi():
+    import socket
+    from horovod import _core as hvd
+    hvd.init([])
+    result = hvd.rank(), int(os.environ["OMPI_COMM_WORLD_RANK"]), socket.gethostname()
+    hvd.shutdown()
+    return result
+
+print(horovod.spark.run(with_mpi, num_proc=4, use_mpi=True, verbose=0))
 '''
 
 
@@ -66,3 +76,6 @@ def test_sixteen_ranks_on_four_hosts(cluster, tmp_path):
     assert lines[19].startswith("refused: Timed out waiting for Spark tasks to start. 20 task "
                                 "slots are needed and 16 were found")
     assert 10 <= float(lines[20]) < 40  # 10 s were given; the machine may be busy
+    seen = eval(lines[21])  # mpirun's daemons have been started on all hosts
+    assert [(rank, theirs) for rank, theirs, _ in seen] == [(rank, rank) for rank in range(4)]
+    assert len({name for *_, name in seen}) == 4
