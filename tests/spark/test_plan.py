@@ -68,6 +68,13 @@ def test_visible_devices(devices, visible, wanted):
     assert agent.visible_devices(devices, visible) == wanted
 
 
+@pytest.mark.parametrize("environment, given, devices, wanted", [
+    ({}, {}, ["1"], True), ({}, {}, [], False), ({}, {"CUDA_VISIBLE_DEVICES": "0"}, ["1"], False),
+    ({"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": "1"}, {}, ["1"], False)])
+def test_whose_devices_a_rank_sees(environment, given, devices, wanted):
+    assert agent.shows_own_devices(environment, given, devices) == wanted
+
+
 class FakeContext:
     """As much of a SparkContext as slots.py looks at; slots come as time goes by."""
     defaultParallelism = 2

@@ -155,8 +155,8 @@ class Agent:
     def _environment(self, start: Dict[str, Any], secret_fd: int) -> Dict[str, str]:
         environment = {name: value for name, value in os.environ.items()
                        if name not in SPARK_SECRETS}
-        own_devices = "command" not in start and "CUDA_VISIBLE_DEVICES" not in start["environment"]
-        if self._devices and own_devices:
+        if "command" not in start and shows_own_devices({**environment, **start["environment"]},
+                                                        start["environment"], self._devices):
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices(
                 self._devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
         # Modules the worker can import, the rank can: Spark adds folders of its own.
@@ -298,6 +298,13 @@ class Agent:
             kind, _ = self._next_frame()
             if kind == Kind.LEAVE:
                 return
+
+
+def shows_own_devices(environment: Dict[str, Optional[str]], given: Dict[str, Optional[str]],
+                      devices: List[str]) -> bool:
+    """Is the rank to see the GPUs of its task only? Not if the user has decided otherwise."""
+    return (bool(devices) and "CUDA_VISIBLE_DEVICES" not in given
+            and environment.get("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX") != "1")
 
 
 def visible_devices(devices: List[str], visible: Optional[str]) -> str:
