@@ -632,7 +632,8 @@ enum {
     JSON,
     NO_FORK,
     SERVE,
-    DEMO, HELP
+    DEMO,
+    HELP,
 };
 
 static const struct option long_options[] = {
@@ -654,6 +655,7 @@ static const struct option long_options[] = {
     {"no-fork", 0, 0, NO_FORK},
     {"serve-rendezvous", 0, 0, SERVE},
     {"demo", 0, 0, DEMO},
+    {"help", 0, 0, HELP},
     {0},
 };
 
