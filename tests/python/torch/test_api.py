@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public name of horovod.torch and its signature, against the list users' scripts rely on."""
+import ast
 import importlib
 import inspect
+import pathlib
 
 import pytest
 
@@ -118,6 +120,24 @@ def test_signature(name):
     assert all(default is not inspect.Parameter.empty for _, default in found[len(expected):])
     assert all(parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
                for parameter in parameters[:len(expected)])
+
+
+def test_the_types_tell_the_same():
+    stub = ast.parse(pathlib.Path(hvd.__file__).with_suffix(".pyi").read_text())
+    functions = {node.name: node.args for node in stub.body if isinstance(node, ast.FunctionDef)}
+    for name, arguments in functions.items():
+        try:
+            parameters = inspect.signature(getattr(hvd, name)).parameters.values()
+        except ValueError:  # of C functions without arguments
+            parameters = []
+        assert [argument.arg for argument in arguments.args] == [p.name for p in parameters], name
+        defaults = [p for p in parameters if p.default is not inspect.Parameter.empty]
+        assert len(arguments.defaults) == len(defaults), name
+    imported = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom)
+                for alias in node.names}
+    classes = {node.name for node in stub.body if isinstance(node, ast.ClassDef)}
+    values = {node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)}
+    assert set(NAMES) <= set(functions) | imported | classes | values
 
 
 @pytest.mark.parametrize("module", MODULES)
