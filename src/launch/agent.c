@@ -30,6 +30,7 @@
 #define ORPHANED_GRACE_MS 1000 // the launcher is gone: ranks end within two seconds
 #define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
 #define RESULT_CHUNK MIB
+#define N_OWN_FDS 4 // polled besides the output of ranks: signals, orders, reports, notes
 
 typedef struct agent_rank {
     int rank;
@@ -40,7 +41,7 @@ typedef struct agent_rank {
 
 typedef struct agent {
     channel_t channel;
-    int signal_fd;
+    int signal_fd, notes_fd; // notes: of an elastic job, else -1
     keeper_t keeper;
     bool has_keeper;
     char directory[96], program[4096];
@@ -236,7 +237,7 @@ static void prefer_ssh_address(buf_t *list)
 // What PLAN brings, pointing into the frame.
 typedef struct order {
     const uint8_t *secret;
-    bool is_remote, wants_results;
+    bool is_remote, wants_results, is_elastic;
     const char *directory;
     char **argv;
     const uint8_t *env, *payload;
@@ -251,6 +252,9 @@ static void put_rank_environment(agent_t *agent, const order_t *order, agent_ran
     put_entry(list, "HOROVOD_RUN_PROGRAM=%s", agent->program);
     if (order->payload_bytes > 0) {
         put_entry(list, "HOROVOD_RUN_PAYLOAD=%s/payload", agent->directory);
+    }
+    if (order->is_elastic) {
+        put_entry(list, "HOROVOD_ELASTIC_DIR=%s", agent->directory);
     }
     if (order->wants_results) {
         snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);
@@ -339,6 +343,7 @@ static bool read_order(reader_t *reader, order_t *order, uint64_t *silence_ns_p)
     order->env_bytes = get_u32(reader);
     order->env = get_bytes(reader, order->env_bytes);
     order->wants_results = get_u8(reader);
+    order->is_elastic = get_u8(reader);
     order->payload_bytes = get_u32(reader);
     order->payload = get_bytes(reader, order->payload_bytes);
     return !reader->bad;
@@ -353,6 +358,9 @@ static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
     TRY(keeper_start(agent->directory, &agent->keeper, err), out);
     agent->has_keeper = true;
     TRY(write_secret(agent, order->secret, err), out);
+    if (order->is_elastic) {
+        TRY(notes_watch(agent->directory, &agent->notes_fd, err), out);
+    }
     if (order->payload_bytes > 0) {
         snprintf(path, sizeof path, "%s/payload", agent->directory);
         TRY(write_private(path, order->payload, order->payload_bytes, err), out);
@@ -511,6 +519,33 @@ static void report_finding(void *arg, bool is_fault, const char *what, const cha
     frame_end(&agent->channel, begin);
 }
 
+static void on_ready(void *arg, int id, uint32_t generation)
+{
+    report_simple(arg, FRAME_READY, id, (int)generation);
+}
+
+static void on_place(agent_t *agent, reader_t *reader)
+{
+    int id = (int)get_u32(reader);
+    size_t bytes = get_u32(reader);
+    const uint8_t *env = get_bytes(reader, bytes);
+
+    if (!reader->bad && !notes_write_place(agent->directory, id, env, bytes)) {
+        report_problem(agent, id, EXIT_INTERNAL,
+                       "cannot write its new place into the agent's directory; is /dev/shm full?");
+    }
+}
+
+static void on_news(agent_t *agent, reader_t *reader)
+{
+    uint32_t number = get_u32(reader), what = get_u32(reader);
+
+    if (!reader->bad && !notes_write_news(agent->directory, number, what)) {
+        report_problem(agent, -1, EXIT_INTERNAL,
+                       "cannot write news into the agent's directory; is /dev/shm full?");
+    }
+}
+
 static void on_frame(agent_t *agent, const frame_t *frame)
 {
     reader_t reader = reader_of(frame->data, frame->bytes);
@@ -524,6 +559,10 @@ static void on_frame(agent_t *agent, const frame_t *frame)
             stop_ranks(agent, signo, grace_ms);
         }
         agent->is_done |= !agent->has_plan;
+    } else if (frame->type == FRAME_PLACE && agent->notes_fd >= 0) {
+        on_place(agent, &reader);
+    } else if (frame->type == FRAME_NEWS && agent->notes_fd >= 0) {
+        on_news(agent, &reader);
     } else if (frame->type == FRAME_EXAMINE) {
         const char *addresses = get_text(&reader);
         int port = (int)get_u32(&reader);
@@ -587,12 +626,13 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
 {
     bool reads_ranks = agent->channel.out.len - agent->channel.out_sent < BACKLOG_BYTES;
     bool is_open = !agent->channel.is_closed;
-    int n = 3;
+    int n = N_OWN_FDS;
 
     polled[0] = (struct pollfd){.fd = agent->signal_fd, .events = POLLIN};
     polled[1] = (struct pollfd){.fd = is_open ? agent->channel.in_fd : -1, .events = POLLIN};
     polled[2] = (struct pollfd){
         .fd = channel_wants_write(&agent->channel) ? agent->channel.out_fd : -1, .events = POLLOUT};
+    polled[3] = (struct pollfd){.fd = agent->notes_fd, .events = POLLIN};
     for (int i = 0; i < agent->n_ranks; i++) {
         for (int stream = 0; stream < N_STREAMS; stream++) {
             int fd = agent->ranks[i].child.fds[stream];
@@ -602,10 +642,13 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     if (poll(polled, (nfds_t)n, next_wait_ms(agent)) < 0) {
         return;
     }
-    for (int i = 3; i < n; i++) {
-        if (polled[i].revents != 0) {
-            forward_once(agent, &agent->ranks[(i - 3) / N_STREAMS], (i - 3) % N_STREAMS);
+    for (int i = 0; i < n - N_OWN_FDS; i++) {
+        if (polled[N_OWN_FDS + i].revents != 0) {
+            forward_once(agent, &agent->ranks[i / N_STREAMS], i % N_STREAMS);
         }
+    }
+    if (polled[3].revents != 0) {
+        notes_read(agent->notes_fd, agent->directory, on_ready, agent);
     }
     if (polled[0].revents != 0) {
         on_signal(agent);
@@ -635,8 +678,8 @@ static int serve(agent_t *agent)
     int n_polled = 0;
 
     while (!is_over(agent)) {
-        if (3 + agent->n_ranks * N_STREAMS > n_polled || polled == NULL) {
-            n_polled = 3 + agent->n_ranks * N_STREAMS;
+        if (N_OWN_FDS + agent->n_ranks * N_STREAMS > n_polled || polled == NULL) {
+            n_polled = N_OWN_FDS + agent->n_ranks * N_STREAMS;
             struct pollfd *larger = realloc(polled, (size_t)n_polled * sizeof *polled);
             if (larger == NULL) {
                 break;
@@ -669,7 +712,8 @@ static int open_signals(void)
 
 int agent_main(void)
 {
-    agent_t agent = {.kill_at_ns = NEVER_NS,
+    agent_t agent = {.notes_fd = -1,
+                     .kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
                      .heard_ns = clock_ns(),
                      .ping_ns = PING_MS * NS_PER_MS,

@@ -20,7 +20,7 @@ static const struct {
     {"tuning", "More settings given to every rank"},
     {"mpi", "With --mpi or --jsrun"},
     {"openpai", "In a job of OpenPAI (\"horovodrun pai --help\" has what is done outside of it)"},
-    {"elastic", "Elastic jobs (read, not yet supported)"},
+    {"elastic", "Elastic jobs"},
     {"other", "Instead of running a job"},
 };
 

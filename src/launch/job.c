@@ -24,7 +24,6 @@
 #define MOMENT_MS 250 // between the first failure and the order to stop
 #define PING_MS 5000
 #define LATE_MS 10000 // for agents to finish after ranks must be dead
-#define PAYLOAD_LIMIT (1024 * MIB - MIB)
 #define MAX_WAIT_MS 1000
 
 typedef struct job {
@@ -141,109 +140,49 @@ static int open_signals(void)
     return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-static bool wants_color(const options_t *options)
-{
-    if (options->color == COLOR_AUTO) {
-        return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) && environment("NO_COLOR") == NULL;
-    }
-    return options->color == COLOR_ALWAYS;
-}
-
 // --- The plan, to every agent --------------------------------------------------------------------
 
-static hvd_status_t read_payload(const char *path, buf_t *payload, err_t *err)
-{
-    FILE *file = path[0] == '\0' ? NULL : fopen(path, "re");
-    size_t n = 1;
-
-    if (path[0] == '\0') {
-        return HVD_OK;
-    }
-    if (file == NULL) {
-        return fail_errno(err, errno, "cannot open %s", path);
-    }
-    while (n > 0 && payload->len <= PAYLOAD_LIMIT && buf_reserve(payload, MIB)) {
-        n = fread(payload->data + payload->len, 1, MIB, file);
-        payload->len += n;
-    }
-    bool is_whole = feof(file) && !ferror(file) && payload->len <= PAYLOAD_LIMIT;
-    fclose(file);
-    return is_whole
-               ? HVD_OK
-               : fail(err, HVD_INVALID_ARGUMENT, "cannot read all of %s: is it above 1 GiB?", path);
-}
-
-static void send_plan(job_t *job, int host, const char *directory, const buf_t *env,
-                      const buf_t *payload)
+static void send_plan(job_t *job, int host, const orders_t *orders)
 {
     agent_link_t *link = &job->links[host];
-    buf_t *out = &link->channel.out, own = {0};
-    size_t begin = frame_begin(&link->channel, FRAME_PLAN);
+    buf_t own = {0};
     uint32_t n_ranks = 0;
 
-    put_bytes(out, job->secret, sizeof job->secret);
-    put_u8(out, !link->host->is_local);
-    put_u32(out, link->host->is_local ? 0 : (uint32_t)(job->options->peer_timeout * 1000));
-    put_text(out, directory);
-    put_u32(out, (uint32_t)job->options->n_command);
-    for (int i = 0; i < job->options->n_command; i++) {
-        put_text(out, job->options->command[i]);
-    }
-    put_u32(out, (uint32_t)env->len);
-    put_bytes(out, env->data, env->len);
-    put_u8(out, job->options->results[0] != '\0');
-    put_u32(out, (uint32_t)payload->len);
-    put_bytes(out, payload->len > 0 ? payload->data : (const uint8_t *)"", payload->len);
     for (int i = 0; i < job->plan.n_ranks; i++) {
         n_ranks += job->plan.places[i].host == host;
     }
-    put_u32(out, n_ranks);
+    size_t begin = order_plan_begin(link, orders, job->secret, n_ranks);
     for (int i = 0; i < job->plan.n_ranks; i++) {
         if (job->plan.places[i].host == host) {
             buf_clear(&own);
             job_plan_environment(&job->plan, &job->plan.places[i], link->host->name, &own);
-            put_u32(out, (uint32_t)i);
-            put_u32(out, (uint32_t)own.len);
-            put_bytes(out, own.data, own.len);
+            order_plan_rank(link, i, &own);
         }
     }
-    frame_end(&link->channel, begin);
     buf_free(&own);
-    channel_send(&link->channel);
+    order_end(link, begin);
 }
 
 static hvd_status_t send_plans(job_t *job, err_t *err)
 {
-    buf_t env = {0}, payload = {0};
-    char *directory = get_current_dir_name();
-    hvd_status_t status = read_payload(job->options->payload, &payload, err);
+    orders_t orders = {0};
+    hvd_status_t status = orders_make(job->options, &job->info, &orders, err);
 
-    environ_of_job(job->options, &job->info, &env);
-    if (status == HVD_OK && (directory == NULL || env.failed || payload.failed)) {
-        status = fail(err, HVD_NO_MEMORY, "no memory to start the ranks");
-    }
     for (int i = 0; status == HVD_OK && i < job->plan.n_hosts; i++) {
-        send_plan(job, i, directory, &env, &payload);
+        send_plan(job, i, &orders);
     }
     wipe(job->secret, sizeof job->secret);
-    free(directory);
-    buf_free(&env);
-    buf_free(&payload);
+    orders_free(&orders);
     return status;
 }
 
 // --- Stopping ------------------------------------------------------------------------------------
 
-static void order_stop(job_t *job, int signo, int grace_ms)
+static void stop_all(job_t *job, int signo, int grace_ms)
 {
     for (int i = 0; i < job->plan.n_hosts; i++) {
-        channel_t *channel = &job->links[i].channel;
         if (job->links[i].phase == LINK_READY) {
-            size_t begin = frame_begin(channel, FRAME_STOP);
-            put_u32(&channel->out, (uint32_t)signo);
-            put_u32(&channel->out, (uint32_t)grace_ms);
-            frame_end(channel, begin);
-            channel_send(channel);
+            order_stop(&job->links[i], signo, grace_ms);
         }
     }
     job->is_stopping = true;
@@ -285,7 +224,7 @@ static void on_signals(job_t *job)
         sink_say(job->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
                  signal_name((int)info.ssi_signo, name),
                  is_second ? "killing the ranks" : "stopping the ranks; once more kills them");
-        order_stop(job, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
+        stop_all(job, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
     }
 }
 
@@ -450,11 +389,11 @@ static void on_time(job_t *job, bool was_reading)
     uint64_t now_ns = clock_ns(), silence_ns = (uint64_t)(job->options->peer_timeout * 1e9);
 
     if (now_ns >= job->stop_at_ns) {
-        order_stop(job, SIGTERM, GRACE_MS);
+        stop_all(job, SIGTERM, GRACE_MS);
     }
     if (sink_is_broken(job->sink) && !job->is_stopping) {
         job->signo = SIGPIPE; // who reads our output has gone
-        order_stop(job, SIGTERM, GRACE_MS);
+        stop_all(job, SIGTERM, GRACE_MS);
     }
     bool pings = now_ns >= job->ping_at_ns;
     job->ping_at_ns = pings ? now_ns + ping_ns(job) : job->ping_at_ns;
@@ -464,9 +403,7 @@ static void on_time(job_t *job, bool was_reading)
             continue;
         }
         if (pings) {
-            size_t begin = frame_begin(&link->channel, FRAME_PING);
-            frame_end(&link->channel, begin);
-            channel_send(&link->channel);
+            order_ping(link);
         }
         link->heard_ns = was_reading ? link->heard_ns : now_ns;
         if (!link->host->is_local && now_ns - link->heard_ns > silence_ns) {
@@ -547,19 +484,6 @@ static void flush_lines(job_t *job)
     }
 }
 
-// For who started us to get results: "rank code" of the rank that failed first.
-static void note_first_failure(const job_t *job, int cause)
-{
-    char path[4096];
-
-    snprintf(path, sizeof path, "%s/first_failure", job->options->results);
-    FILE *file = job->options->results[0] != '\0' ? fopen(path, "we") : NULL;
-    if (file != NULL) {
-        fprintf(file, "%d %d\n", cause, job->ends[cause].code);
-        fclose(file);
-    }
-}
-
 // Says what there is to say; the exit code.
 static int conclude(job_t *job)
 {
@@ -576,7 +500,7 @@ static int conclude(job_t *job)
         return 0;
     }
     int host = job->plan.places[cause].host;
-    note_first_failure(job, cause);
+    note_first_failure(job->options->results, cause, job->ends[cause].code);
     buf_clear(&job->lines);
     ending_report(job->ends, job->plan.n_ranks, cause, job->hosts.list[host].name,
                   &job->splitters[cause * N_STREAMS + STREAM_STDERR], &job->lines);
@@ -663,8 +587,8 @@ int job_run(const options_t *options)
     TRY(job_plan_make(&job.hosts, (int)options->num_proc, &job.plan, &err), refuse);
     hosts_find_local(&job.hosts);
     prctl(PR_SET_DUMPABLE, 0); // the secret is in this memory
-    job.style =
-        (prefix_style_t){.timestamp = options->prefix_timestamp, .color = wants_color(options)};
+    job.style = (prefix_style_t){.timestamp = options->prefix_timestamp,
+                                 .color = options_want_color(options)};
     job.signal_fd = open_signals();
     TRY(make_state(&job, &err), refuse);
     TRY(start_rendezvous(&job, &err), refuse);

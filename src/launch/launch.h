@@ -81,6 +81,7 @@ hvd_status_t options_set_yaml(options_t *options, const char *key, const char *t
                               const char *file, err_t *err);
 // Value of an option as text, default included.
 const char *option_text(const options_t *options, int i);
+bool options_want_color(const options_t *options);
 // A variable of the process environment that is no option: NULL if unset or empty.
 const char *environment(const char *name);
 
@@ -171,6 +172,9 @@ enum frame_type {
     FRAME_FINDING,   // agent: one line of the doctor's report
     FRAME_PING,      // both, when there is nothing else to say
     FRAME_DONE,      // agent: nothing of the job is left on this host
+    FRAME_PLACE,     // launcher, elastic: rank, its environment in the next generation
+    FRAME_NEWS,      // launcher, elastic: number, whether hosts were added or removed
+    FRAME_READY,     // agent, elastic: rank, the generation it has left
 };
 
 #define FRAME_LIMIT ((size_t)1 << 30)
@@ -252,6 +256,8 @@ hvd_status_t output_files_open(const char *directory, int n_ranks, output_files_
 void output_files_write(output_files_t *files, int rank, int stream, const void *data,
                         size_t bytes);
 void output_files_close(output_files_t *files);
+// For who started us to get --results: "rank code" of the rank that failed first, in a file there.
+void note_first_failure(const char *results, int rank, int code);
 
 // --- Processes (spawn.c) -------------------------------------------------------------------------
 
@@ -290,6 +296,14 @@ void keeper_add(keeper_t *keeper, pid_t group);
 void keeper_remove(keeper_t *keeper, pid_t group);
 void keeper_stop(keeper_t *keeper); // it acts, and has ended when this returns
 
+// Notes between the agent and ranks of an elastic job (notes.c). The descriptor is readable when
+// there may be something for notes_read.
+typedef void (*ready_fn)(void *arg, int id, uint32_t generation);
+hvd_status_t notes_watch(const char *directory, int *fd_p, err_t *err);
+void notes_read(int fd, const char *directory, ready_fn ready, void *arg);
+bool notes_write_place(const char *directory, int id, const uint8_t *env, size_t bytes);
+bool notes_write_news(const char *directory, uint32_t number, uint32_t what);
+
 // Checks of the doctor on this host; a finding for each through report().
 typedef void (*finding_fn)(void *arg, bool is_fault, const char *what, const char *found,
                            const char *fix);
@@ -318,6 +332,7 @@ void ending_report(const rank_end_t *ends, int n, int cause, const char *host,
 
 // Each returns an exit code.
 int job_run(const options_t *options);
+int elastic_run(const options_t *options);
 int mpi_run(const options_t *options);
 int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);

@@ -298,6 +298,17 @@ void links_gather(agent_link_t *links, int n, const options_t *options, uint64_t
     }
 }
 
+bool links_advance(agent_link_t *links, int n, const options_t *options, uint64_t deadline_ns,
+                   sink_t *sink)
+{
+    start_some(links, n, options, sink);
+    look_once(links, n, options, -1, 0, sink);
+    if (clock_ns() >= deadline_ns) {
+        give_up(links, n, options);
+    }
+    return count(links, n, LINK_WAITING) + count(links, n, LINK_CONNECTING) == 0;
+}
+
 void link_close(agent_link_t *link)
 {
     channel_close(&link->channel);

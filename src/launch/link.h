@@ -39,5 +39,32 @@ void links_gather(agent_link_t *links, int n, const options_t *options, uint64_t
 void link_read_errors(agent_link_t *link, bool is_verbose, sink_t *sink);
 void link_close(agent_link_t *link); // ends its process
 void links_free(agent_link_t *links, int n);
+// One step of links_gather that waits for nothing; true: each is ready or has failed.
+bool links_advance(agent_link_t *links, int n, const options_t *options, uint64_t deadline_ns,
+                   sink_t *sink);
+
+// --- Orders to agents (order.c) ------------------------------------------------------------------
+
+// What all agents of a job are told alike.
+typedef struct orders {
+    const options_t *options;
+    bool is_elastic;
+    char *directory;
+    buf_t env, payload;
+} orders_t;
+
+hvd_status_t orders_make(const options_t *options, const job_info_t *job, orders_t *orders_p,
+                         err_t *err);
+void orders_free(orders_t *orders);
+// The plan of a host: begin, each of its n ranks, end.
+size_t order_plan_begin(agent_link_t *link, const orders_t *orders, const uint8_t *secret,
+                        uint32_t n_ranks);
+void order_plan_rank(agent_link_t *link, int id, const buf_t *env);
+void order_end(agent_link_t *link, size_t begin);
+void order_stop(agent_link_t *link, int signo, int grace_ms);
+void order_ping(agent_link_t *link);
+// Elastic jobs: the place of a rank in the next generation; that hosts have come or gone.
+void order_place(agent_link_t *link, int id, const buf_t *env);
+void order_news(agent_link_t *link, uint32_t number, unsigned what);
 
 #endif

@@ -74,17 +74,13 @@ static int launch(const options_t *options)
         [CONTROLLER_JSRUN] = jsrun_run,
     };
 
-    if (wants_elastic(options)) {
-        say("elastic jobs (--min-np, --max-np, --reset-limit, --host-discovery-script) are not "
-            "supported by this version; start a job of fixed size with -np and -H");
-        return EXIT_USAGE;
-    }
     if (options->n_command == 0) {
         say("what is to be run? %s -np 2 python train.py; %s --help tells more", PROGRAM, PROGRAM);
         return EXIT_USAGE;
     }
-    return options->pai ? pai_run(options, launchers[options->controller])
-                        : launchers[options->controller](options);
+    int (*start)(const options_t *) =
+        wants_elastic(options) ? elastic_run : launchers[options->controller];
+    return options->pai ? pai_run(options, start) : start(options);
 }
 
 int main(int argc, char **argv)

@@ -535,3 +535,11 @@ void options_free(options_t *options)
     }
     *options = (options_t){0};
 }
+
+bool options_want_color(const options_t *options)
+{
+    if (options->color == COLOR_AUTO) {
+        return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) && environment("NO_COLOR") == NULL;
+    }
+    return options->color == COLOR_ALWAYS;
+}

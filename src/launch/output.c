@@ -229,3 +229,15 @@ void output_files_close(output_files_t *files)
     free(files->directory);
     *files = (output_files_t){0};
 }
+
+void note_first_failure(const char *results, int rank, int code)
+{
+    char path[4096];
+
+    snprintf(path, sizeof path, "%s/first_failure", results);
+    FILE *file = results[0] != '\0' ? fopen(path, "we") : NULL;
+    if (file != NULL) {
+        fprintf(file, "%d %d\n", rank, code);
+        fclose(file);
+    }
+}

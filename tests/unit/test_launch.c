@@ -6,6 +6,7 @@
 // Tables of input and expected result; options are walked row by row, so a new one is tested the
 // moment it is written. Whole jobs are tested in tests/launch.
 #define _GNU_SOURCE
+#include "launch/crew.h"
 #include "launch/launch.h"
 
 #include <setjmp.h>
@@ -434,6 +435,68 @@ static void test_plans(void **state)
 
 // --- Output --------------------------------------------------------------------------------------
 
+static void see_hosts(crew_t *crew, const char *text)
+{
+    hosts_t hosts;
+    err_t err;
+
+    assert_int_equal(hosts_parse(text, 1, &hosts, &err), HVD_OK);
+    assert_true(crew_update(crew, &hosts));
+    hosts_free(&hosts);
+}
+
+// Those that have ranks come first; news tell how the next generation would differ.
+static void test_crew_shares_places(void **state)
+{
+    crew_t crew = {0};
+    (void)state;
+
+    see_hosts(&crew, "a:2,b:1");
+    assert_int_equal(crew_share(&crew, 0, 1), 3);
+    assert_int_equal(crew_news(&crew), NEWS_ADDED);
+    crew.hosts[0]->n_alive = 2;
+    crew.hosts[1]->n_alive = 1;
+    assert_int_equal(crew_share(&crew, 0, 1), 3);
+    assert_int_equal(crew_news(&crew), 0);
+    see_hosts(&crew, "c:4,b:1"); // a is gone
+    assert_int_equal(crew_share(&crew, 3, 1), 3);
+    assert_int_equal(crew_news(&crew), NEWS_ADDED | NEWS_REMOVED);
+    assert_int_equal(crew.n_order, 2);
+    assert_string_equal(crew.order[0]->host.name, "b");
+    assert_string_equal(crew.order[1]->host.name, "c");
+    assert_int_equal(crew.order[1]->quota, 2);
+    see_hosts(&crew, "a:1,b:1"); // back, smaller
+    assert_int_equal(crew_share(&crew, 0, 1), 2);
+    assert_int_equal(crew_news(&crew), NEWS_REMOVED);
+    crew_free(&crew);
+}
+
+static void test_crew_bars_hosts(void **state)
+{
+    crew_t crew = {0};
+    err_t err;
+    (void)state;
+
+    see_hosts(&crew, "a:1,b:1");
+    crew_bar(&crew, crew.hosts[0], 5, 0);
+    assert_int_equal(crew_share(&crew, 0, NEVER_NS - 1), 1);
+    assert_false(crew_may_grow(&crew));
+    assert_int_equal(crew_read_cooldown(&crew, "2 9", &err), HVD_OK);
+    for (uint64_t delay_s = 2; delay_s < 20; delay_s *= 2) { // 2, 4, 8, then the longest
+        uint64_t until_ns = MIN(delay_s, 9) * NS_PER_S;
+        crew_bar(&crew, crew.hosts[1], 0, 0);
+        assert_int_equal(crew.hosts[1]->barred_until_ns, until_ns);
+        assert_int_equal(crew_share(&crew, 0, until_ns - 1), 0);
+        assert_true(crew_may_grow(&crew));
+        assert_int_equal(crew_share(&crew, 0, until_ns), 1);
+    }
+    static const char *const wrong[] = {"9 2", "0 5", "1 4000", "1", "x y", "1 2 3"};
+    for (size_t i = 0; i < N_ELEMENTS(wrong); i++) {
+        assert_int_equal(crew_read_cooldown(&crew, wrong[i], &err), HVD_INVALID_ARGUMENT);
+    }
+    crew_free(&crew);
+}
+
 static void test_lines_survive_any_cut(void **state)
 {
     static const struct {
@@ -760,6 +823,8 @@ int main(void)
         cmocka_unit_test(test_host_lists),
         cmocka_unit_test(test_hostfiles),
         cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_crew_shares_places),
+        cmocka_unit_test(test_crew_bars_hosts),
         cmocka_unit_test(test_lines_survive_any_cut),
         cmocka_unit_test(test_prefixes),
         cmocka_unit_test(test_cause_of_an_ending),

@@ -4,6 +4,7 @@ import atexit
 import os
 
 from horovod import _core
+from horovod.common import membership
 from horovod.common import process_sets as _sets
 from horovod.common.exceptions import NotInitializedError
 
@@ -47,14 +48,30 @@ def init(comm=None, process_sets=None):
     ranks = _sets.check_static_sets(static_sets)
     if _core.is_initialized():
         return
-    try:
-        _core.init(ranks)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"Horovod initialization failed: {error}") from error
+    _join(ranks)
     _sets.attach_static_sets(static_sets)
     _shut_down_at_exit()
     for function in _after_init:
         function()
+
+
+def _join(ranks):
+    """In an elastic job a generation may end before all have joined it: then it is the next."""
+    while True:
+        try:
+            return _core.init(ranks)
+        except (RuntimeError, ValueError) as error:
+            if not membership.is_elastic():
+                raise ValueError(f"Horovod initialization failed: {error}") from error
+            membership.take_next_place()
+
+
+def rejoin():
+    """Leaves the job and joins it anew, in an elastic one with the place of the next generation."""
+    shutdown()
+    if membership.is_elastic():
+        membership.take_next_place()
+    init()
 
 
 def _check_comm(comm):

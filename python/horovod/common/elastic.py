@@ -3,13 +3,15 @@
 
 A State keeps a committed copy in memory. run_fn() calls the user's function; when a collective
 fails it restores that copy, when hosts change it keeps the state, and either way the job is joined
-anew and the state of rank 0 is given to all. Who notices that hosts changed is the launcher's
-worker service: it calls notification_manager.handle_hosts_updated().
+anew and the state of rank 0 is given to all. That hosts changed is told by horovodrun, in a file
+that is looked at when the state is committed, or by who calls
+notification_manager.handle_hosts_updated().
 """
 import copy
 import functools
 import queue
 
+from horovod.common import membership
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
@@ -27,9 +29,17 @@ class WorkerNotificationManager:
 
     def __init__(self):
         self._listeners = []
+        self._last_news = 0
 
     def init(self, **_):
         """Called before each run; a launcher's service may replace it."""
+
+    def poll(self):
+        """Looks whether horovodrun has left news about hosts."""
+        number, what = membership.news()
+        if number > self._last_news:
+            self._last_news = number
+            self.handle_hosts_updated(number, what)
 
     def register_listener(self, listener):
         if listener not in self._listeners:
@@ -79,6 +89,7 @@ class State:
 
     def check_host_updates(self):
         """Raises HostsUpdatedInterrupt on all ranks alike if any news has come to rank 0."""
+        notification_manager.poll()
         newest, all_updates = self._last_updated_timestamp, HostUpdateResult.no_update
         while not self._host_messages.empty():
             timestamp, update = self._host_messages.get()
@@ -146,7 +157,9 @@ def run_fn(func, reset):
                     state.restore()
                     skip_sync = False
                 except HostsUpdatedInterrupt as interrupt:
-                    skip_sync = interrupt.skip_sync
+                    # Where ranks may leave for different reasons, or new ones come meanwhile, all
+                    # must do the same.
+                    skip_sync = interrupt.skip_sync and not membership.is_elastic()
                 reset()
                 state.on_reset()
         finally:

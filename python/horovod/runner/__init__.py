@@ -48,7 +48,8 @@ def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
 
     hosts is "a:2,b:2", hostfile a file with a host a line; neither means this machine. What the
     ranks print comes out here, with the rank in front. An exception on a rank is a RuntimeError
-    here that ends with the remote traceback.
+    here that ends with the remote traceback. With min_num_proc or host_discovery_script the job is
+    elastic, and the results are those of the first min_num_proc ranks.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
@@ -70,7 +71,9 @@ def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     if cooldown_range is not None:
         words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
     payload = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
-    return _run_payload(payload, num_proc, words, executable or sys.executable)
+    # An elastic job may end with fewer ranks than it began with, but no fewer than these.
+    n_results = min(num_proc, min_num_proc or num_proc)
+    return _run_payload(payload, n_results, words, executable or sys.executable)
 
 
 def _renamed(old_name, old, new_name, new):
@@ -81,7 +84,7 @@ def _renamed(old_name, old, new_name, new):
     return old
 
 
-def _run_payload(payload: bytes, num_proc: int, words: List[str], executable: str) -> List[Any]:
+def _run_payload(payload: bytes, n_results: int, words: List[str], executable: str) -> List[Any]:
     with tempfile.TemporaryDirectory(prefix="horovod-run-") as place:  # for this user only
         directory = pathlib.Path(place)
         (directory / "payload").write_bytes(payload)
@@ -92,7 +95,7 @@ def _run_payload(payload: bytes, num_proc: int, words: List[str], executable: st
         command = [find_launcher(), *words, "--payload", str(directory / "payload"),
                    "--results", place, executable, "-m", "horovod.runner.run_task"]
         code, tail = _call(command, environment)
-        return _collect(directory, num_proc, code, tail)
+        return _collect(directory, n_results, code, tail)
 
 
 def _call(command: List[str], environment: dict):
@@ -125,15 +128,15 @@ def _pump(source, target, tail: Optional[deque]) -> None:
             tail.append(text)
 
 
-def _collect(directory: pathlib.Path, num_proc: int, code: int, tail: str) -> List[Any]:
+def _collect(directory: pathlib.Path, n_results: int, code: int, tail: str) -> List[Any]:
     outcomes = {}
-    for rank in range(num_proc):
+    for rank in range(n_results):
         file = directory / f"rank.{rank}"
         if file.exists():
             with contextlib.suppress(EOFError, pickle.UnpicklingError):  # the rank died writing
                 outcomes[rank] = pickle.loads(file.read_bytes())
-    if code == 0 and len(outcomes) == num_proc:
-        return [cloudpickle.loads(outcomes[rank][1]) for rank in range(num_proc)]
+    if code == 0 and len(outcomes) == n_results:
+        return [cloudpickle.loads(outcomes[rank][1]) for rank in range(n_results)]
     raise RuntimeError(_explain(directory, outcomes, code, tail))
 
 

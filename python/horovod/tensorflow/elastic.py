@@ -12,11 +12,6 @@ from horovod.tensorflow.collectives import as_tf_variable
 from horovod.tensorflow.functions import broadcast_object, broadcast_variables
 
 
-def _reset():
-    basics.shutdown()
-    basics.init()
-
-
 def _translate_errors(func):
     """A failed collective is an UnknownError in TensorFlow; the elastic loop has its own word."""
 
@@ -34,7 +29,7 @@ def _translate_errors(func):
 
 def run(func):
     """Decorator: func(state, ...) is run again after failures and changes of hosts."""
-    return elastic.run_fn(_translate_errors(func), _reset)
+    return elastic.run_fn(_translate_errors(func), basics.rejoin)
 
 
 class TensorFlowState(ObjectState):

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's place in an elastic job of horovodrun: which generation, which rank, what is new.
+
+The agent of this host and the rank leave each other small files in a directory of the job
+(HOROVOD_ELASTIC_DIR): place.<worker> tells who this rank is in the next generation, news that hosts
+have come or gone, ready.<worker> that this rank has left its generation. docs/elastic.md.
+"""
+import os
+import sys
+import time
+
+LOOK_EVERY_S = 0.05
+
+
+def is_elastic() -> bool:
+    return "HOROVOD_ELASTIC_DIR" in os.environ
+
+
+def _path(name: str) -> str:
+    return os.path.join(os.environ["HOROVOD_ELASTIC_DIR"], name)
+
+
+def _read(name: str) -> str:
+    try:
+        with open(_path(name), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _generation() -> int:
+    return int(os.environ["HOROVOD_ELASTIC_GENERATION"])
+
+
+def _say_ready(worker: str) -> None:
+    """Atomically: the agent reads the file as soon as it is there."""
+    path = _path(f"ready.{worker}")
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(str(_generation()))
+    os.rename(path + ".new", path)
+
+
+def _newer_place(worker: str) -> dict:
+    """What place.<worker> says, if it is about a later generation than this rank's; else {}."""
+    lines = _read(f"place.{worker}").splitlines()
+    place = dict(line.split("=", 1) for line in lines)
+    return place if int(place.get("HOROVOD_ELASTIC_GENERATION", 0)) > _generation() else {}
+
+
+def take_next_place() -> None:
+    """Leaves this generation and waits for a place in the next; the environment has it then."""
+    worker = os.environ["HOROVOD_ELASTIC_WORKER"]
+    timeout_s = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "600"))
+    deadline = time.monotonic() + timeout_s
+    _say_ready(worker)
+    while not (place := _newer_place(worker)):
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"the launcher gave rank {os.environ['HOROVOD_RANK']} no place in the next "
+                f"generation of the elastic job within {timeout_s:.0f} s (--elastic-timeout)")
+        time.sleep(LOOK_EVERY_S)
+    os.environ.update(place)
+    if place["HOROVOD_RANK"] == "-1":
+        print(f"rank on host {os.environ.get('HOROVOD_HOSTNAME')} has been removed from elastic "
+              "job", file=sys.stderr, flush=True)
+        raise SystemExit(0)
+
+
+def news() -> tuple:
+    """(number, what) of the last news about hosts, what as HostUpdateResult has it; or (0, 0)."""
+    words = _read("news").split() if is_elastic() else []
+    return (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)

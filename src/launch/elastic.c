@@ -1,0 +1,1055 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// elastic.c - a job whose ranks may fail, come and go: generations of one job.
+//
+// A generation is a set of ranks with a rendezvous server of its own. When a rank fails, or one has
+// left because hosts changed (FRAME_READY), the next is formed: crew.c says how many ranks each
+// host has, agents are brought up for new ones (a squad: one agent and the ranks it started), and
+// then everybody is told its place: new ranks by their plan, the others by FRAME_PLACE. The old
+// server ends, which frees ranks that still wait there. Hosts whose ranks fail are barred. Once a
+// rank has ended well the job only waits for the others. docs/elastic.md has the whole story.
+//
+// One thread, one loop; discovery, output and the rendezvous have threads of their own.
+#define _GNU_SOURCE
+#include "launch/crew.h"
+#include "launch/link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define GRACE_MS 5000
+#define MOMENT_MS 250 // between a failure and what follows: others may fail for the same reason
+#define LEFT_MS 1000  // after some have left: whose end made them leave is about to be reported
+#define PING_MS 5000
+#define LATE_MS 10000 // for agents to finish after ranks must be dead
+#define WAIT_MS 200
+#define CONNECT_WAIT_MS 20
+
+// An agent, and the ranks it has been told to start.
+typedef struct squad {
+    agent_link_t *link;
+    crew_host_t *host;
+    bool has_plan, is_stopping;
+    uint64_t deadline_ns; // for its hello
+} squad_t;
+
+typedef struct worker {
+    int id; // for ever, while its rank may change
+    squad_t *squad;
+    place_t place;
+    bool is_leaving;   // told to go: how it ends does not matter
+    uint32_t has_left; // the last generation it has left
+    rank_end_t end;
+    splitter_t splitters[N_STREAMS];
+    int result_fd;
+} worker_t;
+
+typedef struct driver {
+    const options_t *options;
+    crew_t crew;
+    discovery_t *discovery;
+    job_info_t info;
+    orders_t orders;
+    hvd_rendezvous_t *server;
+    uint8_t secret[SECRET_BYTES];
+    char job_name[16];
+    squad_t **squads;
+    worker_t **workers;
+    int n_squads, n_workers;
+    int min_ranks, n_ranks; // n_ranks: of the generation that runs
+    uint32_t generation, n_news;
+    unsigned news; // told in this generation
+    uint64_t form_at_ns, give_up_at_ns, ping_at_ns, late_at_ns;
+    worker_t *cause; // the first that failed in this generation
+    sink_t *sink;
+    prefix_style_t style;
+    output_files_t files;
+    buf_t lines;
+    int signal_fd, signo;
+    bool is_finishing, is_stopping, has_warned_files;
+    int problem_code;
+    char problem[HVD_TEXT_BYTES + 300];
+} driver_t;
+
+// --- Who there is --------------------------------------------------------------------------------
+
+static bool is_alive(const worker_t *worker)
+{
+    return !worker->end.has_ended && !worker->is_leaving;
+}
+
+static bool is_running(const squad_t *squad)
+{
+    return squad->has_plan && squad->link->phase == LINK_READY;
+}
+
+static void count_alive(driver_t *driver)
+{
+    for (int i = 0; i < driver->crew.n_hosts; i++) {
+        driver->crew.hosts[i]->n_alive = 0;
+    }
+    for (int i = 0; i < driver->n_workers; i++) {
+        driver->workers[i]->squad->host->n_alive += is_alive(driver->workers[i]);
+    }
+}
+
+static int n_alive(const driver_t *driver)
+{
+    int n = 0;
+    for (int i = 0; i < driver->n_workers; i++) {
+        n += is_alive(driver->workers[i]);
+    }
+    return n;
+}
+
+static int n_squads_left(const driver_t *driver)
+{
+    int n = 0;
+    for (int i = 0; i < driver->n_squads; i++) {
+        n += is_running(driver->squads[i]);
+    }
+    return n;
+}
+
+static worker_t *worker_of(driver_t *driver, const squad_t *squad, uint32_t id)
+{
+    bool is_right = id < (uint32_t)driver->n_workers && driver->workers[id]->squad == squad;
+    return is_right ? driver->workers[id] : NULL;
+}
+
+// --- Ending --------------------------------------------------------------------------------------
+
+static void stop_squad(squad_t *squad, int signo, int grace_ms)
+{
+    if (is_running(squad)) {
+        order_stop(squad->link, signo, grace_ms);
+    }
+    squad->is_stopping = true;
+}
+
+static void stop_all(driver_t *driver, int signo, int grace_ms)
+{
+    for (int i = 0; i < driver->n_squads; i++) {
+        stop_squad(driver->squads[i], signo, grace_ms);
+    }
+    driver->is_stopping = true;
+    driver->form_at_ns = NEVER_NS;
+    driver->late_at_ns = deadline_in_ms(grace_ms + LATE_MS);
+}
+
+static void give_up(driver_t *driver, int code, const char *format, ...) PRINTF_LIKE(3, 4);
+
+static void give_up(driver_t *driver, int code, const char *format, ...)
+{
+    va_list args;
+
+    if (driver->problem_code == 0) {
+        va_start(args, format);
+        vsnprintf(driver->problem, sizeof driver->problem, format, args);
+        va_end(args);
+        driver->problem_code = code;
+    }
+    stop_all(driver, SIGTERM, GRACE_MS);
+}
+
+static void form_in_ms(driver_t *driver, int ms)
+{
+    if (!driver->is_stopping && !driver->is_finishing) {
+        driver->form_at_ns = MIN(driver->form_at_ns, deadline_in_ms(ms));
+        driver->give_up_at_ns =
+            MIN(driver->give_up_at_ns, deadline_in_ms(driver->options->elastic_timeout * 1000));
+    }
+}
+
+// The host is not used any more, and what runs there is stopped.
+static void bar_host(driver_t *driver, crew_host_t *host)
+{
+    uint32_t random = 0;
+    err_t err;
+
+    random_bytes(&random, sizeof random, &err);
+    crew_bar(&driver->crew, host, clock_ns(), random);
+    for (int i = 0; i < driver->n_workers; i++) {
+        worker_t *worker = driver->workers[i];
+        worker->is_leaving |= worker->squad->host == host && !worker->end.has_ended;
+    }
+    for (int i = 0; i < driver->n_squads; i++) {
+        if (driver->squads[i]->host == host && driver->squads[i]->has_plan) {
+            stop_squad(driver->squads[i], SIGTERM, GRACE_MS);
+        }
+    }
+}
+
+static void on_failure(driver_t *driver, worker_t *worker)
+{
+    crew_host_t *host = worker->squad->host;
+
+    sink_say(driver->sink, STREAM_STDERR, "Process %d exit with status code %d.",
+             worker->place.rank, worker->end.code);
+    driver->cause = driver->cause != NULL ? driver->cause : worker;
+    if (driver->is_finishing || driver->is_stopping) {
+        stop_all(driver, SIGTERM, GRACE_MS);
+        return;
+    }
+    bar_host(driver, host);
+    if (n_alive(driver) == 0) {
+        stop_all(driver, SIGTERM, GRACE_MS); // nobody has the state any more
+        return;
+    }
+    sink_say(driver->sink, STREAM_STDERR,
+             "%s: host %s is left out after the failure of rank %d; %d ranks go on", PROGRAM,
+             host->host.name, worker->place.rank, n_alive(driver));
+    form_in_ms(driver, MOMENT_MS);
+}
+
+static void end_worker(driver_t *driver, worker_t *worker, int code, int signo, bool was_oom)
+{
+    char prefix[96];
+
+    worker->end.code = code;
+    worker->end.signo = signo;
+    worker->end.was_oom = was_oom;
+    worker->end.was_stopped = worker->is_leaving || driver->is_stopping;
+    worker->end.time_ns = clock_ns();
+    worker->end.has_ended = true;
+    for (int stream = 0; stream < N_STREAMS; stream++) {
+        prefix_make(&driver->style, worker->place.rank, stream, prefix, sizeof prefix);
+        buf_clear(&driver->lines);
+        splitter_finish(&worker->splitters[stream], prefix, &driver->lines);
+        sink_write(driver->sink, stream, driver->lines.data, driver->lines.len);
+    }
+    if (worker->end.was_stopped) {
+        return;
+    }
+    if (code != 0) {
+        on_failure(driver, worker);
+    } else {
+        driver->is_finishing = true; // the others are about to end too
+        driver->form_at_ns = NEVER_NS;
+    }
+}
+
+static void lose_squad(driver_t *driver, squad_t *squad, const char *how)
+{
+    squad->link->phase = LINK_FAILED;
+    sink_say(driver->sink, STREAM_STDERR, "%s: lost the agent on host %s: %s", PROGRAM,
+             squad->host->host.name, how);
+    for (int i = 0; i < driver->n_workers; i++) {
+        if (driver->workers[i]->squad == squad && !driver->workers[i]->end.has_ended) {
+            end_worker(driver, driver->workers[i], EXIT_UNREACHABLE, 0, false);
+        }
+    }
+    link_close(squad->link);
+}
+
+// --- Forming a generation ------------------------------------------------------------------------
+
+static squad_t *fresh_squad(const driver_t *driver, const crew_host_t *host)
+{
+    for (int i = 0; i < driver->n_squads; i++) {
+        squad_t *squad = driver->squads[i];
+        if (squad->host == host && !squad->has_plan && squad->link->phase != LINK_FAILED) {
+            return squad;
+        }
+    }
+    return NULL;
+}
+
+static void add_squad(driver_t *driver, crew_host_t *host)
+{
+    squad_t *squad = calloc(1, sizeof *squad);
+    squad_t **squads = realloc(driver->squads, ((size_t)driver->n_squads + 1) * sizeof(squad_t *));
+    const hosts_t one = {.list = &host->host, .n = 1};
+
+    driver->squads = squads != NULL ? squads : driver->squads;
+    if (squad != NULL) {
+        squad->link = links_new(&one, 1);
+    }
+    if (squads == NULL || squad == NULL || squad->link == NULL) {
+        free(squad);
+        give_up(driver, EXIT_INTERNAL, "no memory for host %s", host->host.name);
+        return;
+    }
+    squad->host = host;
+    squad->deadline_ns = deadline_in_ms((int64_t)(driver->options->start_timeout * 1000));
+    squads[driver->n_squads++] = squad;
+}
+
+static worker_t *add_worker(driver_t *driver, squad_t *squad)
+{
+    worker_t *worker = calloc(1, sizeof *worker);
+    worker_t **workers =
+        realloc(driver->workers, ((size_t)driver->n_workers + 1) * sizeof(worker_t *));
+
+    driver->workers = workers != NULL ? workers : driver->workers;
+    if (worker == NULL || workers == NULL) {
+        free(worker);
+        return NULL;
+    }
+    worker->id = driver->n_workers;
+    worker->squad = squad;
+    worker->result_fd = -1;
+    workers[driver->n_workers++] = worker;
+    return worker;
+}
+
+// Agents for all hosts that get more ranks than they have; false: not all are there yet.
+static bool recruit(driver_t *driver)
+{
+    bool are_ready = true;
+
+    for (int i = 0; i < driver->crew.n_order && !driver->is_stopping; i++) {
+        crew_host_t *host = driver->crew.order[i];
+        if (host->quota <= host->n_alive) {
+            continue;
+        }
+        squad_t *squad = fresh_squad(driver, host);
+        if (squad == NULL) {
+            add_squad(driver, host);
+        }
+        are_ready = are_ready && squad != NULL && squad->link->phase == LINK_READY;
+    }
+    return are_ready && !driver->is_stopping;
+}
+
+static hvd_status_t next_rendezvous(driver_t *driver, err_t *err)
+{
+    hvd_rendezvous_t *server = NULL;
+    const char *bind = strcmp(driver->info.addresses, "127.0.0.1") == 0 ? NULL : "*";
+    hvd_status_t status =
+        hvd_rendezvous_start(bind, 0, driver->secret, &server, err->text, sizeof err->text);
+
+    if (status == HVD_OK) {
+        if (driver->server != NULL) {
+            hvd_rendezvous_stop(driver->server);
+        }
+        driver->server = server;
+        driver->info.port = hvd_rendezvous_port(server);
+        driver->generation++;
+        snprintf(driver->info.id, sizeof driver->info.id, "%s-%u", driver->job_name,
+                 driver->generation);
+    }
+    return status;
+}
+
+static void put_entry(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
+
+static void put_entry(buf_t *list, const char *format, ...)
+{
+    char text[256];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    buf_append(list, text, strlen(text) + 1);
+}
+
+// What a rank is told about a generation. Where the launcher is does not change.
+static void put_place(const driver_t *driver, const job_plan_t *plan, const worker_t *worker,
+                      buf_t *list)
+{
+    buf_clear(list);
+    if (worker->is_leaving) {
+        put_entry(list, "HOROVOD_RANK=-1");
+    } else {
+        job_plan_environment(plan, &worker->place, worker->squad->host->host.name, list);
+    }
+    put_entry(list, "HOROVOD_RENDEZVOUS_PORT=%d", driver->info.port);
+    put_entry(list, "HOROVOD_GLOO_RENDEZVOUS_PORT=%d", driver->info.port);
+    put_entry(list, "HOROVOD_JOB_ID=%s", driver->info.id);
+    put_entry(list, "HOROVOD_ELASTIC_WORKER=%d", worker->id);
+    put_entry(list, "HOROVOD_ELASTIC_GENERATION=%u", driver->generation);
+}
+
+// Ranks of the host in order: those that go on, then new ones. Those too many leave.
+static bool fill_host(driver_t *driver, crew_host_t *host, const place_t *places)
+{
+    squad_t *squad = fresh_squad(driver, host);
+    int n_old = driver->n_workers, n = 0;
+
+    for (int i = 0; i < n_old; i++) {
+        worker_t *worker = driver->workers[i];
+        if (worker->squad->host == host && is_alive(worker)) {
+            worker->is_leaving = n >= host->quota;
+            worker->place = worker->is_leaving ? worker->place : places[n++];
+        }
+    }
+    for (; n < host->quota; n++) {
+        worker_t *worker = add_worker(driver, squad);
+        if (worker == NULL) {
+            return false;
+        }
+        worker->place = places[n];
+    }
+    return true;
+}
+
+static void send_new(driver_t *driver, const job_plan_t *plan, squad_t *squad, buf_t *list)
+{
+    uint32_t n = 0;
+
+    for (int i = 0; i < driver->n_workers; i++) {
+        n += driver->workers[i]->squad == squad;
+    }
+    if (n == 0) { // the host has no need of it any more
+        squad->link->phase = LINK_FAILED;
+        link_close(squad->link);
+        return;
+    }
+    size_t begin = order_plan_begin(squad->link, &driver->orders, driver->secret, n);
+    for (int i = 0; i < driver->n_workers; i++) {
+        if (driver->workers[i]->squad == squad) {
+            put_place(driver, plan, driver->workers[i], list);
+            order_plan_rank(squad->link, i, list);
+        }
+    }
+    order_end(squad->link, begin);
+    squad->has_plan = true;
+    squad->link->heard_ns = clock_ns();
+}
+
+// First those that run, so that a squad that is sent its plan now is not told twice.
+static void send_places(driver_t *driver, const job_plan_t *plan)
+{
+    buf_t list = {0};
+
+    for (int i = 0; i < driver->n_workers; i++) {
+        worker_t *worker = driver->workers[i];
+        if (is_running(worker->squad) && !worker->squad->is_stopping && !worker->end.has_ended) {
+            put_place(driver, plan, worker, &list);
+            order_place(worker->squad->link, worker->id, &list);
+        }
+    }
+    for (int i = 0; i < driver->n_squads; i++) {
+        squad_t *squad = driver->squads[i];
+        if (!squad->has_plan && squad->link->phase != LINK_FAILED) {
+            send_new(driver, plan, squad, &list);
+        }
+    }
+    buf_free(&list);
+}
+
+// Hosts that are gone, or have no place, keep nobody.
+static void dismiss_hosts(driver_t *driver)
+{
+    for (int i = 0; i < driver->crew.n_hosts; i++) {
+        crew_host_t *host = driver->crew.hosts[i];
+        for (int k = 0; host->quota == 0 && k < driver->n_workers; k++) {
+            worker_t *worker = driver->workers[k];
+            worker->is_leaving |= worker->squad->host == host && !worker->end.has_ended;
+        }
+        for (int k = 0; host->quota == 0 && k < driver->n_squads; k++) {
+            if (driver->squads[k]->host == host && driver->squads[k]->has_plan &&
+                !driver->squads[k]->is_stopping) {
+                stop_squad(driver->squads[k], SIGTERM, GRACE_MS);
+            }
+        }
+    }
+}
+
+static bool fill_hosts(driver_t *driver, const job_plan_t *plan)
+{
+    int rank = 0;
+
+    for (int i = 0; i < driver->crew.n_order; i++) {
+        if (!fill_host(driver, driver->crew.order[i], &plan->places[rank])) {
+            return false;
+        }
+        rank += driver->crew.order[i]->quota;
+    }
+    return true;
+}
+
+static hvd_status_t make_plan(const driver_t *driver, job_plan_t *plan_p, err_t *err)
+{
+    const crew_t *crew = &driver->crew;
+    hosts_t hosts = {.list = calloc((size_t)crew->n_order + 1, sizeof(host_t)), .n = crew->n_order};
+
+    if (hosts.list == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", crew->n_order);
+    }
+    for (int i = 0; i < crew->n_order; i++) {
+        hosts.list[i] = crew->order[i]->host;
+        hosts.list[i].slots = crew->order[i]->quota;
+    }
+    hvd_status_t status = job_plan_make(&hosts, 0, plan_p, err);
+    free(hosts.list);
+    return status;
+}
+
+static void publish(driver_t *driver)
+{
+    job_plan_t plan = {0};
+    err_t err = {0};
+    hvd_status_t status;
+
+    if (driver->options->reset_limit > 0 &&
+        (int64_t)driver->generation > driver->options->reset_limit) {
+        give_up(driver, 1,
+                "Horovod was shutdown because number of resets during elastic job exceeded limit: "
+                "%lld; raise --reset-limit if that is too few",
+                (long long)driver->options->reset_limit);
+        return;
+    }
+    TRY(make_plan(driver, &plan, &err), out);
+    TRY(next_rendezvous(driver, &err), out);
+    dismiss_hosts(driver);
+    if (!fill_hosts(driver, &plan)) {
+        status = fail(&err, HVD_NO_MEMORY, "no memory for %d ranks", plan.n_ranks);
+        goto out;
+    }
+    send_places(driver, &plan);
+    driver->n_ranks = plan.n_ranks;
+    driver->cause = NULL;
+    driver->news = 0;
+    driver->form_at_ns = driver->give_up_at_ns = NEVER_NS;
+    if (driver->generation > 1 || driver->options->verbose) {
+        sink_say(driver->sink, STREAM_STDERR, "%s: generation %u of the job has %d ranks", PROGRAM,
+                 driver->generation, plan.n_ranks);
+    }
+out:
+    job_plan_free(&plan);
+    if (status != HVD_OK) {
+        give_up(driver, EXIT_INTERNAL, "%s", err.text);
+    }
+}
+
+static void form(driver_t *driver)
+{
+    int needed = driver->generation == 0 ? (int)driver->options->num_proc : driver->min_ranks;
+    count_alive(driver);
+    int n_ranks = crew_share(&driver->crew, (int)driver->options->max_num_proc, clock_ns());
+
+    if (n_ranks < needed) {
+        bool may_come = discovery_goes_on(driver->discovery) || crew_may_grow(&driver->crew);
+        if (!may_come || clock_ns() >= driver->give_up_at_ns) {
+            give_up(driver, EXIT_START_TIMEOUT,
+                    "%d slots are needed and %d are there%s; start more hosts, ask for fewer ranks "
+                    "(%s), or wait longer with --elastic-timeout",
+                    needed, n_ranks, may_come ? " after --elastic-timeout" : ", and no more come",
+                    driver->generation == 0 ? "-np" : "--min-np");
+        }
+        return;
+    }
+    if (recruit(driver)) {
+        publish(driver);
+    }
+}
+
+// --- News ----------------------------------------------------------------------------------------
+
+static void tell_news(driver_t *driver)
+{
+    count_alive(driver);
+    crew_share(&driver->crew, (int)driver->options->max_num_proc, clock_ns());
+    unsigned news = crew_news(&driver->crew);
+
+    if (news != 0 && news != driver->news) {
+        driver->news = news;
+        driver->n_news++;
+        for (int i = 0; i < driver->n_squads; i++) {
+            if (is_running(driver->squads[i])) {
+                order_news(driver->squads[i]->link, driver->n_news, news);
+            }
+        }
+    }
+}
+
+static void take_hosts(driver_t *driver)
+{
+    hosts_t found;
+
+    if (discovery_take(driver->discovery, &found)) {
+        if (!crew_update(&driver->crew, &found)) {
+            give_up(driver, EXIT_INTERNAL, "no memory for hosts");
+        }
+        hosts_free(&found);
+    }
+}
+
+// --- What agents report --------------------------------------------------------------------------
+
+static void on_output(driver_t *driver, worker_t *worker, int stream, const uint8_t *data,
+                      size_t bytes)
+{
+    char prefix[96];
+
+    if (worker->place.rank < driver->files.n_ranks) {
+        output_files_write(&driver->files, worker->place.rank, stream, data, bytes);
+    }
+    prefix_make(&driver->style, worker->place.rank, stream, prefix, sizeof prefix);
+    buf_clear(&driver->lines);
+    splitter_feed(&worker->splitters[stream], prefix, data, bytes, &driver->lines);
+    sink_write(driver->sink, stream, driver->lines.data, driver->lines.len);
+    if (driver->files.failed_code != 0 && !driver->has_warned_files) {
+        driver->has_warned_files = true;
+        sink_say(driver->sink, STREAM_STDERR,
+                 "%s: warning: cannot write to %s (--output-filename): %s; the job goes on",
+                 PROGRAM, driver->files.directory, strerror(driver->files.failed_code));
+    }
+}
+
+static void on_result(driver_t *driver, worker_t *worker, const uint8_t *data, size_t bytes)
+{
+    char path[4096];
+
+    if (worker->result_fd < 0) {
+        snprintf(path, sizeof path, "%s/rank.%d", driver->options->results, worker->place.rank);
+        worker->result_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    }
+    while (worker->result_fd >= 0 && bytes > 0) {
+        ssize_t n = write(worker->result_fd, data, bytes);
+        if (n < 0 && errno != EINTR) {
+            give_up(driver, EXIT_OUTPUT, "cannot write the result of rank %d to %s: %s",
+                    worker->place.rank, driver->options->results, strerror(errno));
+            return;
+        }
+        data += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+}
+
+static bool all_have_left(const driver_t *driver)
+{
+    for (int i = 0; i < driver->n_workers; i++) {
+        if (is_alive(driver->workers[i]) && driver->workers[i]->has_left != driver->generation) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void on_ready(driver_t *driver, worker_t *worker, uint32_t generation)
+{
+    worker->has_left = generation;
+    if (generation != driver->generation || !is_alive(worker)) {
+        return; // it will find its next place, or has none
+    }
+    if (driver->is_finishing) {
+        stop_all(driver, SIGTERM, GRACE_MS); // some have ended well, and no others come
+    } else {
+        form_in_ms(driver, all_have_left(driver) ? 0 : LEFT_MS);
+    }
+}
+
+static void on_problem(driver_t *driver, squad_t *squad, reader_t *reader)
+{
+    worker_t *worker = worker_of(driver, squad, get_u32(reader));
+    int code = (int)get_u32(reader);
+    const char *text = get_text(reader);
+
+    sink_say(driver->sink, STREAM_STDERR, "%s: host %s: %s", PROGRAM, squad->host->host.name, text);
+    if (worker != NULL && !worker->end.has_ended) {
+        end_worker(driver, worker, code, 0, false);
+    } else if (worker == NULL && !squad->is_stopping && !driver->is_stopping) {
+        lose_squad(driver, squad, text);
+    }
+}
+
+static void on_frame(driver_t *driver, squad_t *squad, const frame_t *frame)
+{
+    reader_t reader = reader_of(frame->data, frame->bytes);
+    bool has_worker = frame->type == FRAME_STARTED || frame->type == FRAME_OUTPUT ||
+                      frame->type == FRAME_RESULT || frame->type == FRAME_EXITED ||
+                      frame->type == FRAME_READY;
+    worker_t *worker = has_worker ? worker_of(driver, squad, get_u32(&reader)) : NULL;
+
+    squad->link->heard_ns = clock_ns();
+    if (frame->type == FRAME_DONE) {
+        squad->link->phase = LINK_DONE;
+    } else if (frame->type == FRAME_PROBLEM) {
+        on_problem(driver, squad, &reader);
+    } else if (worker == NULL || worker->end.has_ended) {
+        return;
+    } else if (frame->type == FRAME_STARTED) {
+        worker->end.pid = (pid_t)get_u32(&reader);
+    } else if (frame->type == FRAME_OUTPUT) {
+        int stream = get_u8(&reader) & 1;
+        on_output(driver, worker, stream, reader.at, reader_left(&reader));
+    } else if (frame->type == FRAME_RESULT && driver->options->results[0] != '\0') {
+        on_result(driver, worker, reader.at, reader_left(&reader));
+    } else if (frame->type == FRAME_EXITED) {
+        int code = (int)get_u32(&reader), signo = (int)get_u32(&reader);
+        end_worker(driver, worker, code, signo, get_u8(&reader));
+    } else if (frame->type == FRAME_READY) {
+        on_ready(driver, worker, get_u32(&reader));
+    }
+}
+
+// --- The loop ------------------------------------------------------------------------------------
+
+static void serve_squad(driver_t *driver, squad_t *squad)
+{
+    frame_t frame;
+
+    channel_receive(&squad->link->channel);
+    while (squad->link->phase == LINK_READY && channel_next(&squad->link->channel, &frame)) {
+        on_frame(driver, squad, &frame);
+    }
+    if (squad->link->channel.is_closed && squad->link->phase == LINK_READY) {
+        link_read_errors(squad->link, driver->options->verbose, driver->sink);
+        lose_squad(driver, squad, "the connection is closed");
+    }
+}
+
+static void on_signals(driver_t *driver)
+{
+    struct signalfd_siginfo info;
+    char name[16];
+
+    while (read(driver->signal_fd, &info, sizeof info) == sizeof info) {
+        bool is_second = driver->signo != 0;
+        driver->signo = is_second ? driver->signo : (int)info.ssi_signo;
+        sink_say(driver->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
+                 signal_name((int)info.ssi_signo, name),
+                 is_second ? "killing the ranks" : "stopping the ranks; once more kills them");
+        stop_all(driver, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
+    }
+}
+
+// true: some agent is still to come.
+static bool bring_up(driver_t *driver)
+{
+    bool is_busy = false;
+
+    for (int i = 0; i < driver->n_squads; i++) {
+        squad_t *squad = driver->squads[i];
+        if (squad->has_plan || squad->link->phase == LINK_FAILED) {
+            continue;
+        }
+        bool is_done =
+            links_advance(squad->link, 1, driver->options, squad->deadline_ns, driver->sink);
+        is_busy |= !is_done;
+        if (squad->link->phase == LINK_FAILED) {
+            sink_say(driver->sink, STREAM_STDERR, "%s: %s; host %s is left out", PROGRAM,
+                     squad->link->problem, squad->host->host.name);
+            bar_host(driver, squad->host);
+        }
+    }
+    return is_busy;
+}
+
+static void look_after(driver_t *driver, squad_t *squad, bool pings, bool was_reading)
+{
+    uint64_t now_ns = clock_ns();
+    uint64_t silence_ns = (uint64_t)(driver->options->peer_timeout * 1e9);
+
+    if (pings) {
+        order_ping(squad->link);
+    }
+    squad->link->heard_ns = was_reading ? squad->link->heard_ns : now_ns;
+    if (!squad->host->host.is_local && now_ns - squad->link->heard_ns > silence_ns) {
+        lose_squad(driver, squad, "it has been silent for --gloo-timeout-seconds");
+    } else if (now_ns >= driver->late_at_ns) {
+        lose_squad(driver, squad, "it does not end");
+    }
+}
+
+static void on_time(driver_t *driver, bool was_reading)
+{
+    uint64_t now_ns = clock_ns();
+    uint64_t ping_ns =
+        MIN(PING_MS * NS_PER_MS, (uint64_t)(driver->options->peer_timeout * 1e9 / 4));
+    bool pings = now_ns >= driver->ping_at_ns;
+
+    driver->ping_at_ns = pings ? now_ns + ping_ns : driver->ping_at_ns;
+    for (int i = 0; i < driver->n_squads; i++) {
+        if (is_running(driver->squads[i])) {
+            look_after(driver, driver->squads[i], pings, was_reading);
+        }
+    }
+    if (sink_is_broken(driver->sink) && !driver->is_stopping) {
+        driver->signo = SIGPIPE;
+        stop_all(driver, SIGTERM, GRACE_MS);
+    }
+    if (driver->is_stopping || driver->is_finishing) {
+        return;
+    }
+    take_hosts(driver);
+    if (now_ns >= driver->form_at_ns) {
+        form(driver);
+    } else if (driver->form_at_ns == NEVER_NS) {
+        tell_news(driver);
+    }
+}
+
+static void poll_once(driver_t *driver, struct pollfd *polled, int wait_ms)
+{
+    int n = driver->n_squads;
+    bool reads = !sink_is_full(driver->sink);
+
+    for (int i = 0; i < n; i++) {
+        agent_link_t *link = driver->squads[i]->link;
+        bool is_on = is_running(driver->squads[i]);
+        short writes = is_on && channel_wants_write(&link->channel) ? POLLOUT : 0;
+        polled[2 * i] = (struct pollfd){.fd = is_on && (reads || writes) ? link->channel.in_fd : -1,
+                                        .events = (short)((reads ? POLLIN : 0) | writes)};
+        polled[2 * i + 1] =
+            (struct pollfd){.fd = is_on ? link->process.fds[STREAM_STDERR] : -1, .events = POLLIN};
+    }
+    polled[2 * n] = (struct pollfd){.fd = driver->signal_fd, .events = POLLIN};
+    if (poll(polled, 2 * (nfds_t)n + 1, reads ? wait_ms : MIN(wait_ms, 5)) > 0) {
+        for (int i = 0; i < n; i++) {
+            squad_t *squad = driver->squads[i];
+            if (polled[2 * i + 1].revents != 0) {
+                link_read_errors(squad->link, driver->options->verbose, driver->sink);
+            }
+            if (polled[2 * i].revents & POLLOUT) {
+                channel_send(&squad->link->channel);
+            }
+            if (reads && (polled[2 * i].revents & ~POLLOUT) != 0) {
+                serve_squad(driver, squad);
+            }
+        }
+        if (polled[2 * n].revents != 0) {
+            on_signals(driver);
+        }
+    }
+    on_time(driver, reads);
+}
+
+static bool is_over(const driver_t *driver)
+{
+    return (driver->is_stopping || driver->is_finishing) && n_squads_left(driver) == 0;
+}
+
+static void run_loop(driver_t *driver)
+{
+    struct pollfd *polled = NULL;
+
+    form_in_ms(driver, 0);
+    while (!is_over(driver)) {
+        bool is_busy = bring_up(driver);
+        bool is_forming = driver->form_at_ns != NEVER_NS;
+        struct pollfd *larger =
+            realloc(polled, (2 * (size_t)driver->n_squads + 1) * sizeof *polled);
+        if (larger == NULL) {
+            give_up(driver, EXIT_INTERNAL, "no memory for %d hosts", driver->n_squads);
+            break;
+        }
+        polled = larger;
+        poll_once(driver, polled, is_busy || is_forming ? CONNECT_WAIT_MS : WAIT_MS);
+    }
+    free(polled);
+}
+
+// --- Beginning and end ---------------------------------------------------------------------------
+
+static hvd_status_t check_options(const options_t *options, int *min_ranks_p, err_t *err)
+{
+    int64_t np = options->num_proc, max = options->max_num_proc;
+    int64_t min = options->min_num_proc > 0 ? options->min_num_proc : np;
+
+    if (np == 0) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "how many ranks to start with? give -np, as in: %s -np 2 --min-np 1 "
+                    "--host-discovery-script ./hosts.sh python train.py",
+                    PROGRAM);
+    }
+    if (min > np || (max > 0 && max < np)) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "-np %lld must be from --min-np %lld to --max-np %lld", (long long)np,
+                    (long long)min, (long long)max);
+    }
+    if (options->controller == CONTROLLER_MPI || options->controller == CONTROLLER_JSRUN) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "elastic jobs are started by %s itself; leave out --mpi and --jsrun", PROGRAM);
+    }
+    if (options->output_filename[0] != '\0' && max == 0) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "--output-filename needs --max-np in an elastic job, to know how many files "
+                    "there may be");
+    }
+    *min_ranks_p = (int)min;
+    return HVD_OK;
+}
+
+static hvd_status_t check_hosts(const driver_t *driver, err_t *err)
+{
+    if (!discovery_goes_on(driver->discovery) && driver->crew.n_hosts < 2) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "an elastic job on one host has nowhere to go when that fails; name at least "
+                    "two with -H, or give --host-discovery-script");
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t name_job(driver_t *driver, err_t *err)
+{
+    const char *nics = driver->options->network_interfaces;
+    uint8_t id[4];
+    buf_t list = {0};
+    hvd_status_t status;
+
+    TRY(random_bytes(driver->secret, sizeof driver->secret, err), out);
+    TRY(random_bytes(id, sizeof id, err), out);
+    snprintf(driver->job_name, sizeof driver->job_name, "%02x%02x%02x%02x", id[0], id[1], id[2],
+             id[3]);
+    // Hosts may come from anywhere; a machine without a network has only itself.
+    if (own_addresses(nics, &list, err) == HVD_OK) {
+        driver->info.addresses = (char *)list.data;
+    } else if (nics[0] == '\0') {
+        buf_free(&list);
+        driver->info.addresses = strdup("127.0.0.1");
+    } else {
+        buf_free(&list);
+        return err->status;
+    }
+    status = driver->info.addresses != NULL ? HVD_OK : fail(err, HVD_NO_MEMORY, "no memory");
+out:
+    return status;
+}
+
+static int open_signals(void)
+{
+    sigset_t signals;
+
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGHUP);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static hvd_status_t prepare(driver_t *driver, err_t *err)
+{
+    const options_t *options = driver->options;
+    hvd_status_t status;
+
+    TRY(check_options(options, &driver->min_ranks, err), out);
+    TRY(crew_read_cooldown(&driver->crew, options->blacklist_cooldown_range, err), out);
+    driver->signal_fd = open_signals();
+    prctl(PR_SET_DUMPABLE, 0); // the secret is in this memory
+    TRY(discovery_start(options, &driver->discovery, err), out);
+    take_hosts(driver);
+    TRY(check_hosts(driver, err), out);
+    TRY(name_job(driver, err), out);
+    TRY(orders_make(options, &driver->info, &driver->orders, err), out);
+    driver->orders.is_elastic = true;
+    put_entry(&driver->orders.env, "HOROVOD_ELASTIC=1");
+    // Who has left a generation waits for the others as long as for hosts.
+    put_entry(&driver->orders.env, "HOROVOD_START_TIMEOUT=%lld",
+              (long long)MAX(options->elastic_timeout, (int64_t)options->start_timeout));
+    put_entry(&driver->orders.env, "HOROVOD_ELASTIC_TIMEOUT=%lld",
+              (long long)options->elastic_timeout);
+    if (options->output_filename[0] != '\0') {
+        status = output_files_open(options->output_filename, (int)options->max_num_proc,
+                                   &driver->files, err);
+        driver->problem_code = status != HVD_OK ? EXIT_OUTPUT : 0;
+        if (status != HVD_OK) {
+            goto out;
+        }
+    }
+    driver->sink = sink_start();
+    status = driver->sink != NULL ? HVD_OK
+                                  : fail(err, HVD_NO_MEMORY, "cannot start a thread for output");
+out:
+    return status;
+}
+
+// The block that names the cause, from the ranks of the last generation.
+static int report_cause(driver_t *driver)
+{
+    const worker_t *cause = driver->cause;
+    rank_end_t *ends = calloc((size_t)driver->n_ranks, sizeof *ends);
+
+    for (int i = 0; ends != NULL && i < driver->n_workers; i++) {
+        const worker_t *worker = driver->workers[i];
+        if (worker->place.rank < driver->n_ranks && worker->end.has_ended) {
+            ends[worker->place.rank] = worker->end;
+        }
+    }
+    if (ends != NULL) {
+        ends[cause->place.rank] = cause->end;
+        buf_clear(&driver->lines);
+        ending_report(ends, driver->n_ranks, cause->place.rank, cause->squad->host->host.name,
+                      &cause->splitters[STREAM_STDERR], &driver->lines);
+        sink_write(driver->sink, STREAM_STDERR, driver->lines.data, driver->lines.len);
+    }
+    free(ends);
+    note_first_failure(driver->options->results, cause->place.rank, cause->end.code);
+    return cause->end.code;
+}
+
+static int conclude(driver_t *driver)
+{
+    if (driver->signo != 0) {
+        return EXIT_BY_SIGNAL + driver->signo;
+    }
+    if (driver->problem_code != 0) {
+        sink_say(driver->sink, STREAM_STDERR, "%s: the job failed: %s", PROGRAM, driver->problem);
+        return driver->problem_code;
+    }
+    return driver->cause != NULL ? report_cause(driver) : 0;
+}
+
+static void free_driver(driver_t *driver)
+{
+    discovery_stop(driver->discovery);
+    for (int i = 0; i < driver->n_squads; i++) {
+        links_free(driver->squads[i]->link, 1);
+        free(driver->squads[i]);
+    }
+    for (int i = 0; i < driver->n_workers; i++) {
+        for (int stream = 0; stream < N_STREAMS; stream++) {
+            splitter_free(&driver->workers[i]->splitters[stream]);
+        }
+        if (driver->workers[i]->result_fd >= 0) {
+            close(driver->workers[i]->result_fd);
+        }
+        free(driver->workers[i]);
+    }
+    if (driver->server != NULL) {
+        hvd_rendezvous_stop(driver->server);
+    }
+    wipe(driver->secret, sizeof driver->secret);
+    free(driver->squads);
+    free(driver->workers);
+    free(driver->info.addresses);
+    orders_free(&driver->orders);
+    output_files_close(&driver->files);
+    buf_free(&driver->lines);
+    crew_free(&driver->crew);
+    if (driver->signal_fd >= 0) {
+        close(driver->signal_fd);
+    }
+}
+
+int elastic_run(const options_t *options)
+{
+    driver_t driver = {.options = options,
+                       .signal_fd = -1,
+                       .form_at_ns = NEVER_NS,
+                       .give_up_at_ns = NEVER_NS,
+                       .late_at_ns = NEVER_NS};
+    err_t err = {0};
+    int code;
+
+    if (prepare(&driver, &err) != HVD_OK) {
+        say("%s", err.text);
+        code = driver.problem_code != 0             ? driver.problem_code
+               : err.status == HVD_INVALID_ARGUMENT ? EXIT_USAGE
+                                                    : EXIT_INTERNAL;
+    } else {
+        driver.style = (prefix_style_t){.timestamp = options->prefix_timestamp,
+                                        .color = options_want_color(options)};
+        driver.ping_at_ns = clock_ns();
+        run_loop(&driver);
+        code = conclude(&driver);
+    }
+    sink_t *sink = driver.sink;
+    free_driver(&driver);
+    if (sink != NULL) {
+        sink_stop(sink);
+    }
+    return code;
+}

@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic jobs of horovodrun: ranks that fail, hosts that come and go.
+
+Hosts are names that a stand-in for ssh takes for this machine. The ranks count steps together
+(elastic_rank.py); what they print tells the test who is there and that no step is lost.
+
+Usage: test_elastic.py BUILD-DIRECTORY [unittest arguments]
+"""
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import threading
+
+from launching import BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, eventually, main, run
+
+PATIENCE_S = 20 * SLACK
+RANK = [sys.executable, ROOT / "tests/launch/elastic_rank.py"]
+STEP = re.compile(r"step (\d+) rank (\d+) of (\d+) on (\S+)")
+
+
+class Counting:
+    """A running job, and every line it has printed so far."""
+
+    def __init__(self, *words, env):
+        self.job = Job(*words, env=env)
+        self.lines = []
+        self.readers = [threading.Thread(target=self._read, args=(stream,), daemon=True)
+                        for stream in (self.job.process.stdout, self.job.process.stderr)]
+        for reader in self.readers:
+            reader.start()
+
+    def _read(self, stream):
+        for line in stream:
+            self.lines.append(line.decode().rstrip("\n"))
+        stream.close()
+
+    def text(self):
+        return "\n".join(self.lines)
+
+    def steps(self):
+        """(step, rank, size, host) of every line, in order."""
+        found = [STEP.search(line) for line in list(self.lines)]
+        return [(int(m[1]), int(m[2]), int(m[3]), m[4]) for m in found if m]
+
+    def wait(self):
+        code = self.job.process.wait(PATIENCE_S)
+        for reader in self.readers:
+            reader.join(PATIENCE_S)
+        return code
+
+
+class Elastic(Case):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.place = pathlib.Path(directory.name)
+        # Called as ssh would be: options, a host, a command. Nobody is at home on "bad".
+        self.fake = self.write("fake", "#!/bin/sh\ncase \"$*\" in *bad.invalid*) echo No route to "
+                               f"host >&2; exit 255;; esac\nexec {HOROVODRUN} --agent\n")
+        self.environment = {"PYTHONPATH": str(BUILD / "python")}
+
+    def write(self, name, text):
+        path = self.place / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def discover(self, *hosts):
+        """The hosts there are from now on."""
+        draft = self.write("hosts.new", "".join(f"{host}\n" for host in hosts))
+        draft.rename(self.place / "hosts")
+        return self.write("discover", f"#!/bin/sh\ncat {self.place}/hosts\n")
+
+    def start(self, *words):
+        counting = Counting("--ssh-command", self.fake, "--ssh-attempts", 1, *words, *RANK,
+                            self.place, env=self.environment)
+        self.addCleanup(counting.job.kill)
+        return counting
+
+    def await_size(self, counting, size, after=0):
+        """Waits for a step of that many ranks after the first `after`; how many there are."""
+        def is_there():
+            return any(step[2] == size for step in counting.steps()[after:])
+
+        if not eventually(is_there, PATIENCE_S):
+            self.fail(f"never {size} ranks:\n{counting.text()}")
+        return len(counting.steps())
+
+    def kill_rank(self, host):
+        (self.place / f"die.{host}").touch()
+
+    def finish_well(self, counting):
+        (self.place / "over").touch()
+        self.assertEqual(counting.wait(), 0, counting.text())
+        self.assertIn("done rank 0", counting.text())
+        self.finish_all(counting)
+
+    def finish_all(self, counting):
+        if not eventually(lambda: not counting.job.survivors(), 10):
+            counting.job.kill()
+            self.fail("processes were left behind")
+
+    def assert_no_step_lost(self, counting):
+        """On every rank that stays, numbers go up; a failed step may come again."""
+        last = {}
+        for step, _, _, host in counting.steps():
+            self.assertGreaterEqual(step, last.get(host, step))
+            last[host] = step
+
+
+class Failing(Elastic):
+    def test_others_go_on(self):
+        counting = self.start("-np", 3, "--min-np", 2, "-H",
+                              "a.invalid:1,b.invalid:1,c.invalid:1")
+        seen = self.await_size(counting, 3)
+        self.kill_rank("b.invalid")
+        self.await_size(counting, 2, seen)
+        self.finish_well(counting)
+        self.assert_no_step_lost(counting)
+        self.assertIn("Process 1 exit with status code 3.", counting.text())
+        self.assertIn("host b.invalid is left out", counting.text())
+        self.assertEqual({host for *_, size, host in counting.steps() if size == 2},
+                         {"a.invalid", "c.invalid"})
+
+    def test_rank_0_fails(self):
+        counting = self.start("-np", 2, "--min-np", 1, "-H", "a.invalid:1,b.invalid:1")
+        seen = self.await_size(counting, 2)
+        self.kill_rank("a.invalid")
+        self.await_size(counting, 1, seen)
+        self.finish_well(counting)
+        self.assert_no_step_lost(counting)
+        first_alone = next(step for step in counting.steps() if step[2] == 1)
+        self.assertEqual(first_alone[1:], (0, 1, "b.invalid"))
+        self.assertGreater(first_alone[0], 1)  # with the state of the job
+
+    def test_all_fail(self):
+        counting = Counting("--ssh-command", self.fake, "-np", 2, "--min-np", 1, "-H",
+                            "a.invalid:1,b.invalid:1", sys.executable, "-c",
+                            "raise ValueError('broken on purpose')", env=self.environment)
+        self.addCleanup(counting.job.kill)
+        self.assertEqual(counting.wait(), 1)
+        self.assertIn("ValueError: broken on purpose", counting.text())
+        self.assertIn("the job failed because of rank", counting.text())
+        self.finish_all(counting)
+
+    def test_too_few_are_left(self):
+        counting = self.start("-np", 2, "--min-np", 2, "-H", "a.invalid:1,b.invalid:1")
+        self.await_size(counting, 2)
+        self.kill_rank("b.invalid")
+        self.assertEqual(counting.wait(), 75, counting.text())
+        self.assertIn("2 slots are needed and 1 are there, and no more come", counting.text())
+        self.assertIn("--min-np", counting.text())
+        self.finish_all(counting)
+
+    def test_host_comes_back_after_its_cooldown(self):
+        counting = self.start("-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 1, 2, "-H",
+                              "a.invalid:1,b.invalid:1")
+        seen = self.await_size(counting, 2)
+        self.kill_rank("b.invalid")
+        seen = self.await_size(counting, 1, seen)
+        self.await_size(counting, 2, seen)
+        self.finish_well(counting)
+
+    def test_reset_limit(self):
+        counting = self.start("-np", 3, "--min-np", 1, "--reset-limit", 1, "-H",
+                              "a.invalid:1,b.invalid:1,c.invalid:1")
+        seen = self.await_size(counting, 3)
+        self.kill_rank("b.invalid")
+        self.await_size(counting, 2, seen)
+        self.kill_rank("c.invalid")
+        self.assertEqual(counting.wait(), 1, counting.text())
+        self.assertIn("number of resets during elastic job exceeded limit: 1", counting.text())
+        self.finish_all(counting)
+
+    def test_killed_launcher_takes_everything_along(self):
+        counting = self.start("-np", 2, "--min-np", 1, "-H", "a.invalid:1,b.invalid:1")
+        self.await_size(counting, 2)
+        counting.job.process.kill()
+        self.finish_all(counting)
+        counting.wait()
+
+
+class Discovering(Elastic):
+    def test_hosts_come_and_go(self):
+        script = self.discover("a.invalid:1")
+        counting = self.start("-np", 1, "--max-np", 3, "--host-discovery-script", script)
+        seen = self.await_size(counting, 1)
+        self.discover("a.invalid:1", "b.invalid:2", "bad.invalid:1")
+        seen = self.await_size(counting, 3, seen)
+        first_new = next(step for step in counting.steps() if step[3] == "b.invalid")
+        self.assertGreater(first_new[0], 1)  # new ranks get the state
+        self.discover("b.invalid:2")  # the first host goes, and rank 0 with it
+        self.await_size(counting, 2, seen)
+        self.finish_well(counting)
+        self.assert_no_step_lost(counting)
+        self.assertNotIn("exit with status code", counting.text())
+
+    def test_slots_of_hosts_without_a_number(self):
+        script = self.discover("a.invalid")
+        counting = self.start("-np", 2, "--slots-per-host", 2, "--host-discovery-script", script)
+        self.await_size(counting, 2)
+        self.finish_well(counting)
+
+    def test_waits_for_hosts(self):
+        script = self.discover()
+        counting = self.start("-np", 1, "--host-discovery-script", script)
+        self.assertFalse(eventually(lambda: counting.steps(), 2))
+        self.discover("a.invalid:1")
+        self.await_size(counting, 1)
+        self.finish_well(counting)
+
+    def test_hosts_that_never_come(self):
+        script = self.discover("a.invalid:1")
+        counting = self.start("-np", 2, "--elastic-timeout", 2, "--host-discovery-script", script)
+        self.assertEqual(counting.wait(), 75, counting.text())
+        self.assertIn("2 slots are needed and 1 are there after --elastic-timeout",
+                      counting.text())
+
+    def test_script_that_fails(self):
+        script = self.write("broken", "#!/bin/sh\nexit 7\n")
+        _, err = run("-np", 1, "--host-discovery-script", script, "true", expect=2)
+        self.assertIn(f"Failed to execute discovery script: {script}. Exit code: 7", err)
+
+
+class Words(Elastic):
+    def test_wrong_command_lines(self):
+        for words, part in [(["-np", 2, "--min-np", 1], "at least two"),
+                            (["-np", 2, "--min-np", 3, "-H", "a:1,b:1"], "must be from"),
+                            (["-np", 2, "--max-np", 1, "-H", "a:1,b:1"], "must be from"),
+                            (["--min-np", 1, "-H", "a:1,b:1"], "-np"),
+                            (["--mpi", "-np", 1, "--min-np", 1, "-H", "a:1,b:1"], "--mpi"),
+                            (["-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 5, 2, "-H",
+                              "a:1,b:1"], "the smaller first")]:
+            with self.subTest(words=words):
+                _, err = run(*words, "x", expect=2)
+                self.assertIn(part, err)
+                self.assertEqual(err.count("\n"), 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training with PyTorch under horovodrun: a rank dies, the others train every sample."""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import horovod
+from horovod.runner.launch import find_launcher
+
+TIMEOUT_S = 300
+
+# Every rank trains its share of 64 samples, twice; a rank of the second host dies in the middle.
+TRAIN = """
+import os, pathlib, sys
+import torch
+import horovod.torch as hvd
+
+N_SAMPLES = 64
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+                                     named_parameters=model.named_parameters())
+dataset = torch.utils.data.TensorDataset(torch.arange(N_SAMPLES, dtype=torch.float32))
+sampler = hvd.elastic.ElasticSampler(dataset, shuffle=True)
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)
+order = pathlib.Path(sys.argv[1])
+
+
+@hvd.elastic.run
+def train(state):
+    while state.epoch < 2:
+        for batch, (numbers,) in enumerate(torch.utils.data.DataLoader(
+                dataset, batch_size=4, sampler=state.sampler)):
+            if (os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1" and state.epoch == 0 and batch == 2
+                    and order.exists()):
+                order.unlink()
+                os._exit(3)
+            state.optimizer.zero_grad()
+            state.model(numbers[:, None].expand(-1, 4) / N_SAMPLES).sum().backward()
+            state.optimizer.step()
+            print("epoch", state.epoch, "trained", *numbers.int().tolist(), flush=True)
+            state.sampler.record_batch(batch, len(numbers))
+            state.commit()
+        state.epoch += 1
+        state.sampler.set_epoch(state.epoch)
+
+
+train(state)
+weights = torch.cat([value.detach().flatten() for value in model.parameters()])
+everywhere = hvd.allgather(weights[None])
+assert torch.equal(everywhere, everywhere[:1].expand_as(everywhere)), everywhere
+print("done on", hvd.size(), "ranks", flush=True)
+"""
+
+
+def test_training_goes_on(tmp_path: pathlib.Path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "order").touch()
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("HOROVOD")}
+    environment.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    done = subprocess.run(
+        [find_launcher(), "-np", "3", "--min-np", "2", "-H", "localhost:2,127.0.0.1:1",
+         sys.executable, tmp_path / "train.py", tmp_path / "order"], text=True, timeout=TIMEOUT_S,
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "Process 2 exit with status code 3." in said
+    assert done.stdout.count("done on 2 ranks") == 2, said
+    for epoch in range(2):
+        trained = set()
+        for line in re.findall(rf"epoch {epoch} trained ([\d ]+)", done.stdout):
+            trained.update(map(int, line.split()))
+        assert trained == set(range(64)), f"epoch {epoch}: {sorted(trained)}\n{said}"
+
+
+def count_to_three():
+    from horovod.common import basics as hvd
+    from horovod.common.elastic import ObjectState, run_fn
+    from horovod.common.objects import broadcast_object
+
+    def count(state):
+        while state.number < 3:
+            state.number += 1
+            state.commit()
+        return state.number, hvd.rank()
+
+    hvd.init()
+    return run_fn(count, hvd.rejoin)(ObjectState(broadcast_object, hvd.rank, number=0))
+
+
+def test_function():
+    results = horovod.run(count_to_three, num_proc=2, min_num_proc=2,
+                          hosts="localhost:1,127.0.0.1:1")
+    assert results == [(3, 0), (3, 1)]
