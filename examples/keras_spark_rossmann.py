@@ -215,7 +215,8 @@ def build_model(vocabulary, max_sales, args):
     categories = [keras.layers.Flatten()(keras.layers.Embedding(len(vocabulary[name]), 10)(
         inputs[name])) for name in CATEGORICAL]
     numbers = keras.layers.Concatenate()([inputs[name] for name in CONTINUOUS])
-    x = keras.layers.Concatenate()([*categories, keras.layers.BatchNormalization()(numbers)])
+    numbers = keras.layers.BatchNormalization(momentum=0.9)(numbers)
+    x = keras.layers.Concatenate()([*categories, numbers])
     for width in args.layers:
         x = keras.layers.Dense(width, activation="relu",
                                kernel_regularizer=keras.regularizers.L2(0.00005))(x)

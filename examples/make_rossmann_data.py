@@ -120,9 +120,9 @@ def weather_rows(rng):
         for day in days(FIRST_DAY, LAST_TEST_DAY):
             mean = 10 - 10 * math.cos(2 * math.pi * day.timetuple().tm_yday / 365)
             mean = round(mean + rng.gauss(0, 3))
-            wind = rng.randint(5, 25)
-            yield [state, day, mean + 5, mean, mean - 5, mean - 2, mean - 4, mean - 6, 95, 75,
-                   rng.randint(35, 60), 1020, 1015, 1010, 31, 15, 5, wind + 10, wind,
+            wind, damp = rng.randint(5, 25), rng.randint(60, 85)
+            yield [state, day, mean + 5, mean, mean - 5, mean - 2, mean - 4, mean - 6, damp + 12,
+                   damp, damp - rng.randint(10, 30), 1020, 1015, 1010, 31, 15, 5, wind + 10, wind,
                    "" if rng.random() < 0.7 else wind + 25, round(max(rng.gauss(0, 2), 0), 2),
                    "" if rng.random() < 0.08 else rng.randint(0, 8), rng.choice(EVENTS),
                    rng.randint(-1, 360)]

@@ -78,7 +78,7 @@ class Cluster:
             self.inside(i, f"{self.home}/bin/spark-class", *words), env=self.environment(i),
             stdout=log, stderr=log))
 
-    def run_driver(self, script, *args, timeout=600):
+    def run_driver(self, script, *args, timeout=1800):
         """Runs a Python driver on host 0; its standard output."""
         return subprocess.run(self.inside(0, sys.executable, script, *args), check=True,
                               env=self.environment(0), stdout=subprocess.PIPE, text=True,
