@@ -11,6 +11,7 @@
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
 #   make test-spark   horovod.spark on real Spark 4.3 and 3.5, with a cluster of four hosts
+#   make test-tensorflow-asan  its operations under the address sanitizer
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
 #   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
@@ -98,6 +99,10 @@ test-tensorflow: setup
 		PYTHONPATH=build/python .venv-tf$$version/bin/python -m pytest tests/python/tensorflow \
 			-k "not pytorch" || exit 1; \
 	done
+
+.PHONY: test-tensorflow-asan
+test-tensorflow-asan: setup
+	@tools/test-tensorflow-asan.sh
 
 CHAOS ?= --seconds 600
 

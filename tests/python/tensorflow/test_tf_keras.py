@@ -226,13 +226,13 @@ def _old_words(keras, hvd):
         else:
             raise AssertionError("lr= was taken")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert np.isclose(float(optimizer.lr), 0.1)
-        optimizer.lr = 0.2
-    assert np.isclose(float(optimizer.learning_rate), 0.2)
-    told = [str(warning.message) for warning in caught]
-    assert sum("write optimizer.learning_rate" in text for text in told) == 2, told
+    for use, rate in ((lambda: float(optimizer.lr), 0.1),
+                      (lambda: setattr(optimizer, "lr", 0.2), 0.2)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            use()
+        assert any("write optimizer.learning_rate" in str(told.message) for told in caught)
+        assert np.isclose(float(optimizer.learning_rate), rate)
 
 
 def test_fit_on_two_ranks():
