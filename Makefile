@@ -51,6 +51,7 @@ test-long:
 test-launchers: setup
 	@tests/launchers/setup.sh $(ONLY)
 	@tests/launchers/run.py build --only "$(ONLY)"
+	@if [ -z "$(ONLY)" ]; then tests/launchers/test_pai.py build; fi
 
 RDMA ?=
 
