@@ -16,7 +16,7 @@
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
 #   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
 #   make test-rdma    real verbs, in two emulated machines (installs an emulator), some minutes
-#   make chaos        faults at random for ten minutes, or CHAOS="--seconds 60 --seed 5"
+#   make chaos        faults at random for SECONDS=600, from SEED=1
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
 	test-spark bench-torch test-torch-versions
@@ -105,10 +105,9 @@ test-tensorflow: setup
 test-tensorflow-asan: setup
 	@tools/test-tensorflow-asan.sh
 
-CHAOS ?= --seconds 600
-
+SEED := 1
 chaos: setup
-	@./build/tests/test_chaos $(CHAOS)
+	@./build/tests/test_chaos --seconds $(SECONDS) --seed $(SEED)
 
 check-style:
 	@tools/check-style

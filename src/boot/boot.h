@@ -49,6 +49,8 @@ void boot_place(boot_job_t *job, const int *host_of);
 // Text that is equal for two processes exactly if they may share memory: kernel boot id, the
 // identity of /dev/shm (device and inode of its root mount) and HOROVOD_HOSTNAME where set.
 void boot_host_identity(const config_t *config, char text[256]);
+// Who listens at a port, as "python3 (pid 77)"; "" if that cannot be seen.
+void boot_port_holder(int port, char *text, size_t bytes);
 
 // --- Key-value store -----------------------------------------------------------------------------
 // Requests and answers travel over a secure channel (role HELLO_KV). Keys are printable, without

@@ -630,6 +630,16 @@ static hvd_status_t open_listener(hvd_rendezvous_t *server, const char *address,
             freeaddrinfo(list);
         }
     }
+    char holder[96] = "";
+    if (server->listen_fd < 0 && code == EADDRINUSE) {
+        boot_port_holder(port, holder, sizeof holder);
+    }
+    if (holder[0] != '\0') {
+        return fail(err, HVD_SYSTEM,
+                    "the rendezvous server cannot listen at %s port %d: it is in use by %s; end "
+                    "that, or choose another port (0: any that is free)",
+                    address != NULL ? address : "127.0.0.1", port, holder);
+    }
     if (server->listen_fd < 0) {
         return fail_errno(err, code, "the rendezvous server cannot listen at %s port %d",
                           address != NULL ? address : "127.0.0.1", port);

@@ -11,6 +11,11 @@
 
 #include <unistd.h>
 
+// A build without recorder and counters, to measure what they cost: bench/cost.py makes one.
+#ifndef HVD_UNRECORDED
+#define HVD_UNRECORDED 0
+#endif
+
 const char *const route_names[N_ROUTES] = {
     [ROUTE_NOTHING] = "AGREED", [ROUTE_ALONE] = "LOCAL",         [ROUTE_STREAM] = "STREAM",
     [ROUTE_PLAN] = "PLAN",      [ROUTE_TWO_LEVEL] = "TWO_LEVEL", [ROUTE_RIDING] = "RIDING",
@@ -34,6 +39,9 @@ static uint64_t tensor_bytes(const request_t *request)
 void record_submitted(hvd_ctx_t *ctx, request_t *request)
 {
     counters_t *counters = &ctx->counters;
+    if (HVD_UNRECORDED) {
+        return;
+    }
     if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed))) {
         request->submitted = ticks_now(); // else only if it does not end on the board
     }
@@ -66,7 +74,7 @@ static void fill(record_t *record, const request_t *request)
 
 void record_completed(hvd_ctx_t *ctx, const request_t *request)
 {
-    if (UNLIKELY(request->ask != ASK_OPERATION)) {
+    if (UNLIKELY(request->ask != ASK_OPERATION) || HVD_UNRECORDED) {
         return;
     }
     record_t *record = &ctx->recorder->ring[ctx->recorder->n++ % RECORDED_OPERATIONS];

@@ -107,14 +107,18 @@ static void port_in_use(rank_t *r, void *arg)
     CHECK_INT(r, getsockname(fd, (struct sockaddr *)&name, &bytes), 0);
     uint8_t secret[32] = {1};
     hvd_rendezvous_t *server;
-    char port[16];
+    char port[32];
     CHECK_STATUS(r, hvd_rendezvous_start(NULL, ntohs(name.sin_port), secret, &server, r->text,
                                          sizeof r->text),
                  HVD_SYSTEM);
     snprintf(port, sizeof port, "%d", ntohs(name.sin_port));
     CHECK_HAS(r, r->text, port);
-    CHECK_HAS(r, r->text, "in use");
+    snprintf(port, sizeof port, "(pid %d)", (int)getpid());
+    CHECK_HAS(r, r->text, "in use by test_limits ");
+    CHECK_HAS(r, r->text, port);
     close(fd);
+    CHECK_OK(r, hvd_rendezvous_start(NULL, 0, secret, &server, r->text, sizeof r->text));
+    hvd_rendezvous_stop(server);
 }
 
 // --- Memory -------------------------------------------------------------------------------------

@@ -202,6 +202,22 @@ static void wrong_address(rank_t *r, void *arg)
     CHECK_HAS(r, r->text, "10.77.0.9");
 }
 
+// No interface has the same name on both hosts, but for loopback, and nobody says which to take.
+static void names_differ(rank_t *r, void *arg)
+{
+    (void)arg;
+    enter_host(r);
+    bool on_second = layout_host(r->layout, r->rank, r->size) == 1;
+    CHECK(r, fault_run("grep -q '%s:' /proc/net/dev && ! grep -q '%s:' /proc/net/dev",
+                       on_second ? "vb" : "va", on_second ? "va" : "vb"));
+    fault_rank_t *f = fault_open(r);
+    for (int i = 0; i < 10; i++) {
+        CHECK_OK(r, fault_step(f, "just works", 20000));
+    }
+    rank_barrier(r);
+    fault_leave(f);
+}
+
 // A host whose clock stands an hour apart: only differences on one rank's own clock count.
 static void clock_apart(rank_t *r, void *arg)
 {
@@ -263,6 +279,7 @@ static const subtest_t subtests[] = {
         .layouts = TWO_HOSTS,
         .env = {"HOROVOD_START_TIMEOUT=2"},
     },
+    {.name = "interface names differ", .fn = names_differ, .layouts = TWO_HOSTS},
     {.name = "clock apart", .fn = clock_apart, .layouts = TWO_HOSTS},
 };
 
