@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 import time
 
-from launching import (HOROVODRUN, HVD_INFO, SLACK, Case, Job, command_line, eventually, main,
-                       python, read, variable)
+from launching import (BUILD, HOROVODRUN, HVD_INFO, ROOT, SLACK, Case, Job, command_line,
+                       eventually, main, python, read, variable)
 from world import World, sh
 
 # c has hardly any shared memory and few descriptors.
@@ -218,6 +218,41 @@ class Dying(Ssh):
         for pid in WORLD.processes("b"):  # the session sshd keeps until it notices
             os.kill(pid, signal.SIGKILL)
         self.finish(job, 5)
+
+
+class Elastic(Ssh):
+    def test_cut_host_is_left_out(self):
+        """The network to one host goes: the job goes on with the others, from where it was."""
+        with tempfile.TemporaryDirectory() as folder:
+            job = launch("-H", "a:1,b:1", "-np", 2, "--min-np", 1, "--gloo-timeout-seconds", 4,
+                         *python((ROOT / "tests/launch/elastic_rank.py").read_text()), folder,
+                         env={"PYTHONPATH": str(BUILD / "python")})
+            self.addCleanup(job.kill)
+            self.read_until(job, b"step 3 rank 0 of 2")
+            WORLD.set_link("b", "down")
+            try:
+                line = self.read_until(job, b"rank 0 of 1 on a")
+                self.assertGreater(int(line.split()[1]), 3)
+                pathlib.Path(folder, "over").touch()
+                code, out, err = job.wait()
+            finally:
+                WORLD.set_link("b", "up")
+            self.assertEqual(code, 0, err.decode())
+            self.assertIn(b"done rank 0 of 1", out)
+            self.assertIn(b"lost the agent on host b", err)
+            self.assertTrue(eventually(
+                lambda: not any(variable(pid, "HOROVOD_RANK") for pid in WORLD.processes("b")),
+                6 * SLACK))
+        for pid in WORLD.processes("b"):  # the session sshd keeps until it notices
+            os.kill(pid, signal.SIGKILL)
+        self.finish(job, 5)
+
+    def read_until(self, job, part):
+        deadline = time.monotonic() + 60
+        while part not in (line := job.process.stdout.readline()):
+            if not line or time.monotonic() > deadline:
+                self.fail(f"never {part}: {job.wait()[2].decode()}")
+        return line
 
 
 class Faults(Ssh):
