@@ -17,6 +17,8 @@
 #   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
 #   make test-rdma    real verbs, in two emulated machines (installs an emulator), some minutes
 #   make chaos        faults at random for SECONDS=600, from SEED=1
+#   make test-images  the images of deploy/docker, built and used; some minutes, as root
+#   make test-cluster the chart on a real Kubernetes made for it; half an hour the first time
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
 	test-spark bench-torch test-torch-versions
@@ -100,6 +102,14 @@ test-tensorflow: setup
 		PYTHONPATH=build/python .venv-tf$$version/bin/python -m pytest tests/python/tensorflow \
 			-k "not pytorch" || exit 1; \
 	done
+
+.PHONY: test-images test-cluster
+test-images:
+	@tests/cluster/images.sh build/images
+
+test-cluster:
+	@tests/cluster/run.sh build
+
 
 .PHONY: test-tensorflow-asan
 test-tensorflow-asan: setup

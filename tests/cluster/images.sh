@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the images of deploy/docker with buildah, as on any machine but for the base, which
+# mmdebstrap makes since no registry need be there, and uses each as its own user: images.sh STORE
+#
+# STORE becomes a folder with buildah's storage and a tar of each image. Needs root.
+set -euo pipefail
+store=$(realpath -m "$1")
+mkdir -p "$store"
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+base=localhost/debian:12-slim
+
+# name | file of deploy/docker | build arguments; the second also stands for the image that the
+# chart's first users have in their values
+images='
+docker.io/horovod/horovod:1.0.0             | Dockerfile       | TORCH_FROM=pypi
+docker.io/uber/horovod:0.12.1-tf1.8.0-py3.5 | Dockerfile.spark |
+'
+# What must work in each of them.
+use='set -eux
+test "$(id -u)" = 1000
+horovodrun -np 2 --check-build
+horovodrun -np 2 python3 -c "import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+mpirun --version
+test -x /usr/sbin/sshd
+if [ -d /opt/spark ]; then
+    /opt/conda/envs/tf_env/bin/python -c "import tensorflow, keras, torch, h5py, pyarrow, pyspark"
+    test -f /opt/spark/examples/src/main/python/tensorflow/keras_mnist_advanced_modified.py
+    /opt/spark/bin/spark-submit --version
+fi'
+
+say() {
+    printf '[%s] %s\n' "$(date +%T)" "$*"
+}
+
+bud() {
+    buildah --root "$store/root" --runroot "$store/run" --storage-driver overlay "$@" </dev/null
+}
+
+# With this machine's certificates and pip settings: packages may come through a proxy.
+make_base() {
+    local container
+    if bud images -q "$base" >/dev/null 2>&1; then
+        return
+    fi
+    say "base: mmdebstrap"
+    mmdebstrap -q --variant=minbase --include=ca-certificates bookworm "$store/base.tar"
+    printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$store/pip.conf"
+    container=$(bud from scratch)
+    bud add -q "$container" "$store/base.tar" / >/dev/null
+    bud copy -q "$container" /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ >/dev/null
+    bud copy -q "$container" "$store/pip.conf" /etc/pip.conf >/dev/null
+    bud commit -q --rm "$container" "$base" >/dev/null
+    rm "$store/base.tar"
+}
+
+make_base
+while IFS='|' read -r name file arguments; do
+    name=${name// /} file=${file// /}
+    [ -n "$name" ] || continue
+    options=(--build-arg "BASE=$base")
+    for argument in $arguments; do
+        options+=(--build-arg "$argument")
+    done
+    say "$file: building $name"
+    bud bud --isolation chroot --layers "${options[@]}" -t "$name" -f "deploy/docker/$file" . \
+        >"$store/$file.log" 2>&1 || { tail -n 40 "$store/$file.log"; exit 1; }
+    say "$file: using it"
+    container=$(bud from "$name")
+    bud run --isolation chroot "$container" sh -c "$use" >"$store/$file.use.log" 2>&1 ||
+        { tail -n 40 "$store/$file.use.log"; exit 1; }
+    bud rm "$container" >/dev/null
+    rm -f "$store/$file.tar"
+    bud push -q "$name" "docker-archive:$store/$file.tar:$name"
+    base=$name
+done <<<"$images"
+say "images: $(cd "$store" && ls -sh ./*.tar | tr '\n' ' ')"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The chart on a real cluster: run.sh BUILD_DIR [TEST ...], for example Restricted.test_mnist_trains
+#
+#   KUBECONFIG   a cluster of three nodes to use, which has the images; without it one is made with
+#                cluster.sh, and ended again (KEEP=1: not ended)
+#   IMAGE_STORE  where the images are built; default: BUILD_DIR/images
+#   HELM         the helm to use; default: that of tests/chart
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+build=$(realpath -m "$1")
+shift
+venv=$build/venv-chart
+if ! [ -x "$venv/bin/helm" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check -r "$here/../chart/requirements.txt"
+fi
+
+if [ -z "${KUBECONFIG:-}" ]; then
+    store=${IMAGE_STORE:-$build/images}
+    export NODES=3
+    [ -n "${KEEP:-}" ] || trap '"$here/cluster.sh" down' EXIT
+    "$here/cluster.sh" up
+    "$here/images.sh" "$store"
+    eval "$("$here/cluster.sh" env)"
+    for tar in "$store"/*.tar; do
+        "$here/cluster.sh" load "$tar"
+    done
+fi
+export PATH=$venv/bin:$PATH
+cd "$here"
+tests=(test_cluster)
+if [ $# -gt 0 ]; then
+    tests=("${@/#/test_cluster.}")
+fi
+"$venv/bin/python" -m unittest -v "${tests[@]}"

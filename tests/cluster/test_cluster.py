@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart on a real cluster, with the images of deploy/docker: see run.sh beside this file.
+
+Needs kubectl and helm on PATH, a cluster of three nodes, and on its nodes the images that run.sh
+builds. HELM names another helm. Times are printed; HVD_QUIET=1 also holds them to their limits,
+which makes sense on a machine that does nothing else.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+import unittest
+
+CHART = pathlib.Path(__file__).resolve().parents[2] / "charts" / "horovod"
+HELM = os.environ.get("HELM", "helm")
+PATIENCE_S = 1800  # for anything that is sure to come
+JOB = "mnist-horovod"
+
+# As the first users of the chart are told to type it, but for `~`.
+SEED = r"""
+export SSH_KEY_DIR=`mktemp -d`
+cd $SSH_KEY_DIR
+yes | ssh-keygen -N "" -f id_rsa
+cat << EOF > %(values)s
+---
+%(network)sssh:
+  useSecrets: true
+%(port)s  hostKey: |-
+$(cat $SSH_KEY_DIR/id_rsa | sed 's/^/    /g')
+
+  hostKeyPub: |-
+$(cat $SSH_KEY_DIR/id_rsa.pub | sed 's/^/    /g')
+
+worker:
+  number: 2
+  image:
+    repository: uber/horovod
+    tag: 0.12.1-tf1.8.0-py3.5
+master:
+  image:
+    repository: uber/horovod
+    tag: 0.12.1-tf1.8.0-py3.5
+  args:
+    - "mpirun -np 3 --hostfile /horovod/generated/hostfile --mca orte_keep_fqdn_hostnames t """ \
+    r"""--allow-run-as-root --display-map --tag-output --timestamp-output sh -c """ \
+    r"""'/opt/conda/envs/tf_env/bin/python """ \
+    r"""/opt/spark/examples/src/main/python/tensorflow/keras_mnist_advanced_modified.py'"
+EOF
+rm -r "${SSH_KEY_DIR:?}"
+"""
+
+
+def run(*argv, check=True, timeout=PATIENCE_S, stdin=None):
+    done = subprocess.run([str(a) for a in argv], input=stdin, capture_output=True, text=True,
+                          timeout=timeout)
+    if check and done.returncode != 0:
+        raise AssertionError("%s: exit %d\n%s%s" % (" ".join(map(str, argv)), done.returncode,
+                                                    done.stdout, done.stderr))
+    return done
+
+
+class Namespace(unittest.TestCase):
+    """Each test has a namespace of its own, removed with all that is in it."""
+    labels = {}
+
+    def setUp(self):
+        name = self.id().rpartition("test_")[2][:30].replace("_", "-").strip("-")
+        self.namespace = "hvd-%d-%s" % (os.getpid(), name)
+        self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+            "name": self.namespace, "labels": self.labels}})
+        self.addCleanup(run, "kubectl", "delete", "namespace", self.namespace, "--wait=false")
+        self.addCleanup(run, HELM, "uninstall", "-n", self.namespace, "mnist", check=False)
+
+    def create(self, value):
+        run("kubectl", "create", "-f", "-", stdin=json.dumps(value))
+
+    def kubectl(self, *argv, **kw):
+        return run("kubectl", "-n", self.namespace, *argv, **kw)
+
+    def get(self, *what):
+        return json.loads(self.kubectl("get", *what, "-o", "json").stdout)
+
+    def helm(self, verb, values):
+        self.began = time.monotonic()
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(values, file)
+            file.flush()
+            return run(HELM, verb, "mnist", CHART, "-n", self.namespace, "--values", file.name)
+
+    def log(self, job=JOB):
+        done = self.kubectl("logs", "job/" + job, "--all-containers", check=False)
+        return done.stdout + done.stderr
+
+    def until(self, text, job=JOB):
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.log(job):
+            self.assertLess(time.monotonic(), deadline, self.log(job))
+            time.sleep(0.5)
+
+    def ended(self, job=JOB):
+        """Waits for the end of the job. -> Complete or Failed, the log of the master"""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            conditions = self.get("job", job)["status"].get("conditions", [])
+            found = [c["type"] for c in conditions if c["status"] == "True"
+                     and c["type"] in ("Complete", "Failed")]
+            if found:
+                self.took_s = time.monotonic() - self.began
+                return found[0], self.log(job)
+            time.sleep(0.2)
+        raise AssertionError("the job did not end\n%s\n%s" % (
+            self.log(job), self.kubectl("describe", "pods").stdout[-8000:]))
+
+    def completes(self, job=JOB):
+        how, log = self.ended(job)
+        self.assertEqual(how, "Complete", log)
+        return log
+
+    def workers(self):
+        pods = self.get("pods", "-l", "role=worker")["items"]
+        return [pod["metadata"]["name"] for pod in pods]
+
+    def workers_go(self):
+        deadline = time.monotonic() + PATIENCE_S
+        while self.workers() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        self.assertEqual(self.workers(), [])
+
+    def hold(self, what, seconds, limit_s):
+        print("\n  %s: %.1f s" % (what, seconds), flush=True)
+        if os.environ.get("HVD_QUIET"):
+            self.assertLess(seconds, limit_s, what)
+
+
+HELLO = "horovodrun -np 3 sh -c 'echo hello from $HOROVOD_RANK of $HOROVOD_SIZE on $(hostname)'"
+FOREVER = "horovodrun -np 3 python3 -c 'import time, horovod.torch as hvd, torch\n" \
+          "hvd.init()\n" \
+          "print(\"in step\", flush=True)\n" \
+          "while True:\n" \
+          "    hvd.allreduce(torch.ones(1), name=\"one\")\n" \
+          "    time.sleep(0.1)'"
+
+
+def hello(**values):
+    merged = {"worker": {"number": 2}, "master": {"args": [HELLO]}}
+    for key, value in values.items():
+        merged[key] = dict(merged[key], **value) if key in merged else value
+    return merged
+
+
+class Restricted(Namespace):
+    """Under the Pod Security Standard "restricted", which the chart fits by default."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+    def test_mnist_trains(self):
+        said = self.helm("install", {"worker": {"number": 2}})
+        self.assertNotIn("would violate", said.stderr)
+        log = self.completes()
+        losses = [float(line.split("loss ")[1]) for line in log.splitlines() if " loss " in line]
+        self.assertGreater(len(losses), 5, log)
+        self.assertLess(losses[-1], losses[0] / 2)
+        self.assertIn("on 3 ranks", log)
+        self.assertIn("test accuracy", log)
+        self.workers_go()
+        print("\n  MNIST on 3 ranks: %.1f s, last loss %g" % (self.took_s, losses[-1]))
+
+    def test_hello_is_quick(self):
+        self.helm("install", hello())
+        log = self.completes()
+        for rank in range(3):
+            self.assertIn("hello from %d of 3 on" % rank, log)
+        self.hold("install to finished job", self.took_s, 10)
+        self.workers_go()
+        self.hold("install to workers gone", time.monotonic() - self.began, 20)
+
+    def test_upgrades(self):
+        self.helm("install", hello())
+        self.completes()
+        self.workers_go()
+        self.helm("upgrade", hello(master={"args": ["echo again; " + HELLO]}))
+        log = self.completes(JOB + "-r2")
+        self.assertIn("again", log)
+        self.assertIn("hello from 2 of 3", log)
+        self.workers_go()
+        # And one that runs.
+        self.helm("upgrade", hello(master={"args": [FOREVER]}))
+        self.until("in step", JOB + "-r3")
+        self.helm("upgrade", hello(worker={"number": 1}, master={
+            "args": [HELLO.replace("-np 3", "-np 2")]}))
+        self.assertIn("hello from 1 of 2", self.completes(JOB + "-r4"))
+        jobs = [job["metadata"]["name"] for job in self.get("jobs")["items"]
+                if not job["metadata"].get("deletionTimestamp")]
+        self.assertEqual(jobs, [JOB + "-r4"])
+
+    def test_uninstall_leaves_nothing(self):
+        self.helm("install", hello(networkPolicy={"enabled": True},
+                                   podDisruptionBudget={"enabled": True}))
+        self.completes()
+        run(HELM, "uninstall", "-n", self.namespace, "mnist", "--wait")
+        kinds = "pods,jobs,statefulsets,services,configmaps,secrets,serviceaccounts,roles," \
+                "rolebindings,networkpolicies,poddisruptionbudgets"
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            left = self.kubectl("get", kinds, "-l", "release=mnist", "-o", "name").stdout
+            if not left or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        self.assertEqual(left, "")
+
+    def test_a_deleted_worker_fails_the_job(self):
+        self.helm("install", hello(master={"args": [FOREVER]}))
+        self.until("in step")
+        self.kubectl("delete", "pod", JOB + "-1", "--wait=false")
+        self.began = time.monotonic()
+        how, log = self.ended()
+        self.hold("deleted worker to failed job", self.took_s, 30)
+        self.assertEqual(how, "Failed", log)
+        self.assertIn("%s-1.%s" % (JOB, JOB), log)
+        self.workers_go()
+
+    def test_helm_test(self):
+        self.helm("install", hello())
+        self.completes()
+        done = run(HELM, "test", "-n", self.namespace, "mnist")
+        self.assertIn("Succeeded", done.stdout)
+
+    def test_ready_workers_are_discovered(self):
+        discover = "/horovod/generated/discover_hosts.sh"
+        self.helm("install", hello(master={"args": [
+            "until [ $(%s | wc -l) = 3 ]; do sleep 0.5; done; %s" % (discover, discover)]}))
+        self.assertEqual(self.completes().split(), [
+            JOB + "-master:1", "%s-0.%s:1" % (JOB, JOB), "%s-1.%s:1" % (JOB, JOB)])
+
+
+class OverSsh(Namespace):
+    def test_generated_keys(self):
+        greet = "'echo $GREETING $(which horovodrun) from $(hostname)'"
+        self.helm("install", hello(
+            mode="openmpi", worker={"env": {"GREETING": "good day"}},
+            master={"args": ["mpirun -np 3 --allow-run-as-root sh -c " + greet]}))
+        log = self.completes()
+        for i in range(2):
+            self.assertIn("good day /opt/horovod/bin/horovodrun from %s-%d" % (JOB, i), log)
+        self.hold("install to finished mpirun", self.took_s, 10)
+        self.workers_go()
+
+    def test_horovodrun_over_ssh(self):
+        self.helm("install", hello(mode="ssh", ssh={"port": 2222}))
+        self.assertIn("hello from 2 of 3", self.completes())
+
+    def seed(self, network="", port=""):
+        with tempfile.TemporaryDirectory() as folder:
+            values = pathlib.Path(folder) / "values.yaml"
+            run("bash", "-c", SEED % {"values": values, "network": network, "port": port})
+            self.began = time.monotonic()
+            run(HELM, "install", "--values", values, "mnist", CHART, "-n", self.namespace)
+        log = self.completes()
+        self.assertIn("JOB MAP", log)
+        for rank in range(3):
+            self.assertRegex(log, r"\[1,%d\]<std" % rank)
+        self.assertRegex(log, r"test loss \d")
+        print("\n  Keras MNIST by mpirun on 3 ranks: %.1f s" % self.took_s)
+        self.workers_go()
+
+    def test_seed_example(self):
+        self.seed()
+
+    def test_seed_example_on_host_network(self):
+        self.seed("useHostNetwork: true\n\n", "  port: 32222\n")
+
+
+class HostNetwork(Namespace):
+    def test_three_workers_on_three_nodes(self):
+        self.helm("install", hello(useHostNetwork=True, worker={"number": 3}, master={
+            "args": [HELLO.replace("-np 3", "-np 4")]}))
+        log = self.completes()
+        for rank in range(4):
+            self.assertIn("hello from %d of 4 on" % rank, log)
+        self.workers_go()
+
+    def test_too_few_nodes(self):
+        self.helm("install", hello(useHostNetwork=True, worker={"number": 4}, master={
+            "args": [HELLO.replace("-np 3", "-np 5")], "startTimeout": 30}))
+        how, log = self.ended()
+        self.assertEqual(how, "Failed", log)
+        self.assertRegex(log, r"waiting for %s-\d.%s: .*free ports" % (JOB, JOB))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
