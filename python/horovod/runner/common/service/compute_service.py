@@ -245,7 +245,7 @@ class ComputeClient:
         problem: Exception = ConnectionError("it has no address")
         for address in self._addresses:
             try:
-                sock = socket.create_connection(address, timeout=ANSWER_SECONDS)
+                sock = socket.create_connection(address, timeout=PATIENCE_SECONDS)
             except OSError as error:
                 problem = error
                 continue
