@@ -54,15 +54,18 @@ static bool append(crew_t *crew, const host_t *host)
     if (made != NULL) {
         made->host = (host_t){.name = strdup(host->name),
                               .target = strdup(host->target),
+                              .address = host->address != NULL ? strdup(host->address) : NULL,
+                              .agent_port = host->agent_port,
                               .slots = host->slots,
                               .is_local = host->is_local};
         made->is_there = true;
     }
     if (made == NULL || hosts == NULL || order == NULL || made->host.name == NULL ||
-        made->host.target == NULL) {
+        made->host.target == NULL || (host->address != NULL && made->host.address == NULL)) {
         if (made != NULL) {
             free(made->host.name);
             free(made->host.target);
+            free(made->host.address);
         }
         free(made);
         return false;
@@ -156,6 +159,7 @@ void crew_free(crew_t *crew)
     for (int i = 0; i < crew->n_hosts; i++) {
         free(crew->hosts[i]->host.name);
         free(crew->hosts[i]->host.target);
+        free(crew->hosts[i]->host.address);
         free(crew->hosts[i]);
     }
     free(crew->hosts);
