@@ -600,6 +600,9 @@ static void on_result(driver_t *driver, worker_t *worker, const uint8_t *data, s
 {
     char path[4096];
 
+    if (worker->is_leaving) { // another has its rank now
+        return;
+    }
     if (worker->result_fd < 0) {
         snprintf(path, sizeof path, "%s/rank.%d", driver->options->results, worker->place.rank);
         worker->result_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
