@@ -13,8 +13,10 @@
 //   - every ending is explained: without a fatal fault all finish; with one every rank that lives
 //     is told, by a sentence that names a rank with host and pid;
 //   - nothing is left behind, which the harness checks.
-// A job that fails prints its seed; --seed N --jobs 1 repeats it, as far as a scheduler does.
+// A job that fails prints its seed; --seed N --jobs 1 repeats it, as far as a scheduler does. What
+// happens for a seed is in chaos_plan.h; test_agreement_sim does the same in virtual time.
 #define _GNU_SOURCE
+#include "chaos_plan.h"
 #include "hosts.h"
 
 #include <getopt.h>
@@ -25,51 +27,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_FAULTS 4
-#define SURVIVED_MS 1500 // the longest stop or cut a job must survive
 #define FATAL_STOP_MS 8000
 #define END_SECONDS 20 // from a fatal fault to the end of every rank
-
-typedef enum fault_kind {
-    FAULT_STOP,      // a rank, for a while
-    FAULT_SHORT_CUT, // the network, for a while
-    FAULT_LOSS,      // one packet in twenty, for a while
-    N_SURVIVED,
-    FAULT_KILL = N_SURVIVED,
-    FAULT_KILL_TWO,
-    FAULT_LONG_STOP,
-    FAULT_CUT,
-    FAULT_CUT_ONE_WAY,
-    FAULT_RESET,
-    N_FAULTS
-} fault_kind_t;
-
-static const struct {
-    const char *name;
-    bool needs_hosts; // two of them
-} kinds[N_FAULTS] = {
-    [FAULT_STOP] = {"stop", false},           [FAULT_SHORT_CUT] = {"short cut", true},
-    [FAULT_LOSS] = {"loss", true},            [FAULT_KILL] = {"kill", false},
-    [FAULT_KILL_TWO] = {"kill two", false},   [FAULT_LONG_STOP] = {"long stop", false},
-    [FAULT_CUT] = {"cut", true},              [FAULT_CUT_ONE_WAY] = {"cut one way", true},
-    [FAULT_RESET] = {"reset", true},
-};
-
-typedef struct planned {
-    fault_kind_t kind;
-    int victim;
-    int after_ms, lasts_ms;
-} planned_t;
-
-typedef struct chaos_job {
-    uint64_t seed;
-    int n_ranks;
-    layout_t layout;
-    size_t n; // elements of each operation
-    planned_t faults[MAX_FAULTS];
-    int n_faults;
-    bool is_fatal; // the last of them is
-} chaos_job_t;
 
 // What ranks and injector see together.
 static struct {
@@ -82,45 +41,17 @@ static struct {
 
 // --- The plan -----------------------------------------------------------------------------------
 
-static fault_kind_t draw(dice_t *dice, int from, int to, layout_t layout)
+static layout_t layout_of(const chaos_plan_t *job)
 {
-    for (;;) {
-        fault_kind_t kind = (fault_kind_t)(from + dice_below(dice, to - from));
-        if (!kinds[kind].needs_hosts || layout != LAYOUT_ONE) {
-            return kind;
-        }
-    }
+    return job->has_two_hosts ? LAYOUT_BLOCKS : LAYOUT_ONE;
 }
 
-static chaos_job_t plan_job(uint64_t seed)
-{
-    static const size_t sizes[] = {10, 1000, 50000, 300000};
-    dice_t dice = {.state = seed};
-    chaos_job_t job = {.seed = seed, .n_ranks = 3 + dice_below(&dice, 2)};
-    job.layout = dice_below(&dice, 2) == 0 ? LAYOUT_ONE : LAYOUT_BLOCKS;
-    job.n = sizes[dice_below(&dice, N_ELEMENTS(sizes))];
-    int n_survived = dice_below(&dice, 3);
-    job.is_fatal = dice_below(&dice, 5) > 0;
-    job.n_faults = n_survived + job.is_fatal;
-    for (int i = 0; i < job.n_faults; i++) {
-        bool fatal = i == n_survived;
-        job.faults[i] = (planned_t){
-            .kind = fatal ? draw(&dice, N_SURVIVED, N_FAULTS, job.layout)
-                          : draw(&dice, 0, N_SURVIVED, job.layout),
-            .victim = dice_below(&dice, job.n_ranks),
-            .after_ms = 20 + dice_below(&dice, 400),
-            .lasts_ms = 100 + dice_below(&dice, SURVIVED_MS - 100),
-        };
-    }
-    return job;
-}
-
-static void show(const chaos_job_t *job)
+static void show(const chaos_plan_t *job)
 {
     printf("seed %llu: %d ranks, %s, %zu elements:", (unsigned long long)job->seed, job->n_ranks,
-           layout_names[job->layout], job->n);
+           layout_names[layout_of(job)], job->n);
     for (int i = 0; i < job->n_faults; i++) {
-        printf(" %s(%d)", kinds[job->faults[i].kind].name, job->faults[i].victim);
+        printf(" %s(%d)", fault_kinds[job->faults[i].kind].name, job->faults[i].victim);
     }
     printf("%s", job->n_faults == 0 ? " nothing" : "");
 }
@@ -140,7 +71,7 @@ static void stop_for(int rank, int ms)
     kill(pid, SIGCONT);
 }
 
-static bool make_fault(const chaos_job_t *job, const planned_t *fault)
+static bool make_fault(const chaos_plan_t *job, const planned_t *fault)
 {
     bool ok = true;
     pause_ms(fault->after_ms);
@@ -183,7 +114,7 @@ static bool make_fault(const chaos_job_t *job, const planned_t *fault)
     return ok;
 }
 
-static pid_t start_injector(const chaos_job_t *job)
+static pid_t start_injector(const chaos_plan_t *job)
 {
     fflush(NULL);
     pid_t pid = fork();
@@ -253,7 +184,7 @@ static bool names_a_rank(const fault_rank_t *f)
     return false;
 }
 
-static void check_ending(fault_rank_t *f, const chaos_job_t *job, hvd_status_t status)
+static void check_ending(fault_rank_t *f, const chaos_plan_t *job, hvd_status_t status)
 {
     rank_t *r = f->r;
     if (!job->is_fatal) {
@@ -268,7 +199,7 @@ static void check_ending(fault_rank_t *f, const chaos_job_t *job, hvd_status_t s
 
 static void chaos_rank(rank_t *r, void *arg)
 {
-    const chaos_job_t *job = arg;
+    const chaos_plan_t *job = arg;
     pthread_t thread;
     bool is_over = false;
     hvd_status_t status = HVD_OK;
@@ -303,7 +234,7 @@ static bool run_job(uint64_t seed)
         "HOROVOD_NETWORK_TIMEOUT_SECONDS=4",
         NULL,
     };
-    chaos_job_t job = plan_job(seed);
+    chaos_plan_t job = chaos_plan(seed);
     uint64_t start_ns = clock_ns();
     int state = 0;
     memset(board, 0, sizeof *board);
@@ -312,7 +243,7 @@ static bool run_job(uint64_t seed)
         return false;
     }
     pid_t injector = start_injector(&job);
-    bool ok = ranks_run(job.n_ranks, job.layout, env, chaos_rank, &job);
+    bool ok = ranks_run(job.n_ranks, layout_of(&job), env, chaos_rank, &job);
     if (!ok) {
         kill(injector, SIGKILL);
     }

@@ -15,8 +15,12 @@
 //
 // Everything follows from a seed and a number of ranks. A failure prints what repeats it:
 //   test_agreement_sim --seed 17 --ranks 64
+// The plans of tests/fault/chaos_plan.h, which tests/fault/test_chaos.c does to real processes, run
+// here as well, a thousand times as fast: --chaos 17.
 #define _GNU_SOURCE
 #include "coord_world.h"
+
+#include "../fault/chaos_plan.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define IS_INSTRUMENTED 1
@@ -31,6 +35,7 @@
 #endif
 
 #define N_SMALL_WORLDS (IS_INSTRUMENTED ? 250 : 700)
+#define N_CHAOS (IS_INSTRUMENTED ? 100 : 300)
 #define N_NAMES 8
 #define MAX_ITEMS 12
 #define MAX_SETS 64
@@ -172,6 +177,7 @@ typedef struct edge {
     uint64_t last_ns;
     uint64_t speed_ns;
     bool is_cut; // what is sent is lost
+    uint64_t held_until_ns; // nothing arrives before, and nothing is lost
 } edge_t;
 
 typedef enum event_kind {
@@ -185,7 +191,8 @@ typedef enum event_kind {
     EVENT_KILL,
     EVENT_LOST,
     EVENT_FREEZE, // a rank stops running, and goes on later
-    EVENT_CUT     // the link to a rank's parent loses everything, in one direction or both
+    EVENT_CUT,    // the link to a rank's parent loses everything, in one direction or both
+    EVENT_CHAOS   // the next fault of a plan; not about a rank
 } event_kind_t;
 
 typedef struct event {
@@ -231,6 +238,9 @@ typedef struct sim {
     int silent[2];    // who may be found silent: a frozen rank, or the ends of a cut link; -1: none
     int frozen;       // a rank that does not run until thaw_ns; -1: none
     uint64_t thaw_ns;
+    const chaos_plan_t *chaos; // NULL: none
+    int n_chaos;               // faults made
+    uint64_t excused;          // ranks that chaos may have kept from hearing or being heard
     bool has_removed; // late lines are allowed
     bool reports_allowed;
     bool keeps_sets;                            // no changes of process sets
@@ -1405,6 +1415,15 @@ static void on_silence(sim_t *sim, int rank, const decision_t *decision)
 {
     int about = decision->rank;
 
+    if (sim->chaos != NULL) { // a plan tells who may be given up, by who may end the job
+        uint64_t both = UINT64_C(1) << rank | UINT64_C(1) << about;
+        CHECK(sim, (sim->excused & both) != 0, "rank %d finds rank %d silent", rank, about);
+        if (decision->status == HVD_PEER_LOST) {
+            sim->n_silences++;
+            coord_abort(sim->ranks[rank].coord, HVD_PEER_LOST, "a neighbour is silent");
+        }
+        return;
+    }
     if (about == rank) {
         CHECK(sim, rank == sim->frozen, "rank %d thinks it was away", rank);
         return;
@@ -1594,11 +1613,105 @@ static void cut_link(sim_t *sim, int rank)
     }
 }
 
+// --- Chaos --------------------------------------------------------------------------------------
+
+#define CHAOS_MS NS_PER_US // a millisecond of a plan
+
+static bool crosses_hosts(const sim_t *sim, const edge_t *edge)
+{
+    int half = (sim->size + 1) / 2;
+    return (edge->from < half) != (edge->to < half);
+}
+
+// On all edges between the hosts; towards_second: only on those that lead there.
+static void cut_hosts(sim_t *sim, bool towards_second)
+{
+    for (int i = 0; i < 2 * (sim->size - 1); i++) {
+        edge_t *edge = &sim->edges[i];
+        edge->is_cut |= crosses_hosts(sim, edge) && (!towards_second || edge->to > edge->from);
+    }
+}
+
+static void hold_hosts(sim_t *sim, uint64_t until_ns)
+{
+    for (int i = 0; i < 2 * (sim->size - 1); i++) {
+        if (crosses_hosts(sim, &sim->edges[i])) {
+            sim->edges[i].held_until_ns = until_ns;
+        }
+    }
+}
+
+static void reset_hosts(sim_t *sim)
+{
+    cut_hosts(sim, false);
+    for (int i = 0; i < 2 * (sim->size - 1); i++) {
+        if (crosses_hosts(sim, &sim->edges[i])) {
+            schedule(sim, soon(sim, 2000), EVENT_LOST, sim->edges[i].to);
+        }
+    }
+}
+
+static void make_fault(sim_t *sim)
+{
+    const planned_t *fault = &sim->chaos->faults[sim->n_chaos++];
+    uint64_t lasts_ns = (uint64_t)fault->lasts_ms * CHAOS_MS, over_ns = sim->now_ns;
+    bool everybody = fault_kinds[fault->kind].needs_hosts;
+
+    sim->excused |= everybody ? UINT64_MAX : UINT64_C(1) << fault->victim;
+    if (fault->kind >= N_SURVIVED) {
+        sim->may_end = true;
+        sim->end_status = HVD_PEER_LOST;
+    }
+    switch (fault->kind) {
+    case FAULT_STOP:
+        sim->frozen = fault->victim;
+        over_ns = sim->thaw_ns = sim->now_ns + lasts_ns;
+        break;
+    case FAULT_SHORT_CUT:
+    case FAULT_LOSS: // which delays what is lost
+        over_ns = sim->now_ns + lasts_ns / (fault->kind == FAULT_LOSS ? 4 : 1);
+        hold_hosts(sim, over_ns);
+        break;
+    case FAULT_KILL_TWO:
+        kill_rank(sim, (fault->victim + 1) % sim->size);
+        kill_rank(sim, fault->victim);
+        break;
+    case FAULT_KILL:
+        kill_rank(sim, fault->victim);
+        break;
+    case FAULT_LONG_STOP:
+        freeze_rank(sim, fault->victim);
+        break;
+    case FAULT_CUT:
+    case FAULT_CUT_ONE_WAY:
+        cut_hosts(sim, fault->kind == FAULT_CUT_ONE_WAY);
+        break;
+    case FAULT_RESET:
+        reset_hosts(sim);
+        break;
+    case N_FAULTS:
+        break;
+    }
+    if (sim->n_chaos < sim->chaos->n_faults) {
+        uint64_t pause_ns = (uint64_t)sim->chaos->faults[sim->n_chaos].after_ms * CHAOS_MS;
+        schedule(sim, over_ns + pause_ns, EVENT_CHAOS, 0);
+    }
+}
+
 static void handle(sim_t *sim, const event_t *event)
 {
     int rank = event->what;
     rank_state_t *self = event->kind == EVENT_DELIVER ? NULL : &sim->ranks[rank];
     int whose = self != NULL ? rank : sim->edges[event->what].to;
+
+    if (event->kind == EVENT_CHAOS) {
+        make_fault(sim);
+        return;
+    }
+    if (self == NULL && sim->now_ns < sim->edges[event->what].held_until_ns) {
+        schedule(sim, sim->edges[event->what].held_until_ns, event->kind, event->what);
+        return;
+    }
 
     if (whose == sim->frozen && sim->now_ns < sim->thaw_ns) {
         schedule(sim, sim->thaw_ns, event->kind, event->what);
@@ -1648,6 +1761,8 @@ static void handle(sim_t *sim, const event_t *event)
         return;
     case EVENT_CUT:
         cut_link(sim, rank);
+        return;
+    case EVENT_CHAOS:
         return;
     }
     pump(sim, rank);
@@ -1771,7 +1886,27 @@ static void choose_ending(sim_t *sim)
     }
 }
 
-static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool is_plain)
+// The world of a plan: its hosts, and its limits on the clock of the simulation.
+static void choose_chaos(sim_t *sim, const chaos_plan_t *chaos)
+{
+    int second = chaos->has_two_hosts ? (sim->size + 1) / 2 : sim->size;
+
+    for (int rank = 0; rank < sim->size; rank++) {
+        sim->parent[rank] = rank == 0 ? -1 : rank > second ? second : 0;
+    }
+    sim->chaos = chaos;
+    sim->ending = chaos->is_fatal ? END_BY_DEATH : END_BY_ITSELF;
+    sim->params.stall_warn_ns = NS_PER_S;
+    sim->params.pulse_ns = CHAOS_PULSE_MS * CHAOS_MS;
+    sim->params.pulse_warn_ns = CHAOS_WARNING_MS * CHAOS_MS;
+    sim->params.pulse_fail_ns = CHAOS_TIMEOUT_MS * CHAOS_MS;
+    if (chaos->n_faults > 0) {
+        schedule(sim, (uint64_t)chaos->faults[0].after_ms * CHAOS_MS, EVENT_CHAOS, 0);
+    }
+}
+
+static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool is_plain,
+                      const chaos_plan_t *chaos)
 {
     sim_t *sim = zeros(1, sizeof(*sim));
 
@@ -1797,14 +1932,31 @@ static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool 
         sim->params.pulse_warn_ns = 500 * NS_PER_US;
         sim->params.pulse_fail_ns = 2 * NS_PER_MS;
     }
+    if (chaos != NULL) {
+        choose_chaos(sim, chaos);
+    }
     make_ranks(sim);
     make_edges(sim);
     return sim;
 }
 
+// Pulses go on for ever: a plan is over when its faults are made and all have done their work.
+static bool is_over(const sim_t *sim)
+{
+    bool all = sim->chaos != NULL && sim->n_chaos == sim->chaos->n_faults;
+
+    for (int rank = 0; all && rank < sim->size; rank++) {
+        const rank_state_t *self = &sim->ranks[rank];
+        all = self->is_dead || self->has_ended ||
+              (!sim->chaos->is_fatal && self->step >= sim->n_steps && self->n_queue == 0 &&
+               self->n_undecided == 0);
+    }
+    return all;
+}
+
 static void sim_run(sim_t *sim)
 {
-    while (sim->n_heap > 0) {
+    while (sim->n_heap > 0 && !is_over(sim)) {
         event_t event = next_event(sim);
         sim->now_ns = event.at_ns;
         handle(sim, &event);
@@ -1854,7 +2006,8 @@ static void check_world(const sim_t *sim)
               coord_pending(self->coord));
         CHECK(sim, sim->has_removed || coord_counters(self->coord).n_stale_lines == 0,
               "rank %d: stale lines", rank);
-        CHECK(sim, coord_next_tick(self->coord) == NEVER_NS, "rank %d wants ticks", rank);
+        CHECK(sim, coord_next_tick(self->coord) == NEVER_NS || sim->chaos != NULL,
+              "rank %d wants ticks", rank);
     }
     if (sim->ending == END_BY_ITSELF || sim->ending == END_BY_SHUTDOWN) {
         check_logs(sim);
@@ -1914,7 +2067,8 @@ typedef struct totals {
 
 static void run_world(uint64_t seed, int size, totals_t *totals)
 {
-    sim_t *sim = sim_new(seed, size, size > 100 ? 5 : 12, size > 100 ? 8 : MAX_ITEMS - 1, false);
+    sim_t *sim = sim_new(seed, size, size > 100 ? 5 : 12, size > 100 ? 8 : MAX_ITEMS - 1, false,
+                         NULL);
 
     sim_run(sim);
     check_world(sim);
@@ -1924,6 +2078,24 @@ static void run_world(uint64_t seed, int size, totals_t *totals)
     totals->n_fused += sim->n_fused;
     totals->n_fails += sim->n_fails;
     totals->n_reports += sim->n_reports;
+    totals->n_silences += sim->n_silences;
+    totals->n_endings[sim->ending]++;
+    sim_free(sim);
+}
+
+#define CHAOS_STEPS 40
+
+static void run_chaos(uint64_t seed, totals_t *totals)
+{
+    chaos_plan_t chaos = chaos_plan(seed);
+    sim_t *sim = sim_new(seed, chaos.n_ranks, CHAOS_STEPS, 8, true, &chaos);
+
+    sim_run(sim);
+    CHECK(sim, is_over(sim), "chaos %llu has no end", (unsigned long long)seed);
+    check_world(sim);
+    totals->n_worlds++;
+    totals->n_events += sim->n_events;
+    totals->n_runs += sim->n_runs;
     totals->n_silences += sim->n_silences;
     totals->n_endings[sim->ending]++;
     sim_free(sim);
@@ -1944,6 +2116,7 @@ static void show(const totals_t *totals)
 static struct {
     bool is_set;
     uint64_t seed;
+    uint64_t chaos; // 0: a world of its own
     int ranks;
 } replay;
 
@@ -1952,8 +2125,26 @@ static void replayed_world(void **state)
     totals_t totals = {0};
 
     (void)state;
-    run_world(replay.seed, replay.ranks, &totals);
+    if (replay.chaos != 0) {
+        run_chaos(replay.chaos, &totals);
+    } else {
+        run_world(replay.seed, replay.ranks, &totals);
+    }
     show(&totals);
+}
+
+static void chaos_is_survived_or_explained(void **state)
+{
+    totals_t totals = {0};
+
+    (void)state;
+    for (uint64_t seed = 1; seed <= N_CHAOS; seed++) {
+        run_chaos(seed, &totals);
+    }
+    show(&totals);
+    assert_true(totals.n_endings[END_BY_ITSELF] > totals.n_worlds / 20);
+    assert_true(totals.n_endings[END_BY_DEATH] > totals.n_worlds / 2);
+    assert_true(totals.n_silences > totals.n_worlds / 10); // stops and cuts were noticed as such
 }
 
 static void small_worlds_agree(void **state)
@@ -2227,7 +2418,7 @@ static void aborts_travel_the_tree(void **state)
 
 static size_t memory_after(uint64_t seed, int n_steps)
 {
-    sim_t *sim = sim_new(seed, 12, n_steps, 8, true);
+    sim_t *sim = sim_new(seed, 12, n_steps, 8, true, NULL);
     size_t bytes = 0;
 
     sim_run(sim);
@@ -2255,6 +2446,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(tiny_worlds_agree),      cmocka_unit_test(small_worlds_agree),
         cmocka_unit_test(large_worlds_agree),     cmocka_unit_test(steady_state_is_cheap),
         cmocka_unit_test(aborts_travel_the_tree), cmocka_unit_test(memory_is_bounded),
+        cmocka_unit_test(chaos_is_survived_or_explained),
     };
     const struct CMUnitTest one[] = {cmocka_unit_test(replayed_world)};
 
@@ -2263,6 +2455,8 @@ int main(int argc, char **argv)
         replay.is_set = true;
         if (strcmp(argv[i], "--seed") == 0) {
             replay.seed = strtoull(argv[i + 1], NULL, 10);
+        } else if (strcmp(argv[i], "--chaos") == 0) {
+            replay.chaos = strtoull(argv[i + 1], NULL, 10);
         } else if (strcmp(argv[i], "--ranks") == 0) {
             replay.ranks = MIN(MAX(atoi(argv[i + 1]), 1), 1000);
         }
