@@ -6,7 +6,7 @@
 #   make demo         a small job on this machine                 make SAN=thread   build-tsan/
 #   make test         all builds, all tests, style                make check-style  style only
 #   make bench        measurements                                make clean        remove builds
-#   make wheel        the Python package, in dist/
+#   make wheel        the Python package, in dist/             make test-wheel   tries it
 #   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
@@ -21,7 +21,7 @@
 #   make test-cluster the chart on a real Kubernetes made for it; half an hour the first time
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
-	test-spark bench-torch test-torch-versions
+	test-spark bench-torch test-torch-versions test-wheel
 
 build_of_ := build
 build_of_address := build-asan
@@ -86,6 +86,9 @@ coverage:
 
 wheel: setup
 	@tools/wheel.sh
+
+test-wheel:
+	@tools/test-wheel.sh
 
 setup-spark:
 	@tools/setup-spark.sh

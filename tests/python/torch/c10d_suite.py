@@ -101,6 +101,22 @@ def check_fsdp2(rank, size):
     return "FSDP2"
 
 
+def check_zero(rank, size):
+    """The state of the optimizer is divided among the ranks; the weights are as without."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    alone, ours = make_model(), make_model()
+    parallel = nn.parallel.DistributedDataParallel(ours)
+    optimizer = ZeroRedundancyOptimizer(parallel.parameters(), torch.optim.SGD, lr=0.1,
+                                        momentum=0.9)
+    train(parallel, optimizer, rank, size, True)
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), rank, size, False)
+    for p, q in zip(ours.parameters(), alone.parameters()):
+        assert torch.allclose(p, q, atol=1e-5)
+    optimizer.consolidate_state_dict(to=0)
+    if rank == 0:
+        assert len(optimizer.state_dict()["state"]) == len(list(ours.parameters()))
+
+
 def run(started_by):
     """started_by: "launcher" has the environment of a launcher, "torch" only torch's store."""
     rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
@@ -111,6 +127,7 @@ def run(started_by):
     dist.init_process_group("hvd", init_method=f"file://{store}", rank=rank, world_size=size)
     check_collectives(rank, size)
     check_ddp(rank, size)
+    check_zero(rank, size)
     found = check_fsdp2(rank, size)
     print(found)
     dist.barrier()
