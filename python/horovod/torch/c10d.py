@@ -103,11 +103,27 @@ def _into(op, tensor, output, reduce=_core.SUM):
                         None, False, None, None)
 
 
-class HvdBackend(_base_class()):
+class _Named:
+    """The name PyTorch gives a group, where the base class in C++ has no place for it."""
+
+    _name = ""
+
+    def _set_group_name(self, name):
+        self._name = name
+
+    @property
+    def group_name(self):
+        return self._name
+
+
+_base = _base_class()
+
+
+class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,))):
     """All collectives of a process group that holds every rank."""
 
     def __init__(self, rank, size):
-        super().__init__(rank, size)
+        _base.__init__(self, rank, size)
         self._rank, self._size = rank, size
 
     def getBackendName(self):

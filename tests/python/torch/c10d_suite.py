@@ -90,10 +90,13 @@ def check_fsdp2(rank, size):
         from torch.distributed.fsdp import fully_shard
     except ImportError:
         return "no FSDP2 in this version"
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        return "FSDP2 of this version cannot run on the CPU"
     alone, ours = make_model(), make_model()
     for layer in (ours[0], ours[2]):
-        fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (size,)))
-    fully_shard(ours, mesh=dist.device_mesh.init_device_mesh("cpu", (size,)))
+        fully_shard(layer, mesh=mesh)
+    fully_shard(ours, mesh=mesh)
     train(ours, torch.optim.SGD(ours.parameters(), lr=0.1), rank, size, True)
     train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), rank, size, False)
     for p, q in zip(ours.parameters(), alone.parameters()):
