@@ -267,6 +267,14 @@ class Scripts(unittest.TestCase):
 
 
 class Api(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        body = b'{"metadata":{"name":"mnist-horovod"%s}}' % self.server.more
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def do_PATCH(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.seen.append((self.path, self.headers["Authorization"], body))
@@ -296,12 +304,16 @@ class Release(unittest.TestCase):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(account / "ca.crt", root / "key")
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.server.seen = []
+        self.server.seen, self.server.asked, self.server.more = [], [], b""
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
 
     def run_master(self, values, *args, path=None):
+        argv, env = self.master(values, path)
+        return sh(*argv, *args, env=env)
+
+    def master(self, values, path=None):
         root = Path(self.folder.name)
         config = objects(render(values))["ConfigMap", FULL]["data"]
         for name in ("settings.sh", "hostfile", "master.run.sh", "discover_hosts.sh"):
@@ -310,11 +322,11 @@ class Release(unittest.TestCase):
                                 str(root / "account"))
             (root / name).write_text(text)
             (root / name).chmod(0o555)
-        env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1",
+        env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1", HOROVOD_JOB_NAME=FULL,
                    KUBERNETES_SERVICE_PORT=str(self.server.server_port))
         if path:
             env["PATH"] = path
-        return sh("/bin/sh", root / "master.run.sh", *args, env=env)
+        return ["/bin/sh", str(root / "master.run.sh")], env
 
     def expect(self, n):
         path = "/apis/apps/v1/namespaces/ml/statefulsets/%s/scale" % FULL
@@ -325,6 +337,25 @@ class Release(unittest.TestCase):
         done = self.run_master({}, "echo", "hello", "from", "$HOROVODRUN_AGENT_PORT")
         self.assertEqual((done.returncode, done.stdout), (0, "hello from 23023\n"), done.stderr)
         self.expect(1)
+
+    def told_to_end(self):
+        argv, env = self.master({})
+        run = subprocess.Popen(argv + ["echo begun; exec sleep 60"], env=env,
+                               stdout=subprocess.PIPE, text=True)
+        self.assertEqual(run.stdout.readline(), "begun\n")
+        run.terminate()
+        run.communicate(timeout=60)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertEqual(self.server.asked, ["/apis/batch/v1/namespaces/ml/jobs/" + FULL])
+
+    def test_after_its_deadline(self):
+        self.told_to_end()
+        self.expect(1)
+
+    def test_not_if_an_upgrade_ends_the_job(self):
+        self.server.more = b',"deletionTimestamp":"2030-01-01T00:00:00Z"'
+        self.told_to_end()
+        self.expect(0)
 
     def test_without_curl(self):
         tools = Path(self.folder.name) / "bin"
@@ -350,7 +381,7 @@ class Release(unittest.TestCase):
         self.server.server_close()
         done = self.run_master({}, "true")
         self.assertEqual(done.returncode, 0)
-        self.assertIn("could not be given back", done.stderr)
+        self.assertIn("were not given back", done.stderr)
 
 
 if __name__ == "__main__":

@@ -19,28 +19,38 @@ native)
     ;;
 esac
 
-# The scale of our own StatefulSet is the one thing this pod may change.
-release_workers() {
+# api METHOD PATH [DATA]: what the service account may do is very little, see its Role.
+api() {
     token=/var/run/secrets/kubernetes.io/serviceaccount
-    path=/apis/apps/v1/namespaces/$NAMESPACE/statefulsets/$STATEFULSET/scale
     server=${KUBERNETES_SERVICE_HOST:-kubernetes.default.svc}:${KUBERNETES_SERVICE_PORT:-443}
-    url=https://$server$path
     if command -v curl >/dev/null; then
-        curl --fail --silent --show-error --max-time 10 --output /dev/null \
-            --cacert $token/ca.crt --header "Authorization: Bearer $(cat $token/token)" \
+        curl --fail --silent --show-error --max-time 10 --cacert $token/ca.crt --request "$1" \
+            --header "Authorization: Bearer $(cat $token/token)" \
             --header 'Content-Type: application/merge-patch+json' \
-            --request PATCH --data '{"spec":{"replicas":0}}' "$url"
+            ${3:+--data} ${3:+"$3"} "https://$server$2"
     else
-        python3 - "$url" $token <<'END'
+        python3 - "$1" "https://$server$2" "${3:-}" $token <<'END'
 import ssl, sys, urllib.request
-url, token = sys.argv[1:]
-request = urllib.request.Request(url, b'{"spec":{"replicas":0}}', method="PATCH", headers={
+method, url, data, token = sys.argv[1:]
+request = urllib.request.Request(url, data.encode() or None, method=method, headers={
     "Authorization": "Bearer " + open(token + "/token").read(),
     "Content-Type": "application/merge-patch+json"})
 context = ssl.create_default_context(cafile=token + "/ca.crt")
-urllib.request.urlopen(request, timeout=10, context=context).read()
+print(urllib.request.urlopen(request, timeout=10, context=context).read().decode())
 END
-    fi || echo "horovod: the workers could not be given back; they stay until helm uninstall" >&2
+    fi
+}
+
+# An upgrade that comes while this job runs lets us ask for the next job only, then changes the
+# workers, which ends ours, and deletes it: the workers are then those of the next one.
+job_is_wanted() {
+    job=$(api GET "/apis/batch/v1/namespaces/$NAMESPACE/jobs/$HOROVOD_JOB_NAME" 2>/dev/null) &&
+        case $job in *deletionTimestamp*) false ;; esac
+}
+
+release_workers() {
+    api PATCH "/apis/apps/v1/namespaces/$NAMESPACE/statefulsets/$STATEFULSET/scale" \
+        '{"spec":{"replicas":0}}' >/dev/null
 }
 
 if [ $# -eq 0 ]; then
@@ -57,6 +67,8 @@ while kill -0 $child 2>/dev/null; do # the wait was interrupted by a signal
 done
 [ -z "${watcher:-}" ] || kill "$watcher" 2>/dev/null
 if [ "$RELEASE_WORKERS" = yes ] && { [ $code -eq 0 ] || [ "$MAY_RETRY" = no ]; }; then
-    release_workers
+    job_is_wanted && release_workers ||
+        echo "horovod: the workers were not given back: the API did not answer, or they belong to" \
+            "the job of an upgrade by now" >&2
 fi
 exit $code

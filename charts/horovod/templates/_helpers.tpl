@@ -15,6 +15,12 @@ once here: horovod.master is the values of the master with those of `driver` lai
 {{- default $full .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* The template of a Job cannot be changed: an upgrade makes the next one. */}}
+{{- define "horovod.job" -}}
+{{- $full := include "horovod.fullname" . -}}
+{{- .Release.IsUpgrade | ternary (printf "%s-r%d" $full .Release.Revision) $full -}}
+{{- end -}}
+
 {{- define "horovod.master" -}}
 {{- mergeOverwrite (deepCopy .Values.master) (deepCopy (default dict .Values.driver)) | toYaml -}}
 {{- end -}}
