@@ -178,6 +178,9 @@ typedef struct hvd_options {
     int n_process_sets;
     void (*log)(void *arg, int level, const char *line); // NULL: stderr
     void *log_arg;
+    // With HOROVOD_CPU_OPERATIONS=MPI: handle of the MPI communicator (MPI_Comm) that has just the
+    // ranks of the job, in their order; 0: MPI_COMM_WORLD.
+    uintptr_t mpi_comm;
 } hvd_options_t;
 
 // Joins the job described by the environment (HOROVOD_RANK, HOROVOD_SIZE, ...; without them a
@@ -198,6 +201,8 @@ int hvd_local_size(const hvd_ctx_t *ctx);
 int hvd_cross_rank(const hvd_ctx_t *ctx);
 int hvd_cross_size(const hvd_ctx_t *ctx);
 bool hvd_is_homogeneous(const hvd_ctx_t *ctx); // every host has the same number of ranks
+// -1: no MPI library moves tensors here; 1: one does and has MPI_THREAD_MULTIPLE; 0: has it not.
+int hvd_mpi_threads(const hvd_ctx_t *ctx);
 hvd_status_t hvd_health(hvd_ctx_t *ctx, char *text, size_t text_bytes); // HVD_OK, or why it ended
 
 // --- Operations ---------------------------------------------------------------------------------

@@ -87,9 +87,14 @@ static bool read_sets(PyObject *sequence, rank_sets_t *sets)
     return true;
 }
 
-static PyObject *init(PyObject *module, PyObject *process_sets)
+static PyObject *init(PyObject *module, PyObject *args)
 {
     (void)module;
+    PyObject *process_sets;
+    unsigned long long comm = 0;
+    if (!PyArg_ParseTuple(args, "O|K", &process_sets, &comm)) {
+        return NULL;
+    }
     if (core.ctx != NULL && core.pid != getpid()) {
         core.ctx = NULL; // of the parent, which goes on using it
         core.dropped = NULL;
@@ -105,6 +110,7 @@ static PyObject *init(PyObject *module, PyObject *process_sets)
         .process_sets = (const int *const *)sets.ranks,
         .process_set_sizes = sets.sizes,
         .n_process_sets = sets.n,
+        .mpi_comm = (uintptr_t)comm,
     };
     char text[HVD_TEXT_BYTES] = "";
     hvd_ctx_t *ctx = NULL;
@@ -191,6 +197,7 @@ QUESTION(local_rank)
 QUESTION(local_size)
 QUESTION(cross_rank)
 QUESTION(cross_size)
+QUESTION(mpi_threads)
 
 static PyObject *is_homogeneous(PyObject *module, PyObject *unused)
 {
@@ -347,7 +354,9 @@ static PyObject *version(PyObject *module, PyObject *unused)
 // --- The module ----------------------------------------------------------------------------------
 
 static PyMethodDef methods[] = {
-    {"init", init, METH_O, "init(process_sets): joins the job; static sets as lists of ranks."},
+    {"init", init, METH_VARARGS,
+     "init(process_sets, comm=0): joins the job; static sets as lists of ranks; handle of an MPI\n"
+     "communicator with the ranks of the job."},
     {"shutdown", shutdown, METH_NOARGS, "shutdown(): leaves the job."},
     {"is_initialized", is_initialized, METH_NOARGS, "is_initialized() -> bool"},
     {"context", context, METH_NOARGS, "context(): address of the hvd_ctx_t, for other bindings."},
@@ -358,6 +367,7 @@ static PyMethodDef methods[] = {
     {"local_size", local_size, METH_NOARGS, "local_size() -> int"},
     {"cross_rank", cross_rank, METH_NOARGS, "cross_rank() -> int"},
     {"cross_size", cross_size, METH_NOARGS, "cross_size() -> int"},
+    {"mpi_threads", mpi_threads, METH_NOARGS, "mpi_threads() -> -1 without MPI, else 0 or 1"},
     {"is_homogeneous", is_homogeneous, METH_NOARGS, "is_homogeneous() -> bool"},
     {"config", config, METH_O, "config(name): (value, origin) of a knob."},
     {"process_set_add", process_set_add, METH_O, "process_set_add(ranks) -> id; collective."},

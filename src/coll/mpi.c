@@ -110,6 +110,7 @@ struct mpi_plane {
     handle_t constants[N_CONSTANTS];
     handle_t comm, request;
     bool is_ours; // we have initialised it
+    bool has_threads;
     int size;
     int *counts, *offsets, *sent_counts, *sent_offsets; // by rank; kept while a collective runs
 
@@ -237,6 +238,7 @@ static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
     } else {
         plane->Query_thread(&given);
     }
+    plane->has_threads = given >= plane->abi->multiple;
     if (given < plane->abi->serialized) {
         return fail(err, HVD_UNSUPPORTED,
                     "%s was initialised without support for threads; ask for "
@@ -279,9 +281,10 @@ static hvd_status_t wait_until(mpi_plane_t *plane, uint64_t deadline_ns, err_t *
     return status;
 }
 
-hvd_status_t mpi_attach(mpi_plane_t *plane, int rank, int size, uint64_t deadline_ns, err_t *err)
+hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
+                        uint64_t deadline_ns, err_t *err)
 {
-    handle_t world = plane->constants[WORLD];
+    handle_t world = comm != 0 ? comm : plane->constants[WORLD];
     int mpi_rank = -1, mpi_size = -1;
     hvd_status_t status;
 
@@ -330,6 +333,11 @@ void mpi_close(mpi_plane_t *plane, bool ended_well)
 const char *mpi_library_name(const mpi_plane_t *plane)
 {
     return plane->name;
+}
+
+bool mpi_has_threads(const mpi_plane_t *plane)
+{
+    return plane->has_threads;
 }
 
 // --- Collectives ---------------------------------------------------------------------------------

@@ -20,13 +20,16 @@ typedef struct mpi_plane mpi_plane_t;
 // Loads the library that belongs to the launcher, or takes the one this process has loaded, and
 // initialises it unless the program has. Comes before boot_open: a process manager serves MPI once.
 hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err);
-// Makes the communicator, when rank and size are known; collective over the job.
-hvd_status_t mpi_attach(mpi_plane_t *plane, int rank, int size, uint64_t deadline_ns, err_t *err);
+// Makes the communicator, when rank and size are known; collective over the job. `comm`: handle of
+// one that has these ranks, or 0 for all that mpirun has started.
+hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
+                        uint64_t deadline_ns, err_t *err);
 // Finalises MPI if mpi_open has initialised it and the job ended well: it waits for the other
 // ranks, so not after a failure. Safe on NULL.
 void mpi_close(mpi_plane_t *plane, bool ended_well);
 
 const char *mpi_library_name(const mpi_plane_t *plane);
+bool mpi_has_threads(const mpi_plane_t *plane); // MPI_THREAD_MULTIPLE
 
 // Whether MPI can run this; all ranks answer alike. total_bytes: of the largest buffer of any rank.
 bool mpi_can_run(const coll_args_t *args, size_t total_bytes);

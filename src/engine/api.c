@@ -773,6 +773,10 @@ bool hvd_is_homogeneous(const hvd_ctx_t *ctx)
 {
     return ctx != NULL && ctx->homogeneous;
 }
+int hvd_mpi_threads(const hvd_ctx_t *ctx)
+{
+    return ctx != NULL && ctx->mpi != NULL ? mpi_has_threads(ctx->mpi) : -1;
+}
 
 hvd_status_t hvd_health(hvd_ctx_t *ctx, char *text, size_t text_bytes)
 {

@@ -439,15 +439,16 @@ static hvd_status_t open_mpi(hvd_ctx_t *ctx, err_t *err)
                : HVD_OK;
 }
 
-static hvd_status_t attach_mpi(hvd_ctx_t *ctx, err_t *err)
+static hvd_status_t attach_mpi(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
 {
+    uintptr_t comm = options != NULL ? options->mpi_comm : 0;
     uint64_t deadline = deadline_in_ms((int64_t)(ctx->config.start_timeout * 1000));
 
     if (ctx->mpi == NULL) {
         return HVD_OK;
     }
     log_debug(&ctx->log, "start", "collectives by %s", mpi_library_name(ctx->mpi));
-    return mpi_attach(ctx->mpi, ctx->job.rank, ctx->job.size, deadline, err);
+    return mpi_attach(ctx->mpi, comm, ctx->job.rank, ctx->job.size, deadline, err);
 }
 
 static bool has_ended(hvd_ctx_t *ctx)
@@ -515,7 +516,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(meet(ctx, options, &answers, err), out);
     boot_place(&ctx->job, ctx->host_of);
     TRY(connect_ranks(ctx, &answers, err), out);
-    TRY(attach_mpi(ctx, err), out);
+    TRY(attach_mpi(ctx, options, err), out);
     TRY(open_coord(ctx, err), out);
     TRY(define_sets(ctx, options, err), out);
     TRY(link_tree(ctx, err), out);

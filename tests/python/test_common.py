@@ -2,8 +2,10 @@
 """horovod.common and the extension, without any framework: 1, 2 and 3 ranks."""
 import array
 import os
+import pickle
 import sys
 import threading
+import time
 
 import pytest
 
@@ -300,11 +302,55 @@ def test_split_list():
     assert util.split_list([1, 2], 5) == [[1], [2]]
 
 
-def test_init_refuses_communicators():
-    with pytest.raises(ValueError, match="comm"):
-        basics.init(comm=3)
-    with pytest.raises(ValueError, match="process sets"):
+def test_init_refuses_what_is_no_communicator():
+    for wrong in (3, "0", [0, "1"], [None]):
+        with pytest.raises(ValueError, match="argument comm"):
+            basics.init(comm=wrong)
+
+
+def test_init_with_some_ranks_needs_mpi(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ValueError, match="takes mpi4py and mpirun.*process sets"):
         basics.init(comm=[0, 1])
+
+
+def communicators_side_by_side(folder):
+    """Jobs of stand-ins for communicators, whose broadcasts are files; all ranks, then halves."""
+    rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    before = dict(os.environ)
+    for name, ranks in [("all", list(range(size))), ("parity", list(range(rank % 2, size, 2)))]:
+        comm = FileCommunicator(f"{folder}/{name}{ranks[0]}", ranks.index(rank), len(ranks))
+        basics.init(comm=comm)
+        assert (basics.rank(), basics.size()) == (ranks.index(rank), len(ranks))
+        assert not basics.mpi_enabled() and basics.mpi_built()
+        basics.shutdown()
+    assert dict(os.environ) == before
+    return rank
+
+
+class FileCommunicator:
+    def __init__(self, path, rank, size):
+        self.path, self.rank, self.size = path, rank, size
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return self.size
+
+    def bcast(self, value, root=0):
+        if self.rank == root:
+            with open(self.path + ".new", "wb") as file:
+                pickle.dump(value, file)
+            os.rename(self.path + ".new", self.path)
+        while not os.path.exists(self.path):
+            time.sleep(0.01)
+        with open(self.path, "rb") as file:
+            return pickle.load(file)
+
+
+def test_jobs_of_communicators(tmp_path):
+    assert run_ranks(3, "test_common", "communicators_side_by_side", str(tmp_path)) == [0, 1, 2]
 
 
 def test_compression():

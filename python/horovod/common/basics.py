@@ -4,6 +4,7 @@ import atexit
 import os
 
 from horovod import _core
+from horovod.common import communicators as _communicators
 from horovod.common import membership
 from horovod.common import process_sets as _sets
 from horovod.common.exceptions import NotInitializedError
@@ -35,20 +36,23 @@ def on_shutdown(function):
 def init(comm=None, process_sets=None):
     """Joins the job this process was launched in; alone, it is a job of one. Blocks until all have.
 
-    comm: None, or [] for the whole world. process_sets: list of ProcessSet, or "dynamic" to add
-    them later.
+    comm: None or [] for the whole world; a communicator of mpi4py, or a list of ranks of mpirun,
+    for a job of just those. process_sets: list of ProcessSet, or "dynamic" to add them later.
     """
-    _check_comm(comm)
+    comm = _as_communicator(comm)
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise ValueError(f'process_sets is {process_sets!r}: a list of sets, or "dynamic"')
         _sets.enable_dynamic_sets()
         process_sets = None
     static_sets = list(process_sets or [])
-    ranks = _sets.check_static_sets(static_sets)
     if _core.is_initialized():
         return
-    _join(ranks)
+    ranks = _sets.check_static_sets(static_sets, comm)
+    if comm is None:
+        _join(ranks)
+    else:
+        _join_communicator(ranks, comm)
     _sets.attach_static_sets(static_sets)
     _shut_down_at_exit()
     for function in _after_init:
@@ -66,6 +70,14 @@ def _join(ranks):
             membership.take_next_place()
 
 
+def _join_communicator(ranks, comm):
+    try:
+        with _communicators.job_of(comm) as handle:
+            _core.init(ranks, handle)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"Horovod initialization failed: {error}") from error
+
+
 def rejoin():
     """Leaves the job and joins it anew, in an elastic one with the place of the next generation."""
     shutdown()
@@ -74,22 +86,16 @@ def rejoin():
     init()
 
 
-def _check_comm(comm):
-    if comm is None or (isinstance(comm, (list, tuple)) and not comm):
-        return
-    if isinstance(comm, (list, tuple)):
-        world = int(os.environ.get("HOROVOD_SIZE", "1"))
-        if sorted(comm) != list(range(world)):
-            raise ValueError(
-                f"init(comm={list(comm)}) names some of {world} ranks; use process sets for that"
-            )
-        return
-    if hasattr(comm, "Get_size"):
-        raise ValueError(
-            "init(comm=...) got an MPI communicator; ranks are found by the launcher here, and "
-            "subsets are process sets"
-        )
-    raise ValueError("Invalid type for argument comm: a list of ranks, or None")
+def _as_communicator(comm):
+    """None: the job of the launcher."""
+    if comm is None or _communicators.is_communicator(comm):
+        return comm
+    if not isinstance(comm, (list, tuple)) or not all(isinstance(rank, int) for rank in comm):
+        raise ValueError("Invalid type for argument comm: a list of ranks, a communicator of "
+                         "mpi4py, or None")
+    if not comm or sorted(comm) == list(range(int(os.environ.get("HOROVOD_SIZE", "0")))):
+        return None
+    return _communicators.of_ranks(list(comm))
 
 
 def _shut_down_at_exit():
@@ -135,23 +141,27 @@ def stop_timeline():
 
 
 # --- Questions about how this was built -----------------------------------------------------------
-# There is one build. Its transports need neither MPI nor Gloo; scripts that ask expect the answers
-# of a build that works without MPI.
+# There is one build. Its transports need neither MPI nor Gloo; collectives by the user's MPI are
+# built in, and used where HOROVOD_CPU_OPERATIONS or HOROVOD_CONTROLLER says so.
 
 
 def mpi_threads_supported():
-    """ValueError: there is no MPI whose threads could be supported."""
+    """Has the MPI library MPI_THREAD_MULTIPLE? ValueError where none is used."""
     if not is_initialized():
         raise NotInitializedError("Horovod has not been initialized; use hvd.init().")
-    raise ValueError("Horovod MPI is not enabled; this build needs no MPI.")
+    if not mpi_enabled():
+        raise ValueError("Horovod MPI is not enabled; HOROVOD_CPU_OPERATIONS=MPI under mpirun "
+                         "enables it.")
+    return _core.mpi_threads() == 1
 
 
 def mpi_enabled():
-    return False
+    """Does an MPI library move the tensors of this job?"""
+    return is_initialized() and _core.mpi_threads() >= 0
 
 
 def mpi_built():
-    return False
+    return True
 
 
 def gloo_enabled():

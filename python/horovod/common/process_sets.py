@@ -3,6 +3,7 @@
 import os
 
 from horovod import _core
+from horovod.common import communicators
 
 
 class ProcessSet:
@@ -15,7 +16,7 @@ class ProcessSet:
         self.process_set_id = None
         self.mpi_comm = None
         self.ranks = None
-        if _is_communicator(ranks_or_comm):
+        if communicators.is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
         else:
             self.ranks = sorted(_as_rank(rank) for rank in ranks_or_comm)
@@ -59,10 +60,6 @@ class ProcessSet:
     __repr__ = __str__
 
 
-def _is_communicator(value):
-    return hasattr(value, "Get_rank") and hasattr(value, "Get_size")
-
-
 def _as_rank(value):
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"ProcessSet expects ranks as integers, not {value!r}")
@@ -78,22 +75,29 @@ global_process_set.process_set_id = 0
 _registered = {}
 
 
-def check_static_sets(process_sets):
-    """The sets to give to init, once: ValueError names the index of a duplicate."""
+def check_static_sets(process_sets, comm=None):
+    """The sets to give to init, once: ValueError names the index of a duplicate.
+
+    comm: the communicator of the job. Sets defined by communicators may differ from rank to rank.
+    """
     seen = []
+    gathered = None
+    if comm is not None and any(getattr(s, "mpi_comm", None) for s in process_sets):
+        gathered = communicators.gather_sets(comm, process_sets)
     for i, process_set in enumerate(process_sets):
         if not isinstance(process_set, ProcessSet):
             raise ValueError(f"process_sets[{i}] is not a ProcessSet: {process_set!r}")
-        if process_set.mpi_comm is not None:
+        if process_set.mpi_comm is not None and gathered is None:
             raise NotImplementedError(
-                f"process_sets[{i}] is defined by a communicator: give its ranks instead"
+                f"process_sets[{i}] is defined by a communicator: give init the communicator of "
+                "the job too (comm=MPI.COMM_WORLD), or the set its ranks"
             )
         if process_set.ranks in seen:
             raise ValueError(
                 f"process_sets[{i}] has the same ranks as an earlier one: {process_set.ranks}"
             )
         seen.append(process_set.ranks)
-    return seen
+    return seen if gathered is None else gathered
 
 
 def attach_static_sets(process_sets):

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of the ranks of an MPI communicator: init(comm=...) with mpi4py.
+
+The first rank of the communicator opens a rendezvous and tells the others where by a broadcast of
+MPI; from there on it is a job like any other. So a communicator may have any of the processes that
+mpirun has started, in any order, and several jobs of disjoint ones may run side by side.
+"""
+import contextlib
+import os
+import secrets
+import socket
+import sys
+
+import psutil
+
+from horovod import _core
+
+# Whatever else these say is about the job of the launcher, which is not the one that begins here.
+_PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+_MEETING = ("RENDEZVOUS_ADDR", "RENDEZVOUS_PORT", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT",
+            "SECRET_FILE", "SECRET_FD")
+
+
+def is_communicator(value):
+    return hasattr(value, "Get_rank") and hasattr(value, "Get_size") and hasattr(value, "bcast")
+
+
+def of_ranks(ranks):
+    """The communicator of some of the ranks of mpirun, or ValueError. Only they need to call it."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise ValueError(
+            f"init(comm={ranks}) names some of the ranks: that takes mpi4py and mpirun; with other "
+            "launchers use process sets"
+        ) from None
+    world = MPI.COMM_WORLD
+    if world.Get_rank() not in ranks or not set(ranks) <= set(range(world.Get_size())):
+        raise ValueError(
+            f"init(comm={ranks}) on rank {world.Get_rank()} of {world.Get_size()}: the list has "
+            "ranks of mpirun, this one among them; use process sets for ranks that stay outside"
+        )
+    return world.Create_group(world.group.Incl(ranks))
+
+
+def ranks_in(comm, part):
+    """The ranks of the communicator `part`, as `comm` counts them."""
+    ranks = part.group.Translate_ranks(list(range(part.Get_size())), comm.group)
+    if min(ranks) < 0:
+        raise ValueError("a process set is defined by a communicator that is not part of comm")
+    return sorted(ranks)
+
+
+def gather_sets(comm, process_sets):
+    """Gives sets defined by communicators their ranks; every rank's sets, in one order for all."""
+    for process_set in process_sets:
+        if process_set.mpi_comm is not None:
+            process_set.ranks = ranks_in(comm, process_set.mpi_comm)
+    mine = [tuple(process_set.ranks) for process_set in process_sets]
+    return list(dict.fromkeys(ranks for of_rank in comm.allgather(mine) for ranks in of_rank))
+
+
+def _addresses():
+    """Where other hosts may find this one, and last where its own processes do."""
+    found = [address.address for name, addresses in psutil.net_if_addrs().items()
+             for address in addresses
+             if address.family == socket.AF_INET and not address.address.startswith("127.")]
+    return ",".join([*found[:8], "127.0.0.1"])
+
+
+@contextlib.contextmanager
+def job_of(comm):
+    """While it lasts, the environment describes the job of a communicator; yields its handle."""
+    rank, server = comm.Get_rank(), None
+    card = None
+    if rank == 0:
+        secret = secrets.token_bytes(32)
+        server, port = _core.rendezvous_start("*", 0, secret)
+        card = (secret.hex(), port, _addresses())
+    secret, port, addresses = comm.bcast(card, root=0)
+    readable, writable = os.pipe()
+    os.write(writable, secret.encode())
+    os.close(writable)
+    values = {"RANK": rank, "SIZE": comm.Get_size(), "RENDEZVOUS_ADDR": addresses,
+              "RENDEZVOUS_PORT": port, "SECRET_FD": readable}
+    before = {name: os.environ.pop(name) for name in
+              (f"HOROVOD_{word}" for word in _PLACE + _MEETING) if name in os.environ}
+    os.environ.update({f"HOROVOD_{word}": str(value) for word, value in values.items()})
+    try:
+        yield _handle_of(comm)
+    finally:
+        for word in values:
+            os.environ.pop(f"HOROVOD_{word}", None)
+        os.environ.update(before)
+        with contextlib.suppress(OSError):
+            os.close(readable)  # read to its end and closed already, unless init failed early
+        if server is not None:
+            _core.rendezvous_stop(server)
+
+
+def _handle_of(comm):
+    """MPI_Comm as a number; 0 if it is none of mpi4py's."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi._handleof(comm) if mpi is not None and isinstance(comm, mpi.Comm) else 0
