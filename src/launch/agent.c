@@ -160,7 +160,8 @@ static hvd_status_t make_directory(agent_t *agent, err_t *err)
     static const char *const places[] = {"/dev/shm", "/tmp", "/var/tmp"};
 
     for (size_t i = 0; i < N_ELEMENTS(places); i++) {
-        snprintf(agent->directory, sizeof agent->directory, "%s/horovod-XXXXXX", places[i]);
+        snprintf(agent->directory, sizeof agent->directory, "%s/" AGENT_DIRECTORY "XXXXXX",
+                 places[i]);
         if (mkdtemp(agent->directory) != NULL) {
             return HVD_OK;
         }

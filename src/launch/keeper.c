@@ -6,6 +6,9 @@
 // agent holds. When the pipe closes, because the agent is done or because somebody killed it, the
 // keeper kills the groups that are left and removes the agent's directory, which holds the secret.
 // It ignores signals other than SIGKILL and sits in a session of its own. Cost: a pipe and a fork.
+//
+// If the keeper is killed as well, as with a whole container or a machine out of memory, the next
+// one finds the directory: nobody holds its lock any more.
 #define _GNU_SOURCE
 #include "launch/launch.h"
 
@@ -13,11 +16,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_GROUPS 4096
+#define ABANDONED_SECONDS 60 // a younger one may not have its lock yet
 
 static void remove_directory(const char *path)
 {
@@ -35,6 +42,44 @@ static void remove_directory(const char *path)
     }
     closedir(directory);
     rmdir(path);
+}
+
+// True if nobody else has it; held for as long as this process lives.
+static bool lock_directory(const char *path)
+{
+    struct stat seen;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    bool is_ours = fd >= 0 && fstat(fd, &seen) == 0 && seen.st_uid == geteuid();
+
+    if (is_ours && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        return true;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return false;
+}
+
+// Directories of agents that were killed together with their keepers, beside our own.
+static void remove_abandoned(const char *own)
+{
+    char path[4096];
+    struct stat seen;
+    size_t place_bytes = (size_t)(strrchr(own, '/') - own);
+
+    snprintf(path, sizeof path, "%.*s", (int)place_bytes, own);
+    DIR *place = opendir(path);
+    for (struct dirent *entry; place != NULL && (entry = readdir(place)) != NULL;) {
+        snprintf(path, sizeof path, "%.*s/%s", (int)place_bytes, own, entry->d_name);
+        bool is_old = strncmp(entry->d_name, AGENT_DIRECTORY, strlen(AGENT_DIRECTORY)) == 0 &&
+                      lstat(path, &seen) == 0 && time(NULL) - seen.st_mtime > ABANDONED_SECONDS;
+        if (is_old && strcmp(path, own) != 0 && lock_directory(path)) {
+            remove_directory(path);
+        }
+    }
+    if (place != NULL) {
+        closedir(place);
+    }
 }
 
 static void note(pid_t *groups, int *n, pid_t group)
@@ -87,6 +132,8 @@ hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err)
                 close(fd);
             }
         }
+        lock_directory(directory);
+        remove_abandoned(directory);
         keep(ends[0], directory);
         _exit(0);
     }

@@ -284,6 +284,8 @@ const char *signal_name(int signo, char text[16]); // "SIGKILL"
 
 int agent_main(void);
 
+#define AGENT_DIRECTORY "hvd-agent-" // the name begins with it
+
 typedef struct keeper {
     int fd;
     pid_t pid;

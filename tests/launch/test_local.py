@@ -4,6 +4,7 @@
 
 Usage: test_local.py BUILD-DIRECTORY [unittest arguments]
 """
+import fcntl
 import os
 import pathlib
 import re
@@ -270,6 +271,22 @@ class Secret(Case):
         job.process.send_signal(signal.SIGTERM)
         self.assertEqual(job.wait()[0], 143)
         self.assertFalse(directory.exists())
+
+    def test_left_by_a_killed_agent(self):
+        places = [pathlib.Path(tempfile.mkdtemp(prefix="hvd-agent-", dir="/dev/shm"))
+                  for _ in range(3)]
+        for place in places:
+            self.addCleanup(shutil.rmtree, place, ignore_errors=True)
+            (place / "secret").write_text("0" * 64)
+        abandoned, in_use, young = places
+        for place in (abandoned, in_use):
+            os.utime(place, (0, 0))
+        lock = os.open(in_use, os.O_RDONLY)
+        self.addCleanup(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run("-np", 1, "true")
+        self.assertEqual([place.exists() for place in (abandoned, in_use, young)],
+                         [False, True, True])
 
 
 class Functions(Case):
