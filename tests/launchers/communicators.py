@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that run.py starts with 2 or 3 others: jobs of communicators of mpi4py, one after another.
+"""Jobs of communicators of mpi4py, one after another: mpirun -n 2 python communicators.py
 
 Says "rank R of S: communicators ok" at the end. What moves the tensors follows from the
 environment, as ever; mpi_enabled() and its kin must tell it truly.

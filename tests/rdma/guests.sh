@@ -58,7 +58,7 @@ guest() { # node, which end of the network
     exec timeout "$limit" qemu-system-x86_64 -machine q35,accel=tcg -cpu max -smp 1 -m 1024 \
         -nodefaults -no-reboot -display none \
         -kernel "$kernel/image/boot/vmlinuz-$version" -initrd "$kernel/first.gz" \
-        -append "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off node=$1" \
+        -append "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off no_timer_check node=$1" \
         -chardev "file,id=console,path=$folder/node$1.log" -serial chardev:console \
         -object rng-random,id=random,filename=/dev/urandom -device virtio-rng-pci,rng=random \
         -fsdev "local,id=root,path=/,readonly=on,$nine" \
