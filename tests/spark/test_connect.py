@@ -29,6 +29,10 @@ try:
     horovod.spark.run(bad, num_proc=2)
 except RuntimeError as error:
     print("failed:", "Process name: 1" in str(error), "ValueError: planted" in str(error))
+try:
+    horovod.spark.run(fn, args=(1,), num_proc=6, start_timeout=3)
+except Exception as error:
+    print("refused:", error)
 print("by default:", len(horovod.spark.run(lambda: 1)))
 '''
 
@@ -43,4 +47,6 @@ def test_connect(tmp_path):
     assert sorted(lines[first + 1:first + 5]) == [f"rank {rank} of 4" for rank in range(4)]
     assert f"{[(rank, 42, 3 << 20) for rank in range(4)]}" in lines
     assert "by default: 4" in lines
+    assert any(line.startswith("refused: Timed out waiting for Spark tasks to start. 6 task slots "
+                               "are needed and 4 were found") for line in lines)
     assert "failed: True True" in lines

@@ -122,18 +122,39 @@ def serve_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
 # --- On the client -----------------------------------------------------------------------------
 
 
+def task_cpus(spark: Any) -> int:
+    return int(spark.conf.get("spark.task.cpus", "1"))
+
+
 def default_num_proc(spark: Any) -> int:
-    """Spark cuts a range into as many parts as it has cores; a task takes spark.task.cpus."""
+    """Spark cuts a range into as many parts as it has cores, unless it is told how many."""
     from pyspark.sql import functions as F
 
-    n_cores = spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
-    return max(n_cores // int(spark.conf.get("spark.task.cpus", "1")), 1)
+    n_parts = spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+    if spark.conf.get("spark.default.parallelism", "") != "":
+        return int(n_parts)
+    return max(n_parts // task_cpus(spark), 1)
+
+
+def wait_for_slots(spark: Any, n: int, start_timeout: float) -> None:
+    """Until n tasks can run at once, as far as a client can know that."""
+    from horovod.spark import slots
+
+    deadline = time.monotonic() + start_timeout
+    if spark.conf.get("spark.default.parallelism", "") != "":
+        return
+    while (found := default_num_proc(spark)) < n:
+        if time.monotonic() >= deadline:
+            raise slots.timed_out(f"{n} task slots are needed and {found} were found "
+                                  f"(spark.task.cpus={task_cpus(spark)}).", start_timeout)
+        time.sleep(1.0)
 
 
 def run(spark: Any, job: Job, output: Output) -> List[bytes]:
     """The pickled results by rank; raises what classic run() would."""
     from horovod.spark import launch, slots
 
+    wait_for_slots(spark, job.n, job.start_timeout)
     tag = f"horovod.spark.run.{uuid.uuid4().hex[:8]}"
     rows: List[Any] = []
     problems: List[BaseException] = []
