@@ -27,7 +27,7 @@ test -x /usr/sbin/sshd
 if [ -d /opt/spark ]; then
     /opt/conda/envs/tf_env/bin/python -c "import tensorflow, keras, torch, h5py, pyarrow, pyspark"
     test -f /opt/spark/examples/src/main/python/tensorflow/keras_mnist_advanced_modified.py
-    /opt/spark/bin/spark-submit --version
+    SPARK_LOCAL_HOSTNAME=localhost /opt/spark/bin/spark-submit --version
 fi'
 
 say() {
