@@ -149,39 +149,52 @@ static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end)
          ctx->job.rank, (double)away_ns / (double)NS_PER_S, ctx->epoch, told);
 }
 
-// The name of something this rank still waits for.
-static bool find_waiting(hvd_ctx_t *ctx, char *name, size_t bytes)
+// The name of something this rank still waits for, agreed already or not.
+static bool find_waiting(hvd_ctx_t *ctx, bool or_agreed, char *name, size_t bytes)
 {
-    bool waits = false;
+    const request_t *newest;
+    bool waits;
 
+    name[0] = '\0';
     pthread_mutex_lock(&ctx->lock);
-    if (ctx->newest != NULL && atomic_load(&ctx->newest->state) == REQUEST_IN_FLIGHT) {
-        snprintf(name, bytes, "%s", ctx->newest->asked.name);
-        waits = true;
+    newest = ctx->newest;
+    waits = newest != NULL && atomic_load(&newest->state) == REQUEST_IN_FLIGHT &&
+            (or_agreed || atomic_load(&newest->agreed) == 0);
+    if (waits) {
+        snprintf(name, bytes, "%s", newest->asked.name);
     }
     pthread_mutex_unlock(&ctx->lock);
     return waits;
 }
 
-void watch_explain_end(hvd_ctx_t *ctx, err_t *end)
+// What was agreed before a shutdown is finished, so nobody waits for that in vain.
+static void explain_shutdown(hvd_ctx_t *ctx, int rank, err_t *end)
 {
     char who[PEER_TEXT_BYTES], name[128];
+    bool waits = find_waiting(ctx, false, name, sizeof name);
+
+    peer_name(&ctx->peers, rank, who);
+    who[0] = 'R';
+    fail(end, HVD_SHUTDOWN,
+         "Horovod has been shut down. %s ended normally%s%s%s: every rank must submit the same "
+         "operations, or call join before it ends. If it was not meant to end, look for an "
+         "exception in its output; call init again to start over.",
+         who, waits ? ", but others wait in '" : "", name, waits ? "'" : "");
+}
+
+void watch_explain_end(hvd_ctx_t *ctx, err_t *end)
+{
+    char name[128];
     int rank = coord_end_rank(ctx->coord);
     uint64_t away_ns = coord_absence_ns(ctx->coord, clock_ns());
 
     if (end->status != HVD_SHUTDOWN && away_ns > 0) {
         explain_absence(ctx, away_ns, end);
-    } else if (end->status == HVD_PEER_LOST && find_waiting(ctx, name, sizeof name)) {
+    } else if (end->status == HVD_PEER_LOST && find_waiting(ctx, true, name, sizeof name)) {
         size_t len = strlen(end->text);
         snprintf(end->text + len, sizeof end->text - len, ". Rank %d waited in '%s'",
                  ctx->job.rank, name);
-    } else if (rank >= 0 && rank != ctx->job.rank && find_waiting(ctx, name, sizeof name)) {
-        peer_name(&ctx->peers, rank, who);
-        who[0] = 'R';
-        fail(end, HVD_SHUTDOWN,
-             "Horovod has been shut down. %s ended normally, but others wait in '%s': every rank "
-             "must submit the same operations, or call join before it ends. If it was not meant to "
-             "end, look for an exception in its output; call init again to start over.",
-             who, name);
+    } else if (end->status == HVD_SHUTDOWN && rank >= 0 && rank != ctx->job.rank) {
+        explain_shutdown(ctx, rank, end);
     }
 }
