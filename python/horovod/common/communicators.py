@@ -11,8 +11,6 @@ import secrets
 import socket
 import sys
 
-import psutil
-
 from horovod import _core
 
 # Whatever else these say is about the job of the launcher, which is not the one that begins here.
@@ -62,6 +60,8 @@ def gather_sets(comm, process_sets):
 
 def _addresses():
     """Where other hosts may find this one, and last where its own processes do."""
+    import psutil  # here: every import of horovod would pay for it
+
     found = [address.address for name, addresses in psutil.net_if_addrs().items()
              for address in addresses
              if address.family == socket.AF_INET and not address.address.startswith("127.")]
