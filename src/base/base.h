@@ -178,6 +178,7 @@ static inline void *buf_append(buf_t *buf, const void *data, size_t bytes)
 }
 
 void buf_printf(buf_t *buf, const char *format, ...) PRINTF_LIKE(2, 3);
+void buf_vprintf(buf_t *buf, const char *format, va_list args) PRINTF_LIKE(2, 0);
 
 static inline void buf_clear(buf_t *buf)
 {

@@ -37,12 +37,10 @@ bool buf_grow(buf_t *buf, size_t more)
     return true;
 }
 
-void buf_printf(buf_t *buf, const char *format, ...)
+void buf_vprintf(buf_t *buf, const char *format, va_list args)
 {
-    va_list args;
     va_list again;
 
-    va_start(args, format);
     va_copy(again, args);
     int n = vsnprintf(NULL, 0, format, args);
     if (n > 0 && buf_reserve(buf, (size_t)n + 1)) {
@@ -50,5 +48,13 @@ void buf_printf(buf_t *buf, const char *format, ...)
         buf->len += (size_t)n;
     }
     va_end(again);
+}
+
+void buf_printf(buf_t *buf, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    buf_vprintf(buf, format, args);
     va_end(args);
 }

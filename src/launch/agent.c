@@ -201,19 +201,6 @@ static hvd_status_t write_secret(agent_t *agent, const uint8_t *secret, err_t *e
     return status;
 }
 
-static void put_entry(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
-
-static void put_entry(buf_t *list, const char *format, ...)
-{
-    char text[8192];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    buf_append(list, text, strlen(text) + 1);
-}
-
 // The launcher as this host sees it is the best address of all: it is how ssh got here.
 static void prefer_ssh_address(buf_t *list)
 {
@@ -226,7 +213,7 @@ static void prefer_ssh_address(buf_t *list)
         if (strncmp(at, name, strlen(name)) == 0) {
             char *before = strdup(at + strlen(name));
             if (before != NULL) {
-                put_entry(list, "%s%.*s,%s", name, (int)strcspn(connection, " "), connection,
+                environ_put(list, "%s%.*s,%s", name, (int)strcspn(connection, " "), connection,
                           before);
             }
             free(before);
@@ -248,18 +235,18 @@ typedef struct order {
 static void put_rank_environment(agent_t *agent, const order_t *order, agent_rank_t *rank,
                                  buf_t *list)
 {
-    put_entry(list, "HOROVOD_SECRET_FILE=%s/secret", agent->directory);
-    put_entry(list, "HOROVOD_SECRET_FD=-1");
-    put_entry(list, "HOROVOD_RUN_PROGRAM=%s", agent->program);
+    environ_put(list, "HOROVOD_SECRET_FILE=%s/secret", agent->directory);
+    environ_put(list, "HOROVOD_SECRET_FD=-1");
+    environ_put(list, "HOROVOD_RUN_PROGRAM=%s", agent->program);
     if (order->payload_bytes > 0) {
-        put_entry(list, "HOROVOD_RUN_PAYLOAD=%s/payload", agent->directory);
+        environ_put(list, "HOROVOD_RUN_PAYLOAD=%s/payload", agent->directory);
     }
     if (order->is_elastic) {
-        put_entry(list, "HOROVOD_ELASTIC_DIR=%s", agent->directory);
+        environ_put(list, "HOROVOD_ELASTIC_DIR=%s", agent->directory);
     }
     if (order->wants_results) {
         snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);
-        put_entry(list, "HOROVOD_RUN_RESULT=%s", rank->result);
+        environ_put(list, "HOROVOD_RUN_RESULT=%s", rank->result);
     }
 }
 
@@ -697,20 +684,6 @@ static int serve(agent_t *agent)
     return 0;
 }
 
-static int open_signals(void)
-{
-    sigset_t signals;
-
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGCHLD);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
-    sigprocmask(SIG_SETMASK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
 int agent_main(void)
 {
     agent_t agent = {.notes_fd = -1,
@@ -720,7 +693,7 @@ int agent_main(void)
                      .ping_ns = PING_MS * NS_PER_MS,
                      .keeper = {.fd = -1, .pid = -1}};
 
-    agent.signal_fd = open_signals();
+    agent.signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0});
     agent.ping_at_ns = deadline_in_ms(PING_MS);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0); // the secret passes through this memory

@@ -72,7 +72,7 @@ typedef struct driver {
     output_files_t files;
     buf_t lines;
     int signal_fd, signo;
-    bool is_finishing, is_stopping, has_warned_files;
+    bool is_finishing, is_stopping;
     int problem_code;
     char problem[HVD_TEXT_BYTES + 300];
 } driver_t;
@@ -338,34 +338,21 @@ static hvd_status_t next_rendezvous(driver_t *driver, err_t *err)
     return status;
 }
 
-static void put_entry(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
-
-static void put_entry(buf_t *list, const char *format, ...)
-{
-    char text[256];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    buf_append(list, text, strlen(text) + 1);
-}
-
 // What a rank is told about a generation. Where the launcher is does not change.
 static void put_place(const driver_t *driver, const job_plan_t *plan, const worker_t *worker,
                       buf_t *list)
 {
     buf_clear(list);
     if (worker->is_leaving) {
-        put_entry(list, "HOROVOD_RANK=-1");
+        environ_put(list, "HOROVOD_RANK=-1");
     } else {
         job_plan_environment(plan, &worker->place, worker->squad->host->host.name, list);
     }
-    put_entry(list, "HOROVOD_RENDEZVOUS_PORT=%d", driver->info.port);
-    put_entry(list, "HOROVOD_GLOO_RENDEZVOUS_PORT=%d", driver->info.port);
-    put_entry(list, "HOROVOD_JOB_ID=%s", driver->info.id);
-    put_entry(list, "HOROVOD_ELASTIC_WORKER=%d", worker->id);
-    put_entry(list, "HOROVOD_ELASTIC_GENERATION=%u", driver->generation);
+    environ_put(list, "HOROVOD_RENDEZVOUS_PORT=%d", driver->info.port);
+    environ_put(list, "HOROVOD_GLOO_RENDEZVOUS_PORT=%d", driver->info.port);
+    environ_put(list, "HOROVOD_JOB_ID=%s", driver->info.id);
+    environ_put(list, "HOROVOD_ELASTIC_WORKER=%d", worker->id);
+    environ_put(list, "HOROVOD_ELASTIC_GENERATION=%u", driver->generation);
 }
 
 // Ranks of the host in order: those that go on, then new ones. Those too many leave.
@@ -579,43 +566,27 @@ static void take_hosts(driver_t *driver)
 static void on_output(driver_t *driver, worker_t *worker, int stream, const uint8_t *data,
                       size_t bytes)
 {
-    char prefix[96];
+    char prefix[96], text[5120];
 
-    if (worker->place.rank < driver->files.n_ranks) {
-        output_files_write(&driver->files, worker->place.rank, stream, data, bytes);
-    }
+    output_files_write(&driver->files, worker->place.rank, stream, data, bytes);
     prefix_make(&driver->style, worker->place.rank, stream, prefix, sizeof prefix);
     buf_clear(&driver->lines);
     splitter_feed(&worker->splitters[stream], prefix, data, bytes, &driver->lines);
     sink_write(driver->sink, stream, driver->lines.data, driver->lines.len);
-    if (driver->files.failed_code != 0 && !driver->has_warned_files) {
-        driver->has_warned_files = true;
-        sink_say(driver->sink, STREAM_STDERR,
-                 "%s: warning: cannot write to %s (--output-filename): %s; the job goes on",
-                 PROGRAM, driver->files.directory, strerror(driver->files.failed_code));
+    const char *warning = output_files_warning(&driver->files, text, sizeof text);
+    if (warning != NULL) {
+        sink_say(driver->sink, STREAM_STDERR, "%s", warning);
     }
 }
 
 static void on_result(driver_t *driver, worker_t *worker, const uint8_t *data, size_t bytes)
 {
-    char path[4096];
+    err_t err;
 
-    if (worker->is_leaving) { // another has its rank now
-        return;
-    }
-    if (worker->result_fd < 0) {
-        snprintf(path, sizeof path, "%s/rank.%d", driver->options->results, worker->place.rank);
-        worker->result_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    }
-    while (worker->result_fd >= 0 && bytes > 0) {
-        ssize_t n = write(worker->result_fd, data, bytes);
-        if (n < 0 && errno != EINTR) {
-            give_up(driver, EXIT_OUTPUT, "cannot write the result of rank %d to %s: %s",
-                    worker->place.rank, driver->options->results, strerror(errno));
-            return;
-        }
-        data += n > 0 ? n : 0;
-        bytes -= n > 0 ? (size_t)n : 0;
+    if (!worker->is_leaving && // else another has its rank now
+        result_write(driver->options->results, worker->place.rank, &worker->result_fd, data, bytes,
+                     &err) != HVD_OK) {
+        give_up(driver, EXIT_OUTPUT, "%s", err.text);
     }
 }
 
@@ -910,19 +881,6 @@ out:
     return status;
 }
 
-static int open_signals(void)
-{
-    sigset_t signals;
-
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGHUP);
-    sigprocmask(SIG_BLOCK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
 static hvd_status_t prepare(driver_t *driver, err_t *err)
 {
     const options_t *options = driver->options;
@@ -930,7 +888,7 @@ static hvd_status_t prepare(driver_t *driver, err_t *err)
 
     TRY(check_options(options, &driver->min_ranks, err), out);
     TRY(crew_read_cooldown(&driver->crew, options->blacklist_cooldown_range, err), out);
-    driver->signal_fd = open_signals();
+    driver->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
     prctl(PR_SET_DUMPABLE, 0); // the secret is in this memory
     TRY(discovery_start(options, &driver->discovery, err), out);
     take_hosts(driver);
@@ -938,11 +896,11 @@ static hvd_status_t prepare(driver_t *driver, err_t *err)
     TRY(name_job(driver, err), out);
     TRY(orders_make(options, &driver->info, &driver->orders, err), out);
     driver->orders.is_elastic = true;
-    put_entry(&driver->orders.env, "HOROVOD_ELASTIC=1");
+    environ_put(&driver->orders.env, "HOROVOD_ELASTIC=1");
     // Who has left a generation waits for the others as long as for hosts.
-    put_entry(&driver->orders.env, "HOROVOD_START_TIMEOUT=%lld",
+    environ_put(&driver->orders.env, "HOROVOD_START_TIMEOUT=%lld",
               (long long)MAX(options->elastic_timeout, (int64_t)options->start_timeout));
-    put_entry(&driver->orders.env, "HOROVOD_ELASTIC_TIMEOUT=%lld",
+    environ_put(&driver->orders.env, "HOROVOD_ELASTIC_TIMEOUT=%lld",
               (long long)options->elastic_timeout);
     if (options->output_filename[0] != '\0') {
         status = output_files_open(options->output_filename, (int)options->max_num_proc,

@@ -74,6 +74,16 @@ static void put_own_environment(buf_t *list)
     }
 }
 
+void environ_put(buf_t *list, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    buf_vprintf(list, format, args);
+    va_end(args);
+    buf_append(list, "", 1);
+}
+
 void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list)
 {
     char port[16];

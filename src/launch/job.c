@@ -45,7 +45,7 @@ typedef struct job {
     int signo;        // that asked us to end
     int problem_code; // of a host or an agent; 0: none
     char problem[HVD_TEXT_BYTES + 300];
-    bool is_stopping, has_warned_files;
+    bool is_stopping;
     uint64_t stop_at_ns, late_at_ns, ping_at_ns;
 } job_t;
 
@@ -125,19 +125,6 @@ static hvd_status_t make_state(job_t *job, err_t *err)
         job->problem_code = status != HVD_OK ? EXIT_OUTPUT : 0;
     }
     return status;
-}
-
-static int open_signals(void)
-{
-    sigset_t signals;
-
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGHUP);
-    sigprocmask(SIG_BLOCK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
 // --- The plan, to every agent --------------------------------------------------------------------
@@ -237,40 +224,26 @@ static bool is_rank(const job_t *job, const agent_link_t *link, uint32_t rank)
 
 static void on_output(job_t *job, int rank, int stream, const uint8_t *data, size_t bytes)
 {
-    char prefix[96];
+    char prefix[96], text[5120];
 
     output_files_write(&job->files, rank, stream, data, bytes);
     prefix_make(&job->style, rank, stream, prefix, sizeof prefix);
     buf_clear(&job->lines);
     splitter_feed(&job->splitters[rank * N_STREAMS + stream], prefix, data, bytes, &job->lines);
     sink_write(job->sink, stream, job->lines.data, job->lines.len);
-    if (job->files.failed_code != 0 && !job->has_warned_files) {
-        job->has_warned_files = true;
-        sink_say(
-            job->sink, STREAM_STDERR,
-            "%s: warning: cannot write to %s (--output-filename): %s; the files are not whole, "
-            "free some space; the job goes on",
-            PROGRAM, job->files.directory, strerror(job->files.failed_code));
+    const char *warning = output_files_warning(&job->files, text, sizeof text);
+    if (warning != NULL) {
+        sink_say(job->sink, STREAM_STDERR, "%s", warning);
     }
 }
 
 static void on_result(job_t *job, int rank, const uint8_t *data, size_t bytes)
 {
-    char path[4096];
+    err_t err;
 
-    if (job->result_fds[rank] < 0) {
-        snprintf(path, sizeof path, "%s/rank.%d", job->options->results, rank);
-        job->result_fds[rank] = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    }
-    while (job->result_fds[rank] >= 0 && bytes > 0) {
-        ssize_t n = write(job->result_fds[rank], data, bytes);
-        if (n < 0 && errno != EINTR) {
-            note_problem(job, EXIT_OUTPUT, "cannot write the result of rank %d to %s: %s", rank,
-                         job->options->results, strerror(errno));
-            return;
-        }
-        data += n > 0 ? n : 0;
-        bytes -= n > 0 ? (size_t)n : 0;
+    if (result_write(job->options->results, rank, &job->result_fds[rank], data, bytes, &err) !=
+        HVD_OK) {
+        note_problem(job, EXIT_OUTPUT, "%s", err.text);
     }
 }
 
@@ -589,7 +562,7 @@ int job_run(const options_t *options)
     prctl(PR_SET_DUMPABLE, 0); // the secret is in this memory
     job.style = (prefix_style_t){.timestamp = options->prefix_timestamp,
                                  .color = options_want_color(options)};
-    job.signal_fd = open_signals();
+    job.signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
     TRY(make_state(&job, &err), refuse);
     TRY(start_rendezvous(&job, &err), refuse);
     job.sink = sink_start();

@@ -152,6 +152,8 @@ typedef struct job_info {
 // What every rank of the job gets: the exportable part of this process's environment, options, and
 // where to meet. Appended as in job_plan_environment.
 void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list);
+// Appends NAME=value, printed, with its '\0'.
+void environ_put(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
 // Is this variable carried to other hosts?
 bool environ_is_exportable(const char *name);
 // Base with changes laid over it: a NULL-terminated array for exec, one block to free.
@@ -249,13 +251,19 @@ typedef struct output_files {
     int n_ranks;
     char *directory;
     int failed_code; // errno of the first write that failed
+    bool has_warned;
 } output_files_t;
 
 hvd_status_t output_files_open(const char *directory, int n_ranks, output_files_t *files_p,
                                err_t *err);
 void output_files_write(output_files_t *files, int rank, int stream, const void *data,
                         size_t bytes);
+// The first failure in a sentence, once; NULL: there is nothing to tell.
+const char *output_files_warning(output_files_t *files, char *text, size_t bytes);
 void output_files_close(output_files_t *files);
+// Appends to DIRECTORY/rank.<N>, which is made anew if *fd_p is -1.
+hvd_status_t result_write(const char *directory, int rank, int *fd_p, const void *data,
+                          size_t bytes, err_t *err);
 // For who started us to get --results: "rank code" of the rank that failed first, in a file there.
 void note_first_failure(const char *results, int rank, int code);
 
@@ -279,6 +287,9 @@ bool set_nonblocking(int fd);
 void kill_group(pid_t pid, int signo);
 bool group_is_empty(pid_t pid);
 const char *signal_name(int signo, char text[16]); // "SIGKILL"
+// A descriptor that tells of these signals (the last is 0), which are blocked from here on: beside
+// others (SIG_BLOCK), or alone (SIG_SETMASK). -1: errno.
+int signals_open(int how, const int *signals);
 
 // --- The agent of a host (agent.c), and who looks after it (keeper.c) ----------------------------
 

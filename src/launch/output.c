@@ -202,20 +202,54 @@ undo:
     return status;
 }
 
-void output_files_write(output_files_t *files, int rank, int stream, const void *data, size_t bytes)
+static bool write_all(int fd, const uint8_t *data, size_t bytes)
 {
-    const uint8_t *at = data;
-    int fd = files->fds == NULL ? -1 : files->fds[rank * N_STREAMS + stream];
-
-    while (fd >= 0 && bytes > 0) {
-        ssize_t n = write(fd, at, bytes);
+    while (bytes > 0) {
+        ssize_t n = write(fd, data, bytes);
         if (n < 0 && errno != EINTR) {
-            files->failed_code = files->failed_code != 0 ? files->failed_code : errno;
-            return;
+            return false;
         }
-        at += n > 0 ? n : 0;
+        data += n > 0 ? n : 0;
         bytes -= n > 0 ? (size_t)n : 0;
     }
+    return true;
+}
+
+void output_files_write(output_files_t *files, int rank, int stream, const void *data, size_t bytes)
+{
+    int fd = rank < files->n_ranks ? files->fds[rank * N_STREAMS + stream] : -1;
+
+    if (fd >= 0 && !write_all(fd, data, bytes) && files->failed_code == 0) {
+        files->failed_code = errno;
+    }
+}
+
+const char *output_files_warning(output_files_t *files, char *text, size_t bytes)
+{
+    if (files->failed_code == 0 || files->has_warned) {
+        return NULL;
+    }
+    files->has_warned = true;
+    snprintf(text, bytes,
+             "%s: warning: cannot write to %s (--output-filename): %s; the files are not whole, "
+             "free some space; the job goes on",
+             PROGRAM, files->directory, strerror(files->failed_code));
+    return text;
+}
+
+hvd_status_t result_write(const char *directory, int rank, int *fd_p, const void *data,
+                          size_t bytes, err_t *err)
+{
+    char path[4096];
+
+    if (*fd_p < 0) {
+        snprintf(path, sizeof path, "%s/rank.%d", directory, rank);
+        *fd_p = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    }
+    if (*fd_p < 0 || !write_all(*fd_p, data, bytes)) {
+        return fail_errno(err, errno, "cannot write the result of rank %d to %s", rank, directory);
+    }
+    return HVD_OK;
 }
 
 void output_files_close(output_files_t *files)

@@ -487,7 +487,6 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
                                 err_t *err)
 {
     int first = is_native ? 1 : 0;
-    sigset_t signals;
     hvd_status_t status = pai_hosts(options, &master->hosts, err);
 
     master->options = *options;
@@ -513,14 +512,8 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
         master->gates[i].host = &master->hosts.list[i + first];
         master->gates[i].socket = -1;
     }
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGHUP);
-    sigaddset(&signals, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    master->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    master->signal_fd =
+        signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, SIGCHLD, 0});
     return master->signal_fd >= 0 ? HVD_OK : fail_errno(err, errno, "cannot listen for signals");
 }
 

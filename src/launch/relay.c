@@ -419,19 +419,6 @@ static int listen_at(int port, err_t *err)
     return fd;
 }
 
-static int open_signals(void)
-{
-    sigset_t signals;
-
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGCHLD);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigprocmask(SIG_SETMASK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
 // false: asked to end.
 static bool hear_signals(int signal_fd, guests_t *guests)
 {
@@ -530,7 +517,8 @@ static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
     newcomers_t newcomers = {.n = 0};
     struct pollfd polled[2 + MAX_NEWCOMERS];
     err_t err = {0};
-    int listener = -1, signal_fd = open_signals();
+    int listener = -1;
+    int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
     bool is_left = false;
 
     if (read_secret(options->secret_file, secret, &err) != HVD_OK ||

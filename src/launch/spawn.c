@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -263,4 +264,17 @@ const char *signal_name(int signo, char text[16])
         snprintf(text, 16, "signal %d", signo);
     }
     return text;
+}
+
+int signals_open(int how, const int *signals)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    for (int i = 0; signals[i] != 0; i++) {
+        sigaddset(&set, signals[i]);
+    }
+    sigprocmask(how, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
