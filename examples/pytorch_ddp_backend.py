@@ -7,29 +7,15 @@
 
 Only the two marked lines differ from a script for another backend.
 """
-import os
-import tempfile
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
-import horovod.torch as hvd
 import horovod.torch.c10d  # noqa: F401  (1) makes the backend known
 
 
-def join():
-    if "MASTER_ADDR" in os.environ:  # torchrun has told where to meet
-        dist.init_process_group("hvd")  # (2) the name of the backend
-        return
-    hvd.init()  # horovodrun has started us: ranks know each other, torch wants a store all the same
-    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)
-    dist.init_process_group("hvd", init_method=f"file://{folder}/store", rank=hvd.rank(),
-                            world_size=hvd.size())
-
-
 def main():
-    join()
+    dist.init_process_group("hvd")  # (2) the name of the backend
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -5,13 +5,16 @@
     torch.distributed.init_process_group("hvd")
 
 DistributedDataParallel, FSDP2, ZeroRedundancyOptimizer and plain torch.distributed calls on CPU
-tensors then use Horovod's collectives. Ranks may be started by horovodrun, or by torchrun or
-anything else torch.distributed understands: then rank 0 opens a rendezvous and tells the others
-through torch's own store, which should be trusted with the job's secret just as it is with the job.
+tensors then use Horovod's collectives. Ranks may be started by horovodrun or mpirun: then no address
+needs to be given (init_method "horovod://", which also stands in for "env://" where MASTER_ADDR is
+not set). Or by torchrun or anything else torch.distributed understands: then rank 0 opens a
+rendezvous and tells the others through torch's own store, which should be trusted with the job's
+secret just as it is with the job.
 
 Collectives start at once and complete in the order a thread of this module sees them done, so DDP
 overlaps them with the backward pass. Groups must hold all ranks; there are no point-to-point calls.
 """
+import importlib
 import os
 import queue
 import secrets
@@ -24,6 +27,7 @@ import torch.distributed as dist
 
 from horovod import _core
 from horovod.common import basics
+from horovod.common.objects import broadcast_object
 from horovod.common.process_sets import global_process_set
 from horovod.torch import mpi_ops
 from horovod.torch.adapter import DTYPES, is_plain
@@ -300,4 +304,42 @@ def _create(store, rank, size, timeout=None):
     return HvdBackend(rank, size)
 
 
+def _open_store(timeout, size, is_local):
+    """(the store rank 0 serves, where the others find it); on one host only loopback is bound."""
+    host = "127.0.0.1" if is_local else socket.gethostname()
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(host, port, size, True, timeout, wait_for_workers=False,
+                          master_listen_fd=listener.detach(), use_libuv=False)
+    return store, (host, port)
+
+
+def _rendezvous(url, timeout=dist.distributed_c10d.default_pg_timeout, **_):
+    """(store, rank, size) for ranks that a launcher of ours, or mpirun, has started: they know each
+    other already, but torch wants a store all the same."""
+    basics.init()
+    rank, size = basics.rank(), basics.size()
+    store, place = None, None
+    if rank == 0:
+        store, place = _open_store(timeout, size, basics.local_size() == size)
+    host, port = broadcast_object(place)
+    if store is None:
+        store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False,
+                              use_libuv=False)
+    yield store, rank, size
+    raise RuntimeError("horovod:// cannot meet a second time; start the job anew")
+
+
+def _stand_in_for_env():
+    """init_process_group("hvd") means env://, which fails without MASTER_ADDR: then it is ours."""
+    module = importlib.import_module("torch.distributed.rendezvous")  # dist.rendezvous is a function
+    handlers = getattr(module, "_rendezvous_handlers", {})
+    env = handlers.get("env")
+    if env is not None:
+        handlers["env"] = lambda url, **options: \
+            (env if "MASTER_ADDR" in os.environ else _rendezvous)(url, **options)
+
+
+dist.register_rendezvous_handler("horovod", _rendezvous)
+_stand_in_for_env()
 dist.Backend.register_backend("hvd", _create, devices=["cpu"])

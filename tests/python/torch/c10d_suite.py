@@ -123,11 +123,14 @@ def check_zero(rank, size):
 def run(started_by):
     """started_by: "launcher" has the environment of a launcher, "torch" only torch's store."""
     rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
-    if started_by == "torch":
+    if started_by == "launcher":
+        dist.init_process_group("hvd")
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+    else:
         for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
             del os.environ[name]
-    store = os.environ["TEST_STORE"]
-    dist.init_process_group("hvd", init_method=f"file://{store}", rank=rank, world_size=size)
+        store = os.environ["TEST_STORE"]
+        dist.init_process_group("hvd", init_method=f"file://{store}", rank=rank, world_size=size)
     check_collectives(rank, size)
     check_ddp(rank, size)
     check_zero(rank, size)
