@@ -8,13 +8,17 @@
 // numbers or names below. Results that are handles are written to zeroed handle_t: on little-endian
 // machines a narrower one lands in its low half.
 //
-// Collectives are the non-blocking ones, driven by MPI_Test: a peer that dies is noticed by the
-// engine, not waited for. Errors are returned, not fatal: our communicator has its own handler.
+// A peer that dies must be noticed by the engine, not waited for. So small collectives are the
+// non-blocking ones, driven by MPI_Test. Libraries run these with simpler algorithms, which take up
+// to three times as long for large tensors: those go to a worker thread that may block. Errors are
+// returned, not fatal: our communicator has its own handler.
 #define _GNU_SOURCE
 #include "coll/mpi.h"
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -24,7 +28,9 @@
 #endif
 
 #define POLL_US 200
+#define WORKER_POLL_MS 5 // nothing else of MPI can start while the worker is busy
 #define UNEVEN_FACTOR 16
+#define LARGE_BYTES ((size_t)512 << 10) // from here on a blocking call pays for its thread
 
 typedef uintptr_t handle_t;
 
@@ -103,6 +109,19 @@ static const constant_t op_of[HVD_N_REDUCES] = {
 
 // --- The library ---------------------------------------------------------------------------------
 
+// Makes one blocking call at a time. Nothing can take back a call that a dead peer holds up: such a
+// worker, and the plane with it, stays until the process ends.
+typedef struct worker {
+    pthread_t thread;
+    bool runs;         // there is a thread
+    bool is_busy;      // seen by the engine: asked, and not done
+    sem_t asked, done; // what follows belongs to the worker from the one to the other
+    const coll_args_t *args; // NULL: end
+    const void *input;
+    void *output;
+    int code;
+} worker_t;
+
 struct mpi_plane {
     const abi_t *abi;
     void *library;
@@ -111,6 +130,7 @@ struct mpi_plane {
     handle_t comm, request;
     bool is_ours; // we have initialised it
     bool has_threads;
+    worker_t worker;
     int size;
     int *counts, *offsets, *sent_counts, *sent_offsets; // by rank; kept while a collective runs
 
@@ -125,6 +145,15 @@ struct mpi_plane {
     int (*Comm_free)(handle_t *comm);
     int (*Comm_set_errhandler)(handle_t comm, handle_t handler);
     int (*Test)(handle_t *request, int *flag_p, uintptr_t status);
+    int (*Allreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm);
+    int (*Bcast)(void *buffer, int n, handle_t type, int root, handle_t comm);
+    int (*Allgatherv)(const void *in, int n, handle_t in_type, void *out, const int *counts,
+                      const int *offsets, handle_t out_type, handle_t comm);
+    int (*Alltoallv)(const void *in, const int *in_counts, const int *in_offsets, handle_t in_type,
+                     void *out, const int *counts, const int *offsets, handle_t out_type,
+                     handle_t comm);
+    int (*Reduce_scatter)(const void *in, void *out, const int *counts, handle_t type, handle_t op,
+                          handle_t comm);
     int (*Iallreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm,
                       handle_t *request_p);
     int (*Ibcast)(void *buffer, int n, handle_t type, int root, handle_t comm,
@@ -149,7 +178,8 @@ static const struct {
     FUNCTION(Comm_size),   FUNCTION(Comm_idup),  FUNCTION(Comm_free),
     FUNCTION(Test),        FUNCTION(Iallreduce), FUNCTION(Comm_set_errhandler),
     FUNCTION(Ibcast),      FUNCTION(Ialltoallv), FUNCTION(Iallgatherv),
-    FUNCTION(Ireduce_scatter),
+    FUNCTION(Ireduce_scatter), FUNCTION(Allreduce), FUNCTION(Bcast),
+    FUNCTION(Allgatherv),  FUNCTION(Alltoallv),  FUNCTION(Reduce_scatter),
 };
 
 static hvd_status_t find_symbols(mpi_plane_t *plane, err_t *err)
@@ -248,6 +278,237 @@ static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
     return HVD_OK;
 }
 
+const char *mpi_library_name(const mpi_plane_t *plane)
+{
+    return plane->name;
+}
+
+bool mpi_has_threads(const mpi_plane_t *plane)
+{
+    return plane->has_threads;
+}
+
+// --- Collectives ---------------------------------------------------------------------------------
+
+// Rings of MPICH and its kin cut all blocks into pieces of the smallest: with one of a few bytes
+// among large ones an allgather takes minutes. Our own does not mind.
+static bool blocks_are_alike(const coll_args_t *args)
+{
+    size_t least = SIZE_MAX, most = 0;
+
+    for (int m = 0; m < args->size; m++) {
+        least = MIN(least, args->blocks[m]);
+        most = MAX(most, args->blocks[m]);
+    }
+    return most / UNEVEN_FACTOR <= least;
+}
+
+bool mpi_can_run(const coll_args_t *args, size_t total_bytes)
+{
+    bool reduces = args->op == HVD_ALLREDUCE || args->op == HVD_REDUCESCATTER;
+    bool has_type = type_of[args->dtype] != WORLD || dtype_is_half(args->dtype);
+
+    if (args->op == HVD_ALLGATHER && !blocks_are_alike(args)) {
+        return false;
+    }
+    // Widening doubles half types.
+    return total_bytes <= INT_MAX / 2 && (!reduces || (has_type && op_of[args->reduce] != WORLD));
+}
+
+// Counts and where each block starts, in units of `unit` bytes.
+static void lay_out(const size_t *bytes, int n, size_t unit, int *counts, int *offsets)
+{
+    size_t at = 0;
+    for (int i = 0; i < n; i++) {
+        counts[i] = (int)(bytes[i] / unit);
+        offsets[i] = (int)at;
+        at += bytes[i] / unit;
+    }
+}
+
+// How to run a collective: at once if request_p is NULL, else as what *request_p stands for.
+typedef int run_t(mpi_plane_t *plane, const coll_args_t *args, const void *input, void *output,
+                  handle_t *request_p);
+
+static int run_allreduce(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                         void *output, handle_t *request_p)
+{
+    int n = (int)(args->bytes / hvd_dtype_bytes(args->dtype));
+    uintptr_t in = input == output ? plane->abi->in_place : (uintptr_t)input;
+    handle_t type = plane->constants[type_of[args->dtype]];
+    handle_t op = plane->constants[op_of[args->reduce]];
+
+    return request_p == NULL
+               ? plane->Allreduce(in, output, n, type, op, plane->comm)
+               : plane->Iallreduce(in, output, n, type, op, plane->comm, request_p);
+}
+
+static int run_broadcast(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                         void *output, handle_t *request_p)
+{
+    handle_t byte = plane->constants[BYTE];
+    int n = (int)args->bytes;
+
+    if (args->member == args->root && input != output) {
+        memcpy(output, input, args->bytes);
+    }
+    return request_p == NULL
+               ? plane->Bcast(output, n, byte, args->root, plane->comm)
+               : plane->Ibcast(output, n, byte, args->root, plane->comm, request_p);
+}
+
+static int run_allgather(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                         void *output, handle_t *request_p)
+{
+    handle_t byte = plane->constants[BYTE];
+    lay_out(args->blocks, plane->size, 1, plane->counts, plane->offsets);
+    int n = plane->counts[args->member];
+
+    return request_p == NULL
+               ? plane->Allgatherv(input, n, byte, output, plane->counts, plane->offsets, byte,
+                                   plane->comm)
+               : plane->Iallgatherv(input, n, byte, output, plane->counts, plane->offsets, byte,
+                                    plane->comm, request_p);
+}
+
+static int run_alltoall(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                        void *output, handle_t *request_p)
+{
+    handle_t byte = plane->constants[BYTE];
+    lay_out(args->recv_bytes, plane->size, 1, plane->counts, plane->offsets);
+    lay_out(args->send_bytes, plane->size, 1, plane->sent_counts, plane->sent_offsets);
+
+    return request_p == NULL
+               ? plane->Alltoallv(input, plane->sent_counts, plane->sent_offsets, byte, output,
+                                  plane->counts, plane->offsets, byte, plane->comm)
+               : plane->Ialltoallv(input, plane->sent_counts, plane->sent_offsets, byte, output,
+                                   plane->counts, plane->offsets, byte, plane->comm, request_p);
+}
+
+static int run_reducescatter(mpi_plane_t *plane, const coll_args_t *args, const void *input,
+                             void *output, handle_t *request_p)
+{
+    handle_t type = plane->constants[type_of[args->dtype]];
+    handle_t op = plane->constants[op_of[args->reduce]];
+    lay_out(args->blocks, plane->size, hvd_dtype_bytes(args->dtype), plane->counts,
+            plane->offsets);
+
+    return request_p == NULL
+               ? plane->Reduce_scatter(input, output, plane->counts, type, op, plane->comm)
+               : plane->Ireduce_scatter(input, output, plane->counts, type, op, plane->comm,
+                                        request_p);
+}
+
+static run_t *const run_of[HVD_N_OPS] = {
+    [HVD_ALLREDUCE] = run_allreduce,         [HVD_BROADCAST] = run_broadcast,
+    [HVD_ALLGATHER] = run_allgather,         [HVD_ALLTOALL] = run_alltoall,
+    [HVD_REDUCESCATTER] = run_reducescatter,
+};
+
+// --- The worker ----------------------------------------------------------------------------------
+
+static void *worker_main(void *arg)
+{
+    mpi_plane_t *plane = arg;
+    worker_t *w = &plane->worker;
+
+    for (;;) {
+        while (sem_wait(&w->asked) != 0) {
+            // a signal
+        }
+        if (w->args == NULL) {
+            return NULL;
+        }
+        w->code = run_of[w->args->op](plane, w->args, w->input, w->output, NULL);
+        sem_post(&w->done);
+    }
+}
+
+static void worker_ask(worker_t *w, const coll_args_t *args, const void *input, void *output)
+{
+    w->args = args;
+    w->input = input;
+    w->output = output;
+    w->is_busy = args != NULL;
+    sem_post(&w->asked);
+}
+
+static hvd_status_t worker_start(mpi_plane_t *plane, err_t *err)
+{
+    worker_t *w = &plane->worker;
+
+    sem_init(&w->asked, 0, 0);
+    sem_init(&w->done, 0, 0);
+    int code = pthread_create(&w->thread, NULL, worker_main, plane);
+    if (code != 0) {
+        return fail(err, HVD_SYSTEM, "no thread for MPI: %s", strerror(code));
+    }
+    w->runs = true;
+    pthread_setname_np(w->thread, "hvd-mpi");
+    return HVD_OK;
+}
+
+static void worker_stop(worker_t *w)
+{
+    if (w->runs) {
+        worker_ask(w, NULL, NULL, NULL);
+        pthread_join(w->thread, NULL);
+        sem_destroy(&w->asked);
+        sem_destroy(&w->done);
+    }
+}
+
+// Sleeps for a moment if it is not done: the worker may have no other core than ours, and every
+// look at it would take time from it.
+static bool worker_is_done(worker_t *w)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WORKER_POLL_MS * 1000000;
+    if (until.tv_nsec >= (long)NS_PER_S) {
+        until.tv_nsec -= (long)NS_PER_S;
+        until.tv_sec++;
+    }
+    w->is_busy = sem_clockwait(&w->done, CLOCK_MONOTONIC, &until) != 0;
+    return !w->is_busy;
+}
+
+// --- Starting and progress -----------------------------------------------------------------------
+
+hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total_bytes,
+                       const void *input, void *output, err_t *err)
+{
+    if (total_bytes >= LARGE_BYTES) {
+        worker_ask(&plane->worker, args, input, output);
+        return HVD_OK;
+    }
+    int code = run_of[args->op](plane, args, input, output, &plane->request);
+    return code == 0 ? HVD_OK
+                     : fail(err, HVD_SYSTEM, "%s does not start %s: MPI error %d", plane->name,
+                            hvd_op_name(args->op), code);
+}
+
+hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
+{
+    worker_t *w = &plane->worker;
+    int done = 0;
+    int code = 0;
+
+    if (w->is_busy) {
+        done = worker_is_done(w);
+        code = done ? w->code : 0;
+    } else {
+        code = plane->Test(&plane->request, &done, plane->abi->no_status);
+    }
+    if (code != 0) {
+        return fail(err, HVD_SYSTEM, "%s fails in a collective: MPI error %d", plane->name, code);
+    }
+    return done ? HVD_OK : HVD_IN_PROGRESS;
+}
+
+// --- Opening and closing ---------------------------------------------------------------------------
+
 hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
     mpi_plane_t *plane = calloc(1, sizeof *plane);
@@ -310,15 +571,17 @@ hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
     }
     TRY(wait_until(plane, deadline_ns, err), out);
     plane->Comm_set_errhandler(plane->comm, plane->constants[ERRORS_RETURN]);
+    status = worker_start(plane, err);
 out:
     return status;
 }
 
 void mpi_close(mpi_plane_t *plane, bool ended_well)
 {
-    if (plane == NULL) {
+    if (plane == NULL || plane->worker.is_busy) {
         return;
     }
+    worker_stop(&plane->worker);
     if (ended_well && plane->comm != 0) {
         plane->Comm_free(&plane->comm);
         if (plane->is_ours) {
@@ -328,128 +591,4 @@ void mpi_close(mpi_plane_t *plane, bool ended_well)
     // The library stays loaded: it has threads and handlers of its own.
     free(plane->counts);
     free(plane);
-}
-
-const char *mpi_library_name(const mpi_plane_t *plane)
-{
-    return plane->name;
-}
-
-bool mpi_has_threads(const mpi_plane_t *plane)
-{
-    return plane->has_threads;
-}
-
-// --- Collectives ---------------------------------------------------------------------------------
-
-// Rings of MPICH and its kin cut all blocks into pieces of the smallest: with one of a few bytes
-// among large ones an allgather takes minutes. Our own does not mind.
-static bool blocks_are_alike(const coll_args_t *args)
-{
-    size_t least = SIZE_MAX, most = 0;
-
-    for (int m = 0; m < args->size; m++) {
-        least = MIN(least, args->blocks[m]);
-        most = MAX(most, args->blocks[m]);
-    }
-    return most / UNEVEN_FACTOR <= least;
-}
-
-bool mpi_can_run(const coll_args_t *args, size_t total_bytes)
-{
-    bool reduces = args->op == HVD_ALLREDUCE || args->op == HVD_REDUCESCATTER;
-    bool has_type = type_of[args->dtype] != WORLD || dtype_is_half(args->dtype);
-
-    if (args->op == HVD_ALLGATHER && !blocks_are_alike(args)) {
-        return false;
-    }
-    // Widening doubles half types.
-    return total_bytes <= INT_MAX / 2 && (!reduces || (has_type && op_of[args->reduce] != WORLD));
-}
-
-// Counts and where each block starts, in units of `unit` bytes.
-static void lay_out(const size_t *bytes, int n, size_t unit, int *counts, int *offsets)
-{
-    size_t at = 0;
-    for (int i = 0; i < n; i++) {
-        counts[i] = (int)(bytes[i] / unit);
-        offsets[i] = (int)at;
-        at += bytes[i] / unit;
-    }
-}
-
-static int start_allreduce(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                           void *output)
-{
-    size_t n = args->bytes / hvd_dtype_bytes(args->dtype);
-    uintptr_t in = input == output ? plane->abi->in_place : (uintptr_t)input;
-    return plane->Iallreduce(in, output, (int)n, plane->constants[type_of[args->dtype]],
-                             plane->constants[op_of[args->reduce]], plane->comm, &plane->request);
-}
-
-static int start_broadcast(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                           void *output)
-{
-    if (args->member == args->root && input != output) {
-        memcpy(output, input, args->bytes);
-    }
-    return plane->Ibcast(output, (int)args->bytes, plane->constants[BYTE], args->root, plane->comm,
-                         &plane->request);
-}
-
-static int start_allgather(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                           void *output)
-{
-    handle_t byte = plane->constants[BYTE];
-    lay_out(args->blocks, plane->size, 1, plane->counts, plane->offsets);
-    return plane->Iallgatherv(input, plane->counts[args->member], byte, output, plane->counts,
-                              plane->offsets, byte, plane->comm, &plane->request);
-}
-
-static int start_alltoall(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                          void *output)
-{
-    handle_t byte = plane->constants[BYTE];
-    lay_out(args->recv_bytes, plane->size, 1, plane->counts, plane->offsets);
-    lay_out(args->send_bytes, plane->size, 1, plane->sent_counts, plane->sent_offsets);
-    return plane->Ialltoallv(input, plane->sent_counts, plane->sent_offsets, byte, output,
-                             plane->counts, plane->offsets, byte, plane->comm, &plane->request);
-}
-
-static int start_reducescatter(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                               void *output)
-{
-    lay_out(args->blocks, plane->size, hvd_dtype_bytes(args->dtype), plane->counts,
-            plane->offsets);
-    return plane->Ireduce_scatter(input, output, plane->counts,
-                                  plane->constants[type_of[args->dtype]],
-                                  plane->constants[op_of[args->reduce]], plane->comm,
-                                  &plane->request);
-}
-
-static int (*const start_of[HVD_N_OPS])(mpi_plane_t *, const coll_args_t *, const void *,
-                                        void *) = {
-    [HVD_ALLREDUCE] = start_allreduce,         [HVD_BROADCAST] = start_broadcast,
-    [HVD_ALLGATHER] = start_allgather,         [HVD_ALLTOALL] = start_alltoall,
-    [HVD_REDUCESCATTER] = start_reducescatter,
-};
-
-hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, const void *input, void *output,
-                       err_t *err)
-{
-    int code = start_of[args->op](plane, args, input, output);
-    return code == 0 ? HVD_OK
-                     : fail(err, HVD_SYSTEM, "%s does not start %s: MPI error %d", plane->name,
-                            hvd_op_name(args->op), code);
-}
-
-hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
-{
-    int done = 0;
-    int code = plane->Test(&plane->request, &done, plane->abi->no_status);
-
-    if (code != 0) {
-        return fail(err, HVD_SYSTEM, "%s fails in a collective: MPI error %d", plane->name, code);
-    }
-    return done ? HVD_OK : HVD_IN_PROGRESS;
 }

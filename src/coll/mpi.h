@@ -25,7 +25,8 @@ hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
                         uint64_t deadline_ns, err_t *err);
 // Finalises MPI if mpi_open has initialised it and the job ended well: it waits for the other
-// ranks, so not after a failure. Safe on NULL.
+// ranks, so not after a failure. A plane with a collective that never ended is left as it is. Safe
+// on NULL.
 void mpi_close(mpi_plane_t *plane, bool ended_well);
 
 const char *mpi_library_name(const mpi_plane_t *plane);
@@ -33,10 +34,10 @@ bool mpi_has_threads(const mpi_plane_t *plane); // MPI_THREAD_MULTIPLE
 
 // Whether MPI can run this; all ranks answer alike. total_bytes: of the largest buffer of any rank.
 bool mpi_can_run(const coll_args_t *args, size_t total_bytes);
-// Half types are reduced as float32: the caller widens them.
-hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, const void *input, void *output,
-                       err_t *err);
-// HVD_IN_PROGRESS until the collective is done.
+// Half types are reduced as float32: the caller widens them. args stays as it is until the end.
+hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total_bytes,
+                       const void *input, void *output, err_t *err);
+// HVD_IN_PROGRESS until the collective is done; may sleep for a fraction of a millisecond.
 hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err);
 
 #endif

@@ -830,7 +830,9 @@ static hvd_status_t start_mpi(hvd_ctx_t *ctx, batch_runner_t *r, err_t *err)
         }
     }
     hvd_status_t status = arrange(r, &r->in, &r->out, dtype, &input, &r->mpi_out, err);
-    return status == HVD_OK ? mpi_start(ctx->mpi, a, input, r->mpi_out, err) : status;
+    return status == HVD_OK
+               ? mpi_start(ctx->mpi, a, largest_buffer(r), input, r->mpi_out, err)
+               : status;
 }
 
 static hvd_status_t progress_mpi(hvd_ctx_t *ctx, batch_runner_t *r, bool *moved_p, err_t *err)
