@@ -13,7 +13,8 @@ but for the two at the ends of its stretch, works with fewer row groups than ran
 makes the same number of equal batches, which collective operations need: stretches are rounded up,
 so at most n - 1 rows come twice in an epoch. Rows are mixed within a window of row groups.
 
-Paths are local, or URLs: hdfs:// through pyarrow, the others through fsspec. No thread; one user.
+Paths are local, or URLs: hdfs:// through pyarrow, the others through fsspec. Columns are unpacked
+by Arrow's threads, of which there are OMP_NUM_THREADS; a reader is for one thread.
 """
 import itertools
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -91,7 +92,33 @@ def to_numpy(name: str, column: pa.ChunkedArray) -> np.ndarray:
     if column.null_count and pa.types.is_integer(kind):
         raise ValueError(f"column {name!r} of type {kind} has empty values in {column.null_count} "
                          "rows; fill them before training, or make it a float column")
+    if is_bare(column):
+        return np.from_dlpack(column.chunk(0))
     return column.to_numpy()
+
+
+def is_bare(column: pa.ChunkedArray) -> bool:
+    """Whether the memory of a column can be used as it is. Arrow's own to_numpy() would do the same
+    but imports pandas for it, which takes longer than to read a million rows."""
+    kind = column.type
+    return (column.num_chunks == 1 and column.null_count == 0
+            and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+            and hasattr(pa.Array, "__dlpack__"))
+
+
+def join(parts: List[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def take(block: Batch, order: Optional[np.ndarray], first: int, end: int) -> Batch:
+    """Rows first to end, of a block as it is or in an order. A mixed batch is a copy, made only now:
+    so small a piece of memory is still in the cache when it is used, and soon used again."""
+    if order is None:
+        return {name: values[first:end] for name, values in block.items()}
+    rows = order[first:end]
+    return {name: values.take(rows, axis=0, mode="clip") for name, values in block.items()}
 
 
 class ParquetReader:
@@ -157,51 +184,42 @@ class ParquetReader:
         if table is None:
             group = self.groups[piece.group]
             table = self._open(group.path).read_row_group(group.index, columns=self.columns,
-                                                          use_threads=False)
+                                                          use_threads=pa.cpu_count() > 1)
             if self._cached is not None:
                 self._cached[piece.group] = table
         table = table.slice(piece.first, piece.n_rows)
         return {name: to_numpy(name, table.column(name)) for name in self.columns}
 
-    def _windows(self, epoch: int) -> Iterator[Batch]:
-        """Rows of this shard in large blocks, mixed within each."""
+    def _pieces(self, epoch: int) -> List[Piece]:
+        """What this shard reads in an epoch, in order."""
         order = list(range(len(self.groups)))
         if self._shuffle:  # alike on all ranks
             order = np.random.default_rng([self._seed, epoch]).permutation(order).tolist()
-        mixer = np.random.default_rng([self._seed, epoch, self._shard + 1])
-        waiting: List[Batch] = []
-        n_waiting = 0
-        pieces = stretch(order, [group.n_rows for group in self.groups], self._first_row,
-                         self.rows_per_shard)
-        for number, piece in enumerate(pieces, 1):
-            waiting.append(self._read(piece))
-            n_waiting += piece.n_rows
-            if n_waiting < self._shuffle_rows and number < len(pieces):
-                continue
-            block = {name: np.concatenate([part[name] for part in waiting]) if len(waiting) > 1
-                     else waiting[0][name] for name in self.columns}
-            if self._shuffle:
-                mix = mixer.permutation(n_waiting)
-                block = {name: values[mix] for name, values in block.items()}
-            yield block
-            waiting, n_waiting = [], 0
+        return stretch(order, [group.n_rows for group in self.groups], self._first_row,
+                       self.rows_per_shard)
 
     def epoch(self, number: int = 0) -> Iterator[Batch]:
         """The batches of one epoch: steps_per_epoch of them."""
-        rest: Optional[Batch] = None
-        n_made = 0
-        for block in self._windows(number):
-            if rest is not None:
-                block = {name: np.concatenate([rest[name], block[name]]) for name in self.columns}
-            n_rows = len(block[self.columns[0]])
+        mixer = np.random.default_rng([self._seed, number, self._shard + 1])
+        window = max(self._shuffle_rows if self._shuffle else 1, self.batch_size)
+        pieces = self._pieces(number)
+        parts: List[Batch] = []  # what is in memory and in no batch yet
+        n_rows = n_made = 0
+        for n_read, piece in enumerate(pieces, 1):
+            parts.append(self._read(piece))
+            n_rows += piece.n_rows
+            if n_rows < window and n_read < len(pieces):
+                continue
+            block = join(parts)
+            mix = mixer.permutation(n_rows) if self._shuffle else None
             n_whole = n_rows - n_rows % self.batch_size
             for at in range(0, n_whole, self.batch_size):
                 n_made += 1
-                yield self._finish({name: values[at:at + self.batch_size]
-                                    for name, values in block.items()})
-            rest = {name: values[n_whole:] for name, values in block.items()}
-        if rest is not None and n_made < self.steps_per_epoch:
-            yield self._finish(rest)
+                yield self._finish(take(block, mix, at, at + self.batch_size))
+            parts = [take(block, mix, n_whole, n_rows)] if n_whole < n_rows else []
+            n_rows -= n_whole
+        if n_rows > 0 and n_made < self.steps_per_epoch:
+            yield self._finish(parts[0])
 
     def _finish(self, batch: Batch) -> Batch:
         return self._transform(batch) if self._transform is not None else batch
