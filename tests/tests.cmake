@@ -32,7 +32,8 @@ endif()
 function(hvd_test_properties name timeout environment labels)
     math(EXPR seconds "${timeout} * ${time_factor}")
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 # "not tested", and why
-        TIMEOUT ${seconds} LABELS "${labels}" ENVIRONMENT "${sanitize_environment};${environment}")
+        TIMEOUT ${seconds} LABELS "${labels}" ENVIRONMENT "${sanitize_environment};${environment}"
+        COST ${timeout}) # the longest first, or they run alone at the end
     if("serial" IN_LIST labels)
         set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
     endif()
