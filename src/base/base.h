@@ -10,6 +10,7 @@
 
 #include "hvd.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -141,6 +142,11 @@ static inline void cpu_relax(void)
 // Sleeps while *word == expected, until deadline (NEVER_NS: no limit).
 void futex_wait(atomic_uint *word, unsigned expected, uint64_t deadline_ns);
 void futex_wake(atomic_uint *word, int n_waiters);
+
+// --- Threads -------------------------------------------------------------------------------------
+
+// A thread that no signal of the user's reaches; 0, or an errno. Names have up to 15 characters.
+int thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), void *arg);
 
 // --- Growable bytes ------------------------------------------------------------------------------
 // Keeps its memory when emptied, so steady use allocates nothing. On allocation failure `failed`

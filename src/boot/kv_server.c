@@ -23,7 +23,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -677,14 +676,9 @@ static hvd_status_t open_polling(hvd_rendezvous_t *server, err_t *err)
     return HVD_OK;
 }
 
-// The user's signal handlers are not for this thread.
 static hvd_status_t start_thread(hvd_rendezvous_t *server, err_t *err)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&server->thread, NULL, serve, server);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = thread_start(&server->thread, "hvd-rendezvous", serve, server);
     return code == 0 ? HVD_OK
                      : fail_errno(err, code, "the rendezvous server cannot start its thread");
 }

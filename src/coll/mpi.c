@@ -18,7 +18,6 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -28,7 +27,7 @@
 #endif
 
 #define POLL_US 200
-#define WORKER_POLL_MS 5 // nothing else of MPI can start while the worker is busy
+#define WORKER_POLL_NS (5 * NS_PER_MS) // nothing else of MPI can start while the worker is busy
 #define UNEVEN_FACTOR 16
 #define LARGE_BYTES ((size_t)512 << 10) // from here on a blocking call pays for its thread
 
@@ -111,12 +110,13 @@ static const constant_t op_of[HVD_N_REDUCES] = {
 
 // Makes one blocking call at a time. Nothing can take back a call that a dead peer holds up: such a
 // worker, and the plane with it, stays until the process ends.
+enum { WORKER_IDLE, WORKER_ASKED, WORKER_DONE, WORKER_ENDS };
+
 typedef struct worker {
     pthread_t thread;
     bool runs;         // there is a thread
-    bool is_busy;      // seen by the engine: asked, and not done
-    sem_t asked, done; // what follows belongs to the worker from the one to the other
-    const coll_args_t *args; // NULL: end
+    atomic_uint state; // what follows belongs to the worker while it is WORKER_ASKED
+    const coll_args_t *args;
     const void *input;
     void *output;
     int code;
@@ -407,20 +407,41 @@ static run_t *const run_of[HVD_N_OPS] = {
 
 // --- The worker ----------------------------------------------------------------------------------
 
+static void worker_tell(worker_t *w, unsigned state)
+{
+    atomic_store(&w->state, state);
+    futex_wake(&w->state, 1);
+}
+
 static void *worker_main(void *arg)
 {
     mpi_plane_t *plane = arg;
     worker_t *w = &plane->worker;
+    unsigned state;
 
-    for (;;) {
-        while (sem_wait(&w->asked) != 0) {
-            // a signal
-        }
-        if (w->args == NULL) {
-            return NULL;
+    while ((state = atomic_load(&w->state)) != WORKER_ENDS) {
+        if (state != WORKER_ASKED) {
+            futex_wait(&w->state, state, NEVER_NS);
+            continue;
         }
         w->code = run_of[w->args->op](plane, w->args, w->input, w->output, NULL);
-        sem_post(&w->done);
+        worker_tell(w, WORKER_DONE);
+    }
+    return NULL;
+}
+
+static hvd_status_t worker_start(mpi_plane_t *plane, err_t *err)
+{
+    int code = thread_start(&plane->worker.thread, "hvd-mpi", worker_main, plane);
+    plane->worker.runs = code == 0;
+    return code == 0 ? HVD_OK : fail_errno(err, code, "cannot start the thread for MPI");
+}
+
+static void worker_stop(worker_t *w)
+{
+    if (w->runs) {
+        worker_tell(w, WORKER_ENDS);
+        pthread_join(w->thread, NULL);
     }
 }
 
@@ -429,49 +450,16 @@ static void worker_ask(worker_t *w, const coll_args_t *args, const void *input, 
     w->args = args;
     w->input = input;
     w->output = output;
-    w->is_busy = args != NULL;
-    sem_post(&w->asked);
-}
-
-static hvd_status_t worker_start(mpi_plane_t *plane, err_t *err)
-{
-    worker_t *w = &plane->worker;
-
-    sem_init(&w->asked, 0, 0);
-    sem_init(&w->done, 0, 0);
-    int code = pthread_create(&w->thread, NULL, worker_main, plane);
-    if (code != 0) {
-        return fail(err, HVD_SYSTEM, "no thread for MPI: %s", strerror(code));
-    }
-    w->runs = true;
-    pthread_setname_np(w->thread, "hvd-mpi");
-    return HVD_OK;
-}
-
-static void worker_stop(worker_t *w)
-{
-    if (w->runs) {
-        worker_ask(w, NULL, NULL, NULL);
-        pthread_join(w->thread, NULL);
-        sem_destroy(&w->asked);
-        sem_destroy(&w->done);
-    }
+    worker_tell(w, WORKER_ASKED);
 }
 
 // Sleeps for a moment if it is not done: the worker may have no other core than ours, and every
 // look at it would take time from it.
 static bool worker_is_done(worker_t *w)
 {
-    struct timespec until;
-
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WORKER_POLL_MS * 1000000;
-    if (until.tv_nsec >= (long)NS_PER_S) {
-        until.tv_nsec -= (long)NS_PER_S;
-        until.tv_sec++;
-    }
-    w->is_busy = sem_clockwait(&w->done, CLOCK_MONOTONIC, &until) != 0;
-    return !w->is_busy;
+    futex_wait(&w->state, WORKER_ASKED, clock_ns() + WORKER_POLL_NS);
+    unsigned done = WORKER_DONE;
+    return atomic_compare_exchange_strong(&w->state, &done, WORKER_IDLE);
 }
 
 // --- Starting and progress -----------------------------------------------------------------------
@@ -495,7 +483,7 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
     int done = 0;
     int code = 0;
 
-    if (w->is_busy) {
+    if (atomic_load(&w->state) != WORKER_IDLE) {
         done = worker_is_done(w);
         code = done ? w->code : 0;
     } else {
@@ -507,7 +495,7 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
     return done ? HVD_OK : HVD_IN_PROGRESS;
 }
 
-// --- Opening and closing ---------------------------------------------------------------------------
+// --- Opening and closing -------------------------------------------------------------------------
 
 hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
@@ -578,7 +566,7 @@ out:
 
 void mpi_close(mpi_plane_t *plane, bool ended_well)
 {
-    if (plane == NULL || plane->worker.is_busy) {
+    if (plane == NULL || atomic_load(&plane->worker.state) == WORKER_ASKED) {
         return;
     }
     worker_stop(&plane->worker);

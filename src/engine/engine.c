@@ -16,7 +16,6 @@
 #include "engine/engine.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -780,16 +779,10 @@ static void bind_thread(hvd_ctx_t *ctx, pthread_t thread)
 
 hvd_status_t engine_start(hvd_ctx_t *ctx, err_t *err)
 {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // the user's signals go to the user's threads
-    int code = pthread_create(&ctx->thread, NULL, engine_main, ctx);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = thread_start(&ctx->thread, "hvd-engine", engine_main, ctx);
     if (code != 0) {
         return fail_errno(err, code, "cannot start the engine thread");
     }
-    pthread_setname_np(ctx->thread, "hvd-engine");
     ctx->has_thread = true;
     bind_thread(ctx, ctx->thread);
     return HVD_OK;

@@ -327,17 +327,6 @@ static void monitor_free(monitor_t *m)
     free(m);
 }
 
-static int start_thread(monitor_t *m)
-{
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // the user's signals go to the user's threads
-    int code = pthread_create(&m->thread, NULL, monitor_main, m);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return code;
-}
-
 hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
 {
     monitor_t *m = calloc(1, sizeof *m);
@@ -352,13 +341,12 @@ hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
     code = m->scratch == NULL ? ENOMEM : code;
     if (code == 0) {
         m->live = live_open(ctx);
-        code = start_thread(m);
+        code = thread_start(&m->thread, "hvd-monitor", monitor_main, m);
     }
     if (code != 0) {
         monitor_free(m);
         return fail_errno(err, code, "cannot start the monitor thread");
     }
-    pthread_setname_np(m->thread, "hvd-monitor");
     ctx->monitor = m;
     if (ctx->config.dump_signal) {
         hear_signals(m);

@@ -91,18 +91,13 @@ static void *sink_thread(void *arg)
 sink_t *sink_start(void)
 {
     sink_t *sink = calloc(1, sizeof *sink);
-    sigset_t all, before;
 
     if (sink == NULL) {
         return NULL;
     }
     pthread_mutex_init(&sink->lock, NULL);
     pthread_cond_init(&sink->changed, NULL);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&sink->thread, NULL, sink_thread, sink);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (code != 0) {
+    if (thread_start(&sink->thread, "hvd-sink", sink_thread, sink) != 0) {
         free(sink);
         return NULL;
     }

@@ -26,7 +26,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -73,19 +72,12 @@ static void *poller_run(void *arg)
     return NULL;
 }
 
-// Signals belong to the user's threads: the poller blocks them all.
 static hvd_status_t poller_start(sleeper_t *s, err_t *err)
 {
-    sigset_t all, before;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&s->poller, NULL, poller_run, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = thread_start(&s->poller, "hvd-poll", poller_run, s);
     if (code != 0) {
         return fail_errno(err, code, "cannot start the thread that watches sockets");
     }
-    pthread_setname_np(s->poller, "hvd-poll");
     s->has_poller = true;
     return HVD_OK;
 }

@@ -113,8 +113,8 @@ def join(parts: List[Batch]) -> Batch:
 
 
 def take(block: Batch, order: Optional[np.ndarray], first: int, end: int) -> Batch:
-    """Rows first to end, of a block as it is or in an order. A mixed batch is a copy, made only now:
-    so small a piece of memory is still in the cache when it is used, and soon used again."""
+    """Rows first to end, of a block as it is or in an order. A mixed batch is a copy, made only
+    now: so small a piece of memory is still in the cache when it is used, and soon used again."""
     if order is None:
         return {name: values[first:end] for name, values in block.items()}
     rows = order[first:end]

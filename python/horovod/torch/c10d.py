@@ -5,9 +5,9 @@
     torch.distributed.init_process_group("hvd")
 
 DistributedDataParallel, FSDP2, ZeroRedundancyOptimizer and plain torch.distributed calls on CPU
-tensors then use Horovod's collectives. Ranks may be started by horovodrun or mpirun: then no address
-needs to be given (init_method "horovod://", which also stands in for "env://" where MASTER_ADDR is
-not set). Or by torchrun or anything else torch.distributed understands: then rank 0 opens a
+tensors then use Horovod's collectives. Ranks may be started by horovodrun or mpirun: then no
+address needs to be given (init_method "horovod://", which also stands in for "env://" where
+MASTER_ADDR is not set). Or by torchrun or anything else torch.distributed understands: then rank 0 opens a
 rendezvous and tells the others through torch's own store, which should be trusted with the job's
 secret just as it is with the job.
 
@@ -332,7 +332,8 @@ def _rendezvous(url, timeout=dist.distributed_c10d.default_pg_timeout, **_):
 
 def _stand_in_for_env():
     """init_process_group("hvd") means env://, which fails without MASTER_ADDR: then it is ours."""
-    module = importlib.import_module("torch.distributed.rendezvous")  # dist.rendezvous is a function
+    # Not dist.rendezvous: that is a function of the same name.
+    module = importlib.import_module("torch.distributed.rendezvous")
     handlers = getattr(module, "_rendezvous_handlers", {})
     env = handlers.get("env")
     if env is not None:
