@@ -7,9 +7,9 @@
 DistributedDataParallel, FSDP2, ZeroRedundancyOptimizer and plain torch.distributed calls on CPU
 tensors then use Horovod's collectives. Ranks may be started by horovodrun or mpirun: then no
 address needs to be given (init_method "horovod://", which also stands in for "env://" where
-MASTER_ADDR is not set). Or by torchrun or anything else torch.distributed understands: then rank 0 opens a
-rendezvous and tells the others through torch's own store, which should be trusted with the job's
-secret just as it is with the job.
+MASTER_ADDR is not set). Or by torchrun or anything else torch.distributed understands: then rank 0
+opens a rendezvous and tells the others through torch's own store, which should be trusted with the
+job's secret just as it is with the job.
 
 Collectives start at once and complete in the order a thread of this module sees them done, so DDP
 overlaps them with the backward pass. Groups must hold all ranks; there are no point-to-point calls.
