@@ -495,7 +495,7 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
     return done ? HVD_OK : HVD_IN_PROGRESS;
 }
 
-// --- Opening and closing --------------------------------------------------------------------------
+// --- Opening and closing ------------------------------------------------------------------------
 
 hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
