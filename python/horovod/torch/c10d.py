@@ -14,6 +14,7 @@ job's secret just as it is with the job.
 Collectives start at once and complete in the order a thread of this module sees them done, so DDP
 overlaps them with the backward pass. Groups must hold all ranks; there are no point-to-point calls.
 """
+import atexit
 import importlib
 import os
 import queue
@@ -31,6 +32,8 @@ from horovod.common.objects import broadcast_object
 from horovod.common.process_sets import global_process_set
 from horovod.torch import mpi_ops
 from horovod.torch.adapter import DTYPES, is_plain
+
+END_S = 30.0  # longest wait for the thread below when the process ends
 
 _create_work = dist._create_work_from_future if hasattr(dist, "_create_work_from_future") \
     else torch._C._distributed_c10d._create_work_from_future
@@ -51,13 +54,67 @@ def _reduction(options):
 # --- Completion -----------------------------------------------------------------------------------
 
 
+class _Completion:
+    """A work in flight: the handle it ends with, and what its future is to hold then."""
+
+    has_failed = False
+
+    def __init__(self, handle, value, then):
+        self._handle, self._value, self._then = handle, value, then
+        self._error = None
+        # Future.set_exception() is an error only to those who wait in Python: PyTorch's own code,
+        # as DDP, would take the exception for the result. One raised by a callback is one to all.
+        self._done = torch.futures.Future()
+        self.work = _create_work(self._done.then(self._result))
+
+    def _result(self, _):
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def finish(self):
+        """Waits for the handle, puts the results in place and tells whoever waits for the work."""
+        try:
+            result = self._handle.wait()
+            if self._then is not None:
+                with torch.no_grad():
+                    self._then(result)
+        except Exception as error:  # whatever it is, the waiter must get it
+            self._error = error
+            _Completion.has_failed = True
+        self._done.set_result(None)
+
+
+_wait = dist.Work.wait
+
+
+def _wait_and_raise(work, *args, **kwargs):
+    """Work.wait(), which does not tell of errors where the work is made of a future."""
+    done = _wait(work, *args, **kwargs)
+    if _Completion.has_failed:  # some work of ours, ever: this one?
+        try:
+            future = work.get_future()
+        except RuntimeError:  # of another backend, which has none
+            return done
+        future.wait()
+    return done
+
+
+dist.Work.wait = _wait_and_raise
+
+
 class _Finisher:
-    """A thread that waits for handles in turn and completes their futures."""
+    """A thread that waits for handles in turn and completes their works.
+
+    It must be gone when the interpreter ends: a thread that comes back from PyTorch's code to a
+    Python that is no more takes the process down with it.
+    """
 
     def __init__(self):
         self._queue = queue.SimpleQueue()
         self._thread = None
         self._pid = None
+        atexit.register(self._end)
 
     def complete(self, handle, value, then=None):
         """The work that ends with handle; then(result) runs before, to put results in place."""
@@ -66,21 +123,20 @@ class _Finisher:
             self._queue = queue.SimpleQueue()
             self._thread = threading.Thread(target=self._run, name="hvd-c10d", daemon=True)
             self._thread.start()
-        future = torch.futures.Future()
-        self._queue.put((handle, future, value, then))
-        return _create_work(future)
+        completion = _Completion(handle, value, then)
+        self._queue.put(completion)
+        return completion.work
+
+    def _end(self):
+        if self._pid == os.getpid():
+            basics.shutdown()  # fails what is still in flight
+            self._queue.put(None)
+            self._thread.join(END_S)
 
     def _run(self):
-        while True:
-            handle, future, value, then = self._queue.get()
-            try:
-                result = handle.wait()
-                if then is not None:
-                    with torch.no_grad():
-                        then(result)
-                future.set_result(value)
-            except Exception as error:  # whatever it is, the waiter must get it
-                future.set_exception(error)
+        while (completion := self._queue.get()) is not None:
+            completion.finish()
+            del completion  # its tensors are not to live on until the next comes
 
 
 _finisher = _Finisher()

@@ -55,6 +55,23 @@ def check_collectives(rank, size):
     dist.barrier()
 
 
+def check_mismatch(rank, size):
+    """Every rank is told, by whatever it waits with, and the group goes on."""
+    waits = (lambda tensor: dist.all_reduce(tensor),
+             lambda tensor: dist.all_reduce(tensor, async_op=True).wait(),
+             lambda tensor: dist.all_reduce(tensor, async_op=True).get_future().wait())
+    for wait in waits:
+        try:
+            wait(torch.ones(3 + rank))
+        except RuntimeError as error:
+            assert "Mismatched ALLREDUCE tensor shapes" in str(error), error
+        else:
+            raise AssertionError("a mismatch went unnoticed")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
 def make_model():
     torch.manual_seed(4)
     return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -132,6 +149,7 @@ def run(started_by):
         store = os.environ["TEST_STORE"]
         dist.init_process_group("hvd", init_method=f"file://{store}", rank=rank, world_size=size)
     check_collectives(rank, size)
+    check_mismatch(rank, size)
     check_ddp(rank, size)
     check_zero(rank, size)
     found = check_fsdp2(rank, size)
@@ -139,3 +157,23 @@ def run(started_by):
     dist.barrier()
     dist.destroy_process_group()
     return True
+
+
+def leave():
+    """Rank 1 raises in the middle of training; what rank 0 is told, and by which call."""
+    dist.init_process_group("hvd")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parallel = nn.parallel.DistributedDataParallel(make_model())
+    train(parallel, torch.optim.SGD(parallel.parameters(), lr=0.1), rank, size, True)
+    if rank == 1:
+        raise KeyError("of the user")
+    told = []
+    for call in (lambda: parallel(torch.ones(ROWS, 3)).sum().backward(),
+                 lambda: dist.all_reduce(torch.ones(3)),
+                 lambda: dist.all_reduce(torch.ones(3), async_op=True).wait(),
+                 dist.barrier):
+        try:
+            call()
+        except RuntimeError as error:
+            told.append(str(error))
+    return told

@@ -52,6 +52,15 @@ def test_torch_distributed(started_by, tmp_path):
     assert run_ranks(2, "torch/c10d_suite", "run", started_by, env=env) == [True, True]
 
 
+def test_torch_distributed_when_a_rank_leaves():
+    told, _ = run_ranks(2, "torch/c10d_suite", "leave", codes=[0, 1])
+    assert len(told) == 4 and all("Rank 1" in text for text in told), told
+
+
+def test_torch_distributed_ends_its_thread():
+    assert run_ranks(1, "torch/c10d_exit", "run") == [True]
+
+
 EXAMPLES = [  # file, arguments, what its output must have
     ("pytorch_mnist.py", ["--epochs", "1", "--limit", "6000"], "images/s on 2 ranks"),
     ("pytorch_synthetic_benchmark.py", ["--num-iters", "1", "--num-batches-per-iter", "1"],
