@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.fs
 import pyarrow.parquet
 
@@ -79,22 +80,36 @@ def to_numpy(name: str, column: pa.ChunkedArray) -> np.ndarray:
     """One value, or a list of the same length, for each row."""
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        array = column.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks)
-        values = array.flatten().to_numpy(zero_copy_only=False)
-        n_rows = len(array)
-        lengths = np.unique(pa.compute.list_value_length(array).to_numpy(zero_copy_only=False))
-        if len(lengths) > 1 or array.null_count:
-            raise ValueError(f"column {name!r} has lists of different lengths, or none in some "
-                             "rows; only lists of one length make a tensor")
-        return values.reshape(n_rows, -1)
-    if column.null_count and pa.types.is_integer(kind):
-        raise ValueError(f"column {name!r} of type {kind} has empty values in {column.null_count} "
-                         "rows; fill them before training, or make it a float column")
+        return lists_to_numpy(name, column)
+    check_full(name, kind, column.null_count)
     if is_bare(column):
         return np.from_dlpack(column.chunk(0))
     return column.to_numpy()
+
+
+def lists_to_numpy(name: str, column: pa.ChunkedArray) -> np.ndarray:
+    """A matrix: a row of it for each row."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    inner = array.type.value_type
+    if pa.types.is_nested(inner):
+        raise ValueError(f"column {name!r} has lists of {inner}; only lists of plain values make a "
+                         "tensor")
+    lengths = np.unique(pa.compute.list_value_length(array).to_numpy(zero_copy_only=False))
+    if len(lengths) > 1 or array.null_count:
+        raise ValueError(f"column {name!r} has lists of different lengths, or none in some rows; "
+                         "only lists of one length make a tensor")
+    values = array.flatten()
+    check_full(name, inner, values.null_count)
+    return values.to_numpy(zero_copy_only=False).reshape(len(array), int(lengths[0]))
+
+
+def check_full(name: str, kind: pa.DataType, n_empty: int) -> None:
+    """Floats have NaN and strings None for an empty value; the other kinds have nothing."""
+    if n_empty and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise ValueError(f"column {name!r} of type {kind} has empty values in {n_empty} places; "
+                         "fill them before training, or make it a float column")
 
 
 def is_bare(column: pa.ChunkedArray) -> bool:
@@ -104,6 +119,17 @@ def is_bare(column: pa.ChunkedArray) -> bool:
     return (column.num_chunks == 1 and column.null_count == 0
             and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
             and hasattr(pa.Array, "__dlpack__"))
+
+
+def is_hidden(path: str, root: str) -> bool:
+    """Spark's own rule: what begins like this, or is in a folder that does, is no data."""
+    below = path[len(root):] if path.startswith(root) else path
+    return any(part.startswith(("_", ".")) for part in below.split("/"))
+
+
+def own(values: np.ndarray) -> np.ndarray:
+    """An array its user may write to: what is not mixed is still the memory of Arrow."""
+    return values if values.flags.writeable else values.copy()
 
 
 def join(parts: List[Batch]) -> Batch:
@@ -171,8 +197,7 @@ class ParquetReader:
             return [root]
         infos = self._fs.get_file_info(pa.fs.FileSelector(root, recursive=True))
         return sorted(info.path for info in infos
-                      if info.is_file and not info.base_name.startswith(("_", "."))
-                      and info.size > 0)
+                      if info.is_file and info.size > 0 and not is_hidden(info.path, root))
 
     def _open(self, path: str) -> pa.parquet.ParquetFile:
         if path not in self._files:
@@ -222,7 +247,9 @@ class ParquetReader:
             yield self._finish(parts[0])
 
     def _finish(self, batch: Batch) -> Batch:
-        return self._transform(batch) if self._transform is not None else batch
+        if self._transform is None:
+            return batch
+        return self._transform({name: own(values) for name, values in batch.items()})
 
     def close(self) -> None:
         for file in self._files.values():
@@ -235,13 +262,23 @@ class ParquetReader:
         """The batches of one epoch as PyTorch tensors."""
         import torch
 
+        def tensor(name: str, values: np.ndarray) -> Any:
+            if values.dtype.kind not in "biufc":
+                raise TypeError(f"column {name!r} has values of NumPy's type {values.dtype}, which "
+                                "no tensor can hold; leave it out with columns=, or make numbers "
+                                "of it with a transform")
+            return torch.from_numpy(np.ascontiguousarray(own(values)))
+
         for batch in self.epoch(epoch):
-            yield {name: torch.from_numpy(np.ascontiguousarray(values))
-                   for name, values in batch.items()}
+            yield {name: tensor(name, values) for name, values in batch.items()}
 
     def tf_dataset(self, epochs: Optional[int] = None) -> Any:
         """A tf.data.Dataset of batches, epoch after epoch; epochs None: without end."""
         import tensorflow as tf
+
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"an epoch has no batches: {self.rows_per_shard} rows do not fill one "
+                             f"of {self.batch_size}, and incomplete ones are dropped")
 
         def batches() -> Iterator[Batch]:
             for epoch in itertools.count() if epochs is None else range(epochs):
