@@ -122,6 +122,20 @@ def test_the_cause_is_told_not_its_consequence(tmp_path):
     assert "KeyError: 'the cause'" in job.err.getvalue()
 
 
+def test_a_crash_is_the_cause_though_heard_last(tmp_path):
+    """Who reports first depends on the load of the machine."""
+    def fn(folder):
+        if os.environ["HOROVOD_RANK"] == "0":
+            raise RuntimeError("a rank has gone")
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    job = Job(2, fn, (str(tmp_path),))
+    job.wait()
+    job.close()
+    assert (job.desk.failure.rank, job.desk.failure.code) == (1, 128 + signal.SIGSEGV)
+
+
 @pytest.mark.parametrize("fn, code, words", [
     (lambda: os.kill(os.getpid(), signal.SIGKILL), 137, "killed by signal 9"),
     (lambda: sys.exit(3), 3, "ended without raising"),

@@ -70,6 +70,11 @@ def test_large_results(spark):
     assert [len(result) for result in results] == [300 << 20] * 2
 
 
+def test_a_result_that_cannot_be_pickled(spark):
+    with pytest.raises(RuntimeError, match="(?s)Process name: 0.*a generator that cannot be pickl"):
+        horovod.spark.run(lambda: (x for x in ()), num_proc=1)
+
+
 def test_large_arguments(spark):
     data = os.urandom(20 << 20)
     assert horovod.spark.run(lambda x: len(x), (data,), num_proc=2) == [20 << 20] * 2
@@ -98,6 +103,7 @@ def test_an_exception_ends_the_job(spark, ranks):
 def test_a_killed_rank_is_the_cause(spark):
     def fn():
         from horovod import _core as hvd
+        from horovod.common.exceptions import HorovodInternalError
 
         hvd.init([])
         if hvd.rank() == 1:
@@ -105,7 +111,7 @@ def test_a_killed_rank_is_the_cause(spark):
         while True:
             time.sleep(0.1)
             if hvd.health()[0] != "HVD_OK":
-                raise RuntimeError(hvd.health()[1])
+                raise HorovodInternalError(hvd.health()[1])
 
     with pytest.raises(RuntimeError, match="Process name: 1\nExit code: 137\n.*signal 9"):
         horovod.spark.run(fn, num_proc=2)

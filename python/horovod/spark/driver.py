@@ -8,6 +8,7 @@ of it and may be heard first, so the desk listens a little longer and then decid
 """
 import json
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -17,8 +18,8 @@ from horovod.spark import plan
 from horovod.spark.line import Kind, Line
 from horovod.spark.output import Output
 
-# How long to listen after the first failure before one is called the cause.
-SETTLE_SECONDS = 0.5
+# How long to listen for the failure of another rank before this one is called the cause, by doubt.
+SETTLE_SECONDS = (0.1, 0.5, 2.0)
 MAX_STRANGERS = 256
 # Raised by a rank because of another one.
 CONSEQUENCES = ("HorovodInternalError",)
@@ -30,8 +31,13 @@ class Failure(NamedTuple):
     code: Optional[int]   # exit status; None: its task is gone
     error: Optional[Dict[str, Any]]
 
-    def is_consequence(self) -> bool:
-        return self.error is not None and self.error["type"] in CONSEQUENCES
+    def doubt(self) -> int:
+        """How likely another rank's failure is the cause of this one. A crashed rank has not heard
+        of others; one that lost another says so; the rest may be either."""
+        if self.error is not None:
+            return 2 if self.error["type"] in CONSEQUENCES else 1
+        crashed = self.code is not None and self.code > 128
+        return 0 if crashed and self.code != 128 + signal.SIGTERM else 1
 
     def where(self) -> str:
         return f"rank {self.rank} on {self.task['name']}"
@@ -138,7 +144,7 @@ class Desk(threading.Thread):
             if not line.is_open and time.monotonic() > line.opened_by:
                 self._drop(line)
         if time.monotonic() >= self._settle_at and not self.done.is_set():
-            self.failure = min(self._failures, key=Failure.is_consequence)
+            self.failure = min(self._failures, key=Failure.doubt)
             self.done.set()
 
     def _accept(self) -> None:
@@ -256,5 +262,7 @@ class Desk(threading.Thread):
 
     def _fail(self, task: Task, code: Optional[int], error: Optional[Dict[str, Any]]) -> None:
         rank = task.place.rank if task.place is not None else -1
-        self._failures.append(Failure(rank, task.told, code, error))
-        self._settle_at = min(self._settle_at, time.monotonic() + SETTLE_SECONDS)
+        failure = Failure(rank, task.told, code, error)
+        self._failures.append(failure)
+        self._settle_at = min(self._settle_at,
+                              time.monotonic() + SETTLE_SECONDS[failure.doubt()])
