@@ -15,11 +15,12 @@ from cases import BAD, GOOD, KEYS
 
 HERE = Path(__file__).resolve().parent
 CHART = HERE.parents[1] / "charts" / "horovod"
+HELM = os.environ.get("HELM", "helm")
 VERSIONS = ("1.25", "1.37")
 
 
 def helm(*args, values=None):
-    argv = ["helm", *args]
+    argv = [HELM, *args]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         if values is not None:
             yaml.safe_dump(values, file)

@@ -127,11 +127,16 @@ heritage: {{ .Release.Service }}
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* native runs under the restricted Pod Security Standard; sshd on a low port needs root. */}}
+{{/* "true" where pods run as root: sshd on a low port, and added capabilities, which reach no other
+user. Else pods fit the restricted Pod Security Standard. */}}
+{{- define "horovod.root" -}}
+{{- if or (include "horovod.ssh" .) .Values.rdma.resource -}}true{{- end -}}
+{{- end -}}
+
 {{- define "horovod.podSecurity" -}}
 {{- if not (kindIs "invalid" .Values.podSecurityContext) -}}
 {{- toYaml .Values.podSecurityContext -}}
-{{- else if not (include "horovod.ssh" .) -}}
+{{- else if not (include "horovod.root" .) -}}
 runAsNonRoot: true
 runAsUser: 1000
 runAsGroup: 1000
@@ -150,7 +155,7 @@ runAsGroup: 0
 {{- $context := dict -}}
 {{- if not (kindIs "invalid" $given) -}}
   {{- $context = deepCopy $given -}}
-{{- else if not (include "horovod.ssh" .root) -}}
+{{- else if not (include "horovod.root" .root) -}}
   {{- $context = dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")) -}}
 {{- end -}}
 {{- if .root.Values.rdma.resource -}}
