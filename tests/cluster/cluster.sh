@@ -402,11 +402,24 @@ up() {
     say "ready"
 }
 
+# The kubelet's side has a second name for every image, which keeps one that was replaced.
+drop_replaced() { # number
+    local one
+    of_node "$1" images ls | awk '
+        NR > 1 && $1 ~ /^sha256:/ { digest_of[$1] = $3 }
+        NR > 1 && $1 !~ /^sha256:/ { is_named[$3] = 1 }
+        END { for (ref in digest_of) if (!(digest_of[ref] in is_named)) print ref }' |
+        while read -r one; do
+            of_node "$1" images rm --sync "$one" >/dev/null
+        done
+}
+
 load() { # tar
     local i
     for i in $(seq "$NODES"); do
         say "node$i: $1"
         of_node "$i" images import "$1" >/dev/null
+        drop_replaced "$i"
     done
 }
 

@@ -2,31 +2,41 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds the images of deploy/docker with buildah, as on any machine but for the base, which
-# mmdebstrap makes since no registry need be there, and uses each as its own user: images.sh STORE
+# mmdebstrap makes since no registry need be there, and uses each as its own user:
 #
-# STORE becomes a folder with buildah's storage and a tar of each image. Needs root.
+#   images.sh STORE [TARS]
+#
+# STORE becomes a folder with buildah's storage, TARS one with a tar of each image for the cluster,
+# several gigabytes. Needs root.
 set -euo pipefail
 store=$(realpath -m "$1")
-mkdir -p "$store"
+tars=${2:+$(realpath -m "$2")}
+mkdir -p "$store" ${tars:+"$tars"}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-base=localhost/debian:12-slim
+debian=localhost/debian:12-slim
 
-# name | file of deploy/docker | build arguments; the second also stands for the image that the
-# chart's first users have in their values
-images='
-docker.io/horovod/horovod:1.0.0             | Dockerfile       | TORCH_FROM=pypi
-docker.io/uber/horovod:0.12.1-tf1.8.0-py3.5 | Dockerfile.spark |
-'
+# name | file of deploy/docker | base | build arguments. The second also stands for the image that
+# the chart's first users have in their values. The last is built as far as it goes without the
+# base and the gigabytes of CUDA.
+images="
+docker.io/horovod/horovod:1.0.0             | Dockerfile       | $debian          | TORCH_FROM=pypi
+docker.io/uber/horovod:0.12.1-tf1.8.0-py3.5 | Dockerfile.spark | docker.io/horovod/horovod:1.0.0 |
+localhost/horovod:1.0.0-gpu                 | Dockerfile.gpu   | $debian          | TORCH=
+"
 # What must work in each of them.
 use='set -eux
 test "$(id -u)" = 1000
 horovodrun -np 2 --check-build
-horovodrun -np 2 python3 -c "import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+horovodrun -np 2 sh -c "echo rank \$HOROVOD_RANK of \$HOROVOD_SIZE"
 mpirun --version
 test -x /usr/sbin/sshd
+if python3 -c "import torch"; then
+    horovodrun -np 2 python3 /horovod/examples/pytorch_mnist.py --epochs 1 --limit 1000
+fi
 if [ -d /opt/spark ]; then
+    example=/opt/spark/examples/src/main/python/tensorflow/keras_mnist_advanced_modified.py
     /opt/conda/envs/tf_env/bin/python -c "import tensorflow, keras, torch, h5py, pyarrow, pyspark"
-    test -f /opt/spark/examples/src/main/python/tensorflow/keras_mnist_advanced_modified.py
+    horovodrun -np 2 /opt/conda/envs/tf_env/bin/python $example --epochs 1
     SPARK_LOCAL_HOSTNAME=localhost /opt/spark/bin/spark-submit --version
 fi'
 
@@ -41,7 +51,7 @@ bud() {
 # With this machine's certificates and pip settings: packages may come through a proxy.
 make_base() {
     local container
-    if bud images -q "$base" >/dev/null 2>&1; then
+    if bud images -q "$debian" >/dev/null 2>&1; then
         return
     fi
     say "base: mmdebstrap"
@@ -51,13 +61,13 @@ make_base() {
     bud add -q "$container" "$store/base.tar" / >/dev/null
     bud copy -q "$container" /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ >/dev/null
     bud copy -q "$container" "$store/pip.conf" /etc/pip.conf >/dev/null
-    bud commit -q --rm "$container" "$base" >/dev/null
+    bud commit -q --rm "$container" "$debian" >/dev/null
     rm "$store/base.tar"
 }
 
 make_base
-while IFS='|' read -r name file arguments; do
-    name=${name// /} file=${file// /}
+while IFS='|' read -r name file base arguments; do
+    name=${name// /} file=${file// /} base=${base// /}
     [ -n "$name" ] || continue
     options=(--build-arg "BASE=$base")
     for argument in $arguments; do
@@ -71,8 +81,9 @@ while IFS='|' read -r name file arguments; do
     bud run --isolation chroot "$container" sh -c "$use" >"$store/$file.use.log" 2>&1 ||
         { tail -n 40 "$store/$file.use.log"; exit 1; }
     bud rm "$container" >/dev/null
-    rm -f "$store/$file.tar"
-    bud push -q "$name" "docker-archive:$store/$file.tar:$name"
-    base=$name
+    if [ -n "$tars" ] && [[ $name != localhost/* ]]; then
+        rm -f "$tars/$file.tar"
+        bud push -q "$name" "docker-archive:$tars/$file.tar:$name"
+    fi
 done <<<"$images"
-say "images: $(cd "$store" && ls -sh ./*.tar | tr '\n' ' ')"
+bud images

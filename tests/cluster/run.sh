@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The chart on a real cluster: run.sh BUILD_DIR [TEST ...], for example Restricted.test_mnist_trains
+# The chart on a real cluster, with Helm 3 and Helm 4: run.sh BUILD_DIR [TEST ...], for example
+# Restricted.test_mnist_trains. Before that, what of the chart's tests needs tools built with Go.
 #
 #   KUBECONFIG   a cluster of three nodes to use, which has the images; without it one is made with
 #                cluster.sh, and ended again (KEEP=1: not ended)
 #   IMAGE_STORE  where the images are built; default: BUILD_DIR/images
-#   HELM         the helm to use; default: that of tests/chart
+#   HELM         the only helm to use
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$(realpath -m "$1")
@@ -17,15 +18,25 @@ if ! [ -x "$venv/bin/helm" ]; then
     "$venv/bin/pip" install -q --disable-pip-version-check -r "$here/../chart/requirements.txt"
 fi
 
+if [ -n "${HELM:-}" ]; then
+    helms=("$HELM")
+else
+    "$here/../chart/unittest.sh" "$build/go-tools"
+    "$here/../chart/helm4.sh" "$build/go-tools"
+    helms=("$venv/bin/helm" "$build/go-tools/helm")
+    HELM=${helms[1]} "$here/../chart/run.sh" "$build" test_chart
+fi
+
 if [ -z "${KUBECONFIG:-}" ]; then
     store=${IMAGE_STORE:-$build/images}
     export NODES=3
     [ -n "${KEEP:-}" ] || trap '"$here/cluster.sh" down' EXIT
     "$here/cluster.sh" up
-    "$here/images.sh" "$store"
+    "$here/images.sh" "$store" "$store/tars"
     eval "$("$here/cluster.sh" env)"
-    for tar in "$store"/*.tar; do
+    for tar in "$store"/tars/*.tar; do
         "$here/cluster.sh" load "$tar"
+        rm "$tar"
     done
 fi
 export PATH=$venv/bin:$PATH
@@ -34,4 +45,7 @@ tests=(test_cluster)
 if [ $# -gt 0 ]; then
     tests=("${@/#/test_cluster.}")
 fi
-"$venv/bin/python" -m unittest -v "${tests[@]}"
+for helm in "${helms[@]}"; do
+    printf '\n%s\n' "$("$helm" version --short)"
+    HELM=$helm "$venv/bin/python" -m unittest -v "${tests[@]}"
+done

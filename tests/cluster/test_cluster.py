@@ -8,6 +8,7 @@ which makes sense on a machine that does nothing else.
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import time
@@ -17,6 +18,7 @@ CHART = pathlib.Path(__file__).resolve().parents[2] / "charts" / "horovod"
 HELM = os.environ.get("HELM", "helm")
 PATIENCE_S = 1800  # for anything that is sure to come
 JOB = "mnist-horovod"
+CAP_IPC_LOCK = 14
 
 # As the first users of the chart are told to type it, but for `~`.
 SEED = r"""
@@ -142,6 +144,30 @@ FOREVER = "horovodrun -np 3 python3 -c 'import time, horovod.torch as hvd, torch
           "    hvd.allreduce(torch.ones(1), name=\"one\")\n" \
           "    time.sleep(0.1)'"
 
+# Trains until the job has had these sizes, one after the other; the state outlives the ranks.
+ELASTIC = """horovodrun -np 3 --min-np 2 --blacklist-cooldown-range 1 5 \\
+    --host-discovery-script /horovod/generated/discover_hosts.sh python3 -c '
+import time, torch, horovod.torch as hvd
+hvd.init()
+state = hvd.elastic.TorchState(step=0, sizes=[])
+
+@hvd.elastic.run
+def train(state):
+    if state.sizes[-1:] != [hvd.size()]:
+        state.sizes = state.sizes + [hvd.size()]
+    if hvd.rank() == 0:
+        print("sizes", state.sizes, "at step", state.step, flush=True)
+    while state.sizes != %s:
+        hvd.allreduce(torch.ones(1), name="one")
+        state.step += 1
+        if hvd.rank() == 0 and state.step == 20:
+            print("twenty steps", flush=True)
+        state.commit()
+        time.sleep(0.05)
+
+train(state)
+'"""
+
 
 def hello(**values):
     merged = {"worker": {"number": 2}, "master": {"args": [HELLO]}}
@@ -220,6 +246,24 @@ class Restricted(Namespace):
         self.assertIn("%s-1.%s" % (JOB, JOB), log)
         self.workers_go()
 
+    def test_an_elastic_job_outlives_a_worker(self):
+        self.helm("install", hello(master={"args": [ELASTIC % [3, 2, 3]]}))
+        self.until("twenty steps")
+        self.kubectl("delete", "pod", JOB + "-1", "--wait=false")
+        log = self.completes()  # with two ranks, then with the worker's successor
+        went_on = re.search(r"sizes \[3, 2\] at step (\d+)", log)
+        self.assertIsNotNone(went_on, log)
+        self.assertGreaterEqual(int(went_on.group(1)), 20)
+        self.assertIn("sizes [3, 2, 3]", log)
+        self.workers_go()
+
+    def test_an_elastic_job_grows(self):
+        self.helm("install", hello(master={"args": [ELASTIC % [3, 4]]}))
+        self.until("twenty steps")
+        self.kubectl("scale", "statefulset", JOB, "--replicas=3")
+        self.assertIn("sizes [3, 4]", self.completes())
+        self.workers_go()
+
     def test_helm_test(self):
         self.helm("install", hello())
         self.completes()
@@ -286,6 +330,36 @@ class HostNetwork(Namespace):
         how, log = self.ended()
         self.assertEqual(how, "Failed", log)
         self.assertRegex(log, r"waiting for %s-\d.%s: .*free ports" % (JOB, JOB))
+
+
+class Devices(Namespace):
+    """Devices that the nodes only say they have: enough to be counted and asked for."""
+    RESOURCES = {"example.com/gpu": "4", "rdma/hca": "4"}
+
+    def setUp(self):
+        super().setUp()
+        for node in json.loads(run("kubectl", "get", "nodes", "-o", "json").stdout)["items"]:
+            name = node["metadata"]["name"]
+            self.addCleanup(self.patch, name, dict.fromkeys(self.RESOURCES))
+            self.patch(name, self.RESOURCES)
+
+    def patch(self, node, resources):
+        run("kubectl", "patch", "node", node, "--subresource=status", "--type=merge", "-p",
+            json.dumps({"status": {"capacity": resources, "allocatable": resources}}))
+
+    def test_gpus_are_slots(self):
+        self.helm("install", hello(
+            worker={"number": 2, "resources": {"limits": {"example.com/gpu": 2}}},
+            master={"runsRanks": False, "args": [HELLO.replace("-np 3", "-np 4")]}))
+        log = self.completes()
+        for rank in range(4):
+            self.assertIn("hello from %d of 4 on %s-%d" % (rank, JOB, rank // 2), log)
+
+    def test_pods_with_rdma_may_lock_memory(self):
+        self.helm("install", hello(rdma={"resource": "rdma/hca", "count": 1}, master={
+            "args": ["horovodrun -np 3 grep CapEff /proc/self/status"]}))
+        sets = re.findall(r"CapEff:\s*([0-9a-f]+)", self.completes())
+        self.assertEqual([int(one, 16) >> CAP_IPC_LOCK & 1 for one in sets], [1] * 3)
 
 
 if __name__ == "__main__":
