@@ -14,11 +14,7 @@ missing=()
 command -v java >/dev/null || missing+=(openjdk-17-jre-headless)
 command -v mpirun >/dev/null || missing+=(openmpi-bin)
 if [ "${#missing[@]}" != 0 ]; then
-    as_root=()
-    [ "$(id -u)" = 0 ] || as_root=(sudo)
-    "${as_root[@]}" apt-get update -q
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -q -y --no-install-recommends "${missing[@]}"
+    tools/apt-install.sh "${missing[@]}"
 fi
 have=$(.venv/bin/python -c 'import pyspark; print(pyspark.__version__)' 2>/dev/null || true)
 if [ "$have" != "$version" ]; then

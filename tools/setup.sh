@@ -54,28 +54,9 @@ missing_packages() {
     done <<<"$needs"
 }
 
-install() {
-    local as_root=()
-    if ! command -v apt-get >/dev/null; then
-        echo "setup: missing: $*; this is not a Debian system, please install them by hand" >&2
-        exit 1
-    fi
-    if [ "$(id -u)" != 0 ]; then
-        if ! command -v sudo >/dev/null; then
-            echo "setup: missing: $*; run as root: apt-get install $*" >&2
-            exit 1
-        fi
-        as_root=(sudo)
-    fi
-    echo "setup: installing $*"
-    "${as_root[@]}" apt-get update -q
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -q -y --no-install-recommends "$@"
-}
-
 mapfile -t missing < <(missing_packages)
 if [ "${#missing[@]}" -gt 0 ]; then
-    install "${missing[@]}"
+    tools/apt-install.sh "${missing[@]}"
     mapfile -t missing < <(missing_packages)
     if [ "${#missing[@]}" -gt 0 ]; then
         echo "setup: still missing after installing: ${missing[*]}" >&2

@@ -93,12 +93,7 @@ packages() {
         dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
     done
     command -v kubectl >/dev/null || missing+=(kubernetes-client)
-    if [ ${#missing[@]} -gt 0 ]; then
-        say "apt: ${missing[*]}"
-        apt-get -qq update
-        DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 install -y \
-            --no-install-recommends "${missing[@]}" </dev/null >"$RUN/apt.log" 2>&1
-    fi
+    [ ${#missing[@]} -eq 0 ] || "$HERE/../../tools/apt-install.sh" "${missing[@]}"
     if [ ! -x "$LAB/venv/bin/etcd" ]; then
         say "wheels: etcd"
         python3 -m venv "$LAB/venv"

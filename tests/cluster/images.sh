@@ -44,6 +44,14 @@ say() {
     printf '[%s] %s\n' "$(date +%T)" "$*"
 }
 
+packages() {
+    local missing=() package
+    for package in buildah mmdebstrap; do
+        command -v $package >/dev/null || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] || tools/apt-install.sh "${missing[@]}"
+}
+
 bud() {
     buildah --root "$store/root" --runroot "$store/run" --storage-driver overlay "$@" </dev/null
 }
@@ -65,6 +73,7 @@ make_base() {
     rm "$store/base.tar"
 }
 
+packages
 make_base
 while IFS='|' read -r name file base arguments; do
     name=${name// /} file=${file// /} base=${base// /}

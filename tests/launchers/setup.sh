@@ -33,15 +33,7 @@ while IFS='| ' read -r package file; do
     fi
 done <<<"$needs"
 if [ "${#missing[@]}" -gt 0 ]; then
-    as_root=()
-    if [ "$(id -u)" != 0 ]; then
-        as_root=(sudo)
-    fi
-    echo "setup: installing ${missing[*]}"
-    "${as_root[@]}" apt-get update -q
-    # The tests start daemons of their own; Debian's must not start by themselves.
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-        apt-get install -q -y --no-install-recommends "${missing[@]}"
+    tools/apt-install.sh "${missing[@]}"
 fi
 
 if [ "${1:-}" = Debian ]; then

@@ -25,15 +25,8 @@ while IFS='| ' read -r package file; do
         missing+=("$package")
     fi
 done <<<"$needs"
-as_root=()
-if [ "$(id -u)" != 0 ]; then
-    as_root=(sudo)
-fi
 if [ "${#missing[@]}" -gt 0 ]; then
-    echo "setup: installing ${missing[*]}"
-    "${as_root[@]}" apt-get update -q
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-        apt-get install -q -y --no-install-recommends "${missing[@]}"
+    tools/apt-install.sh "${missing[@]}"
 fi
 if ! [ -x .venv-launchers/impi/bin/mpiexec.hydra ]; then
     echo "setup: installing Intel MPI"
