@@ -83,5 +83,8 @@ BAD = {
     "sshd of the node": ({"useHostNetwork": True, "ssh": KEYS}, "ssh.port"),
     "shared memory": ({"shmSize": "lots"}, "shmSize"),
     "no deadline": ({"master": {"startTimeout": 0}}, "master.startTimeout"),
+    "an empty section": ({"worker": None}, "worker"),
+    "no number": ({"worker": {"number": None}}, "number"),
+    "no image": ({"master": {"image": {"repository": None}}}, "repository"),
     "resources": ({"resources": {"limit": {"cpu": 1}}}, "limit"),
 }
