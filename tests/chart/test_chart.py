@@ -85,8 +85,8 @@ class Golden(unittest.TestCase):
 
 class Images(unittest.TestCase):
     def test_hadolint(self):
-        files = sorted((HERE.parents[1] / "deploy" / "docker").glob("Dockerfile*"))
-        self.assertEqual(len(files), 3)
+        files = sorted((HERE.parents[1] / "deploy").glob("*/Dockerfile*"))
+        self.assertEqual(len(files), 4)
         done = subprocess.run(["hadolint", "--no-color", *map(str, files)], capture_output=True,
                               text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -118,6 +118,10 @@ class Meaning(unittest.TestCase):
             "mnist-horovod-1.mnist-horovod:2"])
 
     def test_gpus_are_slots(self):
+        for name in ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe", "nvidia.com/mig-1g.5gb"):
+            limits = {name: "2", "cpu": 8, "gpu.intel.com/millicores": 900}
+            self.assertEqual(self.hostfile({"resources": {"limits": limits}})[0],
+                             "mnist-horovod-master slots=2")
         self.assertEqual(self.hostfile(GOOD["gpu-slots"])[0], "mnist-horovod-master slots=4")
         self.assertEqual(self.hostfile(GOOD["gpu-workers-only"]), [
             "mnist-horovod-0.mnist-horovod slots=4", "mnist-horovod-1.mnist-horovod slots=4"])
@@ -133,6 +137,19 @@ class Meaning(unittest.TestCase):
         self.assertNotEqual(*made)
         for secret in made:
             self.assertRegex(secret.decode(), "^[0-9a-f]{64}$")
+
+    def test_other_keys_need_other_workers(self):
+        other = dict(GOOD["seed-gpu"], ssh=dict(KEYS, hostKeyPub="ssh-ed25519 AAAAother"))
+        marks = {objects(render(values))["StatefulSet", "mnist-horovod"]["spec"]["template"]
+                 ["metadata"]["annotations"]["checksum/config"]
+                 for values in (GOOD["seed-gpu"], GOOD["seed-gpu"], other)}
+        self.assertEqual(len(marks), 2)
+
+    def test_no_resources_are_none(self):
+        found = objects(render({"resources": None, "worker": {"resources": None}}))
+        for kind in ("StatefulSet", "Job"):
+            spec = found[kind, "mnist-horovod"]["spec"]["template"]["spec"]
+            self.assertEqual(spec["containers"][0]["resources"], {})
 
     def test_environment_stays_on_its_side(self):
         found = objects(render(GOOD["environment"]))

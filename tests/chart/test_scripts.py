@@ -31,10 +31,11 @@ def must(*argv):
 class Pod:
     """A network namespace with the files a pod of the release finds, and its own /root/.ssh."""
 
-    def __init__(self, folder, number, address, hosts, files, role):
+    def __init__(self, test, number, address, hosts, files, role):
         self.netns = "hc%dn%d" % (os.getpid(), number)
+        test.addCleanup(self.remove)
         self.name = "%s-%s" % (FULL, "master" if number == 0 else number - 1)
-        self.root = Path(tempfile.mkdtemp(prefix="pod.", dir=folder))
+        self.root = Path(tempfile.mkdtemp(prefix="pod.", dir=test.folder.name))
         (self.root / "generated").mkdir()
         (self.root / "home").mkdir()
         for key, text in files["config"].items():
@@ -72,6 +73,8 @@ class Pod:
                 "HOME=%s" % (self.root / "home"), "sh", "-c", script, self.name, *argv]
 
     def remove(self):
+        # By itself the link goes with the namespace, which may outlive its name for a while.
+        sh("ip", "link", "del", "v" + self.netns)
         sh("ip", "netns", "del", self.netns)
         sh("rm", "-r", Path("/etc/netns") / self.netns)
 
@@ -89,19 +92,17 @@ class Scripts(unittest.TestCase):
         self.servers = []
 
     def pods(self, values):
+        full = values.get("fullnameOverride", FULL)
         found = objects(render(values))
-        config = found["ConfigMap", FULL]["data"]
-        secret = {k: base64.b64decode(v) for k, v in found["Secret", FULL]["data"].items()}
-        names = [FULL + "-master"] + ["%s-%d.%s" % (FULL, i, FULL) for i in range(2)]
+        config = found["ConfigMap", full]["data"]
+        secret = {k: base64.b64decode(v) for k, v in found["Secret", full]["data"].items()}
+        names = [full + "-master"] + ["%s-%d.%s" % (full, i, full) for i in range(2)]
         addresses = ["10.97.6.%d" % (i + 1) for i in range(3)]
         hosts = "127.0.0.1 localhost\n" + "".join(
             "%s %s %s\n" % (a, n, n.split(".")[0]) for a, n in zip(addresses, names))
-        pods = []
-        for i, address in enumerate(addresses):
-            pods.append(Pod(Path(self.folder.name), i, address, hosts,
-                            {"config": config, "secret": secret}, "worker" if i else "master"))
-            self.addCleanup(pods[-1].remove)
-        return pods
+        files = {"config": config, "secret": secret}
+        return [Pod(self, i, address, hosts, files, "worker" if i else "master")
+                for i, address in enumerate(addresses)]
 
     def start(self, pod):
         server = subprocess.Popen(pod.command(str(pod.root / "generated" / "run.sh")),
@@ -233,12 +234,19 @@ class Scripts(unittest.TestCase):
         self.assertEqual(log.read_text(), "")
 
     def test_a_missing_worker_is_named(self):
-        master, first, _ = self.pods(self.values(startTimeout=3))
+        self.missing_is_named()
+
+    def test_also_where_every_name_ends_in_master(self):
+        self.missing_is_named("a-master")
+
+    def missing_is_named(self, full=FULL):
+        values = dict(self.values(startTimeout=3), fullnameOverride=full)
+        master, first, _ = self.pods(values)
         self.start(first)
         done = sh(*master.command(str(master.root / "generated" / "waitWorkersReady.sh")))
         self.assertEqual(done.returncode, 69)
-        self.assertIn("%s-1.%s: " % (FULL, FULL), done.stderr)
-        self.assertNotIn("%s-0.%s: " % (FULL, FULL), done.stderr)
+        self.assertIn("%s-1.%s: " % (full, full), done.stderr)
+        self.assertNotIn("%s-0.%s: " % (full, full), done.stderr)
 
     def test_a_stranger_does_not_get_in(self):
         values = self.values(startTimeout=20)
@@ -367,10 +375,20 @@ class Release(unittest.TestCase):
         self.expect(1)
 
     def test_after_the_last_failure_only(self):
-        self.assertEqual(self.run_master({"master": {"backoffLimit": 2}}, "exit 3").returncode, 3)
-        self.expect(0)
-        self.assertEqual(self.run_master({}, "exit 3").returncode, 3)
+        twice_more = {"master": {"backoffLimit": 2}}
+        for status in (b"", b',"status":{"failed":1}', b',"status": {\n"failed": 1\n}'):
+            self.server.more = status
+            self.assertEqual(self.run_master(twice_more, "exit 3").returncode, 3)
+            self.expect(0)
+        self.server.more = b',"status":{"active":1,"failed":2,"ready":1}'
+        self.assertEqual(self.run_master(twice_more, "exit 3").returncode, 3)
         self.expect(1)
+        self.server.more = b',"status":{"failed":0,"conditions":[{"type":"FailureTarget"}]}'
+        self.assertEqual(self.run_master(twice_more, "exit 3").returncode, 3)
+        self.expect(2)
+        self.server.more = b""
+        self.assertEqual(self.run_master({}, "exit 3").returncode, 3)
+        self.expect(3)
 
     def test_not_if_workers_shall_stay(self):
         self.assertEqual(self.run_master({"worker": {"release": False}}, "true").returncode, 0)

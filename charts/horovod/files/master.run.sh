@@ -41,14 +41,22 @@ END
     fi
 }
 
-# An upgrade that comes while this job runs lets us ask for the next job only, then changes the
-# workers, which ends ours, and deletes it: the workers are then those of the next one.
-job_is_wanted() {
-    job=$(api GET "/apis/batch/v1/namespaces/$NAMESPACE/jobs/$HOROVOD_JOB_NAME" 2>/dev/null) &&
-        case $job in *deletionTimestamp*) false ;; esac
+# is_tried_again JOB: whether Kubernetes starts a job anew that fails now.
+is_tried_again() {
+    case $1 in *'"FailureTarget"'* | *'"Failed"'*) return 1 ;; esac # its deadline has passed
+    failed=$(printf '%s\n' "$1" | sed -n 's/.*"failed": *\([0-9][0-9]*\).*/\1/p')
+    [ "${failed:-0}" -lt "$BACKOFF_LIMIT" ]
 }
 
+# release_workers CODE: gives the workers back after the command has ended with this code.
+#
+# An upgrade that comes while this job runs lets us ask for the next job only, then changes the
+# workers, which ends ours, and deletes it: the workers are then those of the next one.
 release_workers() {
+    job=$(api GET "/apis/batch/v1/namespaces/$NAMESPACE/jobs/$HOROVOD_JOB_NAME" 2>/dev/null) ||
+        return 1
+    case $job in *deletionTimestamp*) return 1 ;; esac
+    [ "$1" -eq 0 ] || ! is_tried_again "$job" || return 0
     api PATCH "/apis/apps/v1/namespaces/$NAMESPACE/statefulsets/$STATEFULSET/scale" \
         '{"spec":{"replicas":0}}' >/dev/null
 }
@@ -66,8 +74,8 @@ while kill -0 $child 2>/dev/null; do # the wait was interrupted by a signal
     code=$?
 done
 [ -z "${watcher:-}" ] || kill "$watcher" 2>/dev/null
-if [ "$RELEASE_WORKERS" = yes ] && { [ $code -eq 0 ] || [ "$MAY_RETRY" = no ]; }; then
-    job_is_wanted && release_workers ||
+if [ "$RELEASE_WORKERS" = yes ]; then
+    release_workers $code ||
         echo "horovod: the workers were not given back: the API did not answer, or they belong to" \
             "the job of an upgrade by now" >&2
 fi

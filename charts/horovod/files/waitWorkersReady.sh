@@ -6,7 +6,7 @@ set -eu
 . /horovod/generated/ssh-setup.sh
 left=$(mktemp -d)
 deadline=$(($(date +%s) + START_TIMEOUT))
-workers=$(sed -e 's/[ :].*//' -e '/-master$/d' "$HOSTFILE")
+workers=$(sed -e 's/[ :].*//' -e "/^$STATEFULSET-master\$/d" "$HOSTFILE")
 /horovod/generated/discover_hosts.sh --watch 10 &
 watcher=$!
 waiting=

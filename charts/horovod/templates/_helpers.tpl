@@ -77,11 +77,11 @@ heritage: {{ .Release.Service }}
 
 {{/* Ranks of a pod: (dict "own" worker-or-master-values "all" .Values). */}}
 {{- define "horovod.slots" -}}
-{{- $resources := default .all.resources .own.resources -}}
+{{- $resources := coalesce .own.resources .all.resources | default dict -}}
 {{- $slots := .own.slots | int -}}
 {{- if eq $slots 0 -}}
-  {{- range $name, $count := (default dict (get (default dict $resources) "limits")) -}}
-    {{- if regexMatch "(^|/)gpu$" $name -}}{{- $slots = add $slots ($count | int) | int -}}{{- end -}}
+  {{- range $name, $count := $resources.limits -}}
+    {{- if regexMatch "/(gpu|mig-.*)$|^gpu.intel.com/(i915|xe)$" $name -}}{{- $slots = add $slots ($count | int) | int -}}{{- end -}}
   {{- end -}}
 {{- end -}}
 {{- max $slots 1 -}}
@@ -118,7 +118,7 @@ heritage: {{ .Release.Service }}
 
 {{/* Resources of a pod, with its RDMA device: (dict "own" ... "all" .Values). */}}
 {{- define "horovod.resources" -}}
-{{- $resources := deepCopy (default .all.resources .own.resources) -}}
+{{- $resources := coalesce .own.resources .all.resources | default dict | deepCopy -}}
 {{- if .all.rdma.resource -}}
   {{- $device := dict .all.rdma.resource .all.rdma.count -}}
   {{- $_ := set $resources "limits" (merge (default dict $resources.limits) $device) -}}
