@@ -13,19 +13,13 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$(realpath -m "$1")
 shift
 venv=$build/venv-chart
-if ! [ -x "$venv/bin/helm" ]; then
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install -q --disable-pip-version-check -r "$here/../chart/requirements.txt"
-fi
-
-if [ -n "${HELM:-}" ]; then
-    helms=("$HELM")
-else
+helms=("${HELM:-$venv/bin/helm}")
+if [ -z "${HELM:-}" ]; then
     "$here/../chart/unittest.sh" "$build/go-tools"
     "$here/../chart/helm4.sh" "$build/go-tools"
-    helms=("$venv/bin/helm" "$build/go-tools/helm")
-    HELM=${helms[1]} "$here/../chart/run.sh" "$build" test_chart
+    helms+=("$build/go-tools/helm")
 fi
+"$here/../chart/run.sh" "$build" test_chart
 
 if [ -z "${KUBECONFIG:-}" ]; then
     store=${IMAGE_STORE:-$build/images}
