@@ -8,10 +8,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-# package | file that is there when it is
+# package | file that is there when it is. libpmix-dev: Slurm opens libpmix.so by that name.
 needs='
 openmpi-bin              | /usr/bin/mpirun.openmpi
 libpmix2                 | /usr/lib/*/libpmix.so.2
+libpmix-dev              | /usr/lib/*/pmix2/lib/libpmix.so
 slurm-client             | /usr/bin/srun
 slurmctld                | /usr/sbin/slurmctld
 slurmd                   | /usr/sbin/slurmd
