@@ -382,13 +382,14 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return status;
     }
     request->hash = hash;
+    bool on_board = express_arrive(ctx, request, set);
+    // On the board, what follows is done while the contributions travel between the cores.
+    atomic_store_explicit(&request->on_board, on_board, memory_order_relaxed);
     request_register(ctx, request);
     ctx->n_submitted++;
     ctx->newest = request;
     record_submitted(ctx, request);
-    if (express_arrive(ctx, request, set)) {
-        atomic_store_explicit(&request->on_board, true, memory_order_relaxed);
-    } else {
+    if (!on_board) {
         request_enqueue(ctx, request);
     }
     *handle_p = atomic_load_explicit(&request->handle, memory_order_relaxed);
@@ -420,7 +421,7 @@ hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle
 static void go_on_to_engine(hvd_ctx_t *ctx, request_t *request, bool full)
 {
     pthread_mutex_lock(&ctx->lock);
-    express_note(ctx, request, full);
+    express_note(request, full);
     bool over = ctx->ended.status != HVD_OK;
     if (over) {
         atomic_store(&ctx->board_busy, false);

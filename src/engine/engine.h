@@ -43,6 +43,7 @@ typedef enum request_state {
     REQUEST_DONE,
 } request_state_t;
 
+typedef struct seen seen_t; // express.c
 typedef struct request request_t;
 struct request {
     _Atomic hvd_handle_t handle; // generation << 32 | index + 1
@@ -68,6 +69,7 @@ struct request {
 
     // The short way (express.c).
     board_place_t *express;  // where it was tried; NULL: nowhere
+    seen_t *express_seen;    // what is known of that place
     uint64_t express_closed; // the word of a round that was closed; 0: none
     uint32_t express_round;
     int express_members;
@@ -154,8 +156,9 @@ typedef struct express express_t;
 
 // --- Looking on ---------------------------------------------------------------------------------
 
-#define RECORDED_OPERATIONS 1024 // a power of two
-#define RECORDED_NAME_BYTES 52   // longer names are cut
+#define RECORDED_OPERATIONS 1000
+#define RECORDER_SLOTS 1024    // a power of two; one is always being written
+#define RECORDED_NAME_BYTES 52 // longer names are cut
 
 // An operation that is over. Two cache lines, written once.
 typedef struct record {
@@ -171,8 +174,9 @@ typedef struct record {
 } record_t;
 
 typedef struct recorder {
-    uint64_t n; // operations ever
-    record_t ring[RECORDED_OPERATIONS];
+    uint64_t n;               // operations ever
+    const request_t *drafted; // the next record is prepared for this one; NULL: for nobody
+    record_t ring[RECORDER_SLOTS];
 } recorder_t;
 
 // Sums since init. Under lock, except what the holder writes.
@@ -338,8 +342,8 @@ bool express_arrive(hvd_ctx_t *ctx, request_t *request, const process_set_t *set
 // True: everyone came; the payload holds the result, or `meeting` the number of the stream to run.
 // False: it must go the long way.
 bool express_wait(hvd_ctx_t *ctx, request_t *request);
-void express_note(hvd_ctx_t *ctx, request_t *request, bool full); // under lock: learns from it
-void express_reopen(request_t *request);                          // the long way is through
+void express_note(request_t *request, bool full); // under lock: learns from it
+void express_reopen(request_t *request);          // the long way is through
 
 // --- batch.c ------------------------------------------------------------------------------------
 

@@ -18,7 +18,10 @@
 //   word: round << 32 | closed << 31 | count
 //
 // Contributions lie in two halves used by odd and even rounds: a rank that is already in the next
-// round cannot overwrite what a slower one still reads, and nobody can be two rounds ahead.
+// round cannot overwrite what a slower one still reads, and nobody can be two rounds ahead. A few
+// bytes lie in the cache line of the word itself: a round then costs no more than the journeys of
+// that line from core to core.
+//
 // Larger allreduces meet on the board too: there the ranks only agree, without a message, that all
 // have come, and which number their stream through shared memory shall have; then the engine runs
 // it at once. That is safe because a rank comes to such a meeting only with nothing else in flight,
@@ -43,18 +46,27 @@
 #define ROUND_OF(word) ((word) >> 32)
 #define COUNT_OF(word) ((word) & (CLOSED - 1))
 
-typedef struct seen {
+struct seen {
     uint64_t hash;
     uint32_t n_suspended; // times to go the long way before trying again
     uint32_t n_closed;    // rounds in a row that did not fill
     board_place_t *place; // once found
-} seen_t;
+};
 
 struct express {
     domain_t *shm;
-    size_t bytes_each; // room for one contribution
+    int local;           // this rank among those of the host
+    size_t bytes_each;   // room for one contribution
+    size_t bytes_beside; // and for one beside the word
     seen_t seen[N_SEEN];
 };
+
+// Numbers stay aligned: 8 bytes each, or 4, or none when the ranks of the host are too many.
+static size_t bytes_beside(int n_local)
+{
+    size_t each = sizeof(((board_place_t *)NULL)->beside) / (2 * (size_t)n_local);
+    return each >= 8 ? 8 : each >= 4 ? 4 : 0;
+}
 
 hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err)
 {
@@ -68,7 +80,9 @@ hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err)
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
     x->shm = shm;
+    x->local = shm_local_index(shm, ctx->job.rank);
     x->bytes_each = shm_board_bytes_each(shm);
+    x->bytes_beside = bytes_beside(shm_n_local(shm));
     *express_p = x;
     return HVD_OK;
 }
@@ -131,9 +145,18 @@ static seen_t *look_up(express_t *x, request_t *r, const process_set_t *set)
     return seen;
 }
 
-static uint8_t *contribution(const express_t *x, board_place_t *place, int local, uint64_t round)
+static bool is_meeting(const express_t *x, const request_t *r)
 {
-    return place->bytes + ((size_t)local * 2 + (round & 1)) * x->bytes_each;
+    return r->payload == NULL || r->payload_bytes > x->bytes_each;
+}
+
+static uint8_t *contribution(const express_t *x, const request_t *r, board_place_t *place,
+                             int local, uint64_t round)
+{
+    size_t bytes = is_meeting(x, r) ? sizeof(uint64_t) : r->payload_bytes;
+    size_t at = (size_t)local * 2 + (round & 1);
+    return bytes <= x->bytes_beside ? place->beside + at * x->bytes_beside
+                                    : place->bytes + at * x->bytes_each;
 }
 
 // Ranks that keep missing each other should not wait for each other. Every member sees how every
@@ -166,11 +189,6 @@ static bool is_eligible(const hvd_ctx_t *ctx, const request_t *r, const process_
            set->n > 1 && set->n <= EXPRESS_MEMBERS && fits(ctx, r);
 }
 
-static bool is_meeting(const express_t *x, const request_t *r)
-{
-    return r->payload == NULL || r->payload_bytes > x->bytes_each;
-}
-
 static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
 {
     if (is_meeting(ctx->express, r)) {
@@ -194,25 +212,26 @@ bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
         return false;
     }
     board_place_t *place = seen->place;
-    int local = shm_local_index(x->shm, ctx->job.rank);
+    r->express = place;
+    r->express_seen = seen;
     uint_fast64_t word = atomic_load_explicit(&place->word, memory_order_acquire);
     uint64_t next;
     do {
         if ((word & CLOSED) != 0) {
-            r->express = place; // to be opened again when the long way is through
-            r->express_closed = word;
+            r->express_closed = word; // to be opened again when the long way is through
             note(seen, false);
             return false;
         }
         bool fresh = COUNT_OF(word) == 0 || COUNT_OF(word) == (uint64_t)set->n;
         next = fresh ? (ROUND_OF(word) + 1) << 32 | 1 : word + 1;
-        contribute(ctx, r, contribution(x, place, local, ROUND_OF(next)));
+        contribute(ctx, r, contribution(x, r, place, x->local, ROUND_OF(next)));
     } while (!atomic_compare_exchange_weak_explicit(&place->word, &word, next, memory_order_acq_rel,
                                                     memory_order_acquire));
-    r->express = place;
     r->express_round = (uint32_t)ROUND_OF(next);
     r->express_members = set->n;
-    atomic_store(&ctx->board_busy, is_meeting(x, r) || atomic_load(&ctx->board_busy));
+    if (is_meeting(x, r)) {
+        atomic_store(&ctx->board_busy, true);
+    }
     for (int m = 0; m < set->n; m++) {
         r->express_local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
     }
@@ -268,7 +287,7 @@ static void add_up(const express_t *x, request_t *r)
     hvd_reduce_t op = r->asked.reduce == HVD_AVERAGE ? HVD_SUM : r->asked.reduce;
     const void *inputs[EXPRESS_MEMBERS];
     for (int m = 0; m < r->express_members; m++) {
-        inputs[m] = contribution(x, r->express, r->express_local[m], r->express_round);
+        inputs[m] = contribution(x, r, r->express, r->express_local[m], r->express_round);
     }
     reduce_many(acc, op, r->payload, NULL, inputs, r->express_members,
                 r->payload_bytes / hvd_dtype_bytes(acc), 1.0, 1.0);
@@ -281,7 +300,7 @@ static uint64_t agreed_number(const express_t *x, const request_t *r)
     uint64_t highest = 0;
     for (int m = 0; m < r->express_members; m++) {
         uint64_t clock;
-        memcpy(&clock, contribution(x, r->express, r->express_local[m], r->express_round),
+        memcpy(&clock, contribution(x, r, r->express, r->express_local[m], r->express_round),
                sizeof clock);
         highest = MAX(highest, clock);
     }
@@ -306,12 +325,10 @@ bool express_wait(hvd_ctx_t *ctx, request_t *r)
     return full;
 }
 
-void express_note(hvd_ctx_t *ctx, request_t *r, bool full)
+void express_note(request_t *r, bool full)
 {
-    uint64_t owner = atomic_load_explicit(&r->express->owner, memory_order_relaxed);
-    seen_t *seen = &ctx->express->seen[owner % N_SEEN];
-    if (seen->hash == owner) {
-        note(seen, full);
+    if (r->express_seen->place == r->express) { // still about the same hash
+        note(r->express_seen, full);
     }
 }
 

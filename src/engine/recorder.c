@@ -3,9 +3,10 @@
 // recorder.c - the flight recorder: the last operations of this rank, always on.
 //
 // A submission carries stamps of where it has got to; when it ends, one record of two cache lines
-// goes into a ring, and from there into the counters and the timeline. The price on the shortest
-// way (express.c) is one read of the processor's own clock and some plain stores; what is in flight
-// is read off the table of requests when somebody wants to know. Memory is fixed.
+// goes into a ring, and from there into the counters and the timeline. On the shortest way
+// (express.c) most of the record is written while the rank would wait anyway; the price is one read
+// of the processor's own clock and some plain stores. What is in flight is read off the table of
+// requests when somebody wants to know. Memory is fixed.
 // Threads: under the context's lock, except the stamps, which the holder writes (engine.h).
 #include "engine/engine.h"
 
@@ -36,6 +37,37 @@ static uint64_t tensor_bytes(const request_t *request)
     return elements * hvd_dtype_bytes(request->asked.dtype);
 }
 
+static record_t *next_record(recorder_t *recorder)
+{
+    return &recorder->ring[recorder->n % RECORDER_SLOTS];
+}
+
+// What is known as soon as it is submitted.
+static void draft(record_t *record, const request_t *request)
+{
+    const hvd_request_t *asked = &request->asked;
+    record->bytes = request->bytes;
+    record->thread = request->thread;
+    record->set = asked->process_set;
+    record->n_tensors = asked->n_tensors;
+    record->op = (uint8_t)asked->op;
+    record->dtype = (uint8_t)asked->dtype;
+    size_t bytes = strnlen(asked->name, RECORDED_NAME_BYTES);
+    memcpy(record->name, asked->name, bytes);
+    record->name[bytes] = '\0';
+}
+
+static void complete(record_t *record, const request_t *request)
+{
+    record->submitted = request->submitted;
+    record->agreed = atomic_load_explicit(&request->agreed, memory_order_relaxed);
+    record->started = atomic_load_explicit(&request->started, memory_order_relaxed);
+    record->finished = ticks_now();
+    record->n_fused = request->n_fused;
+    record->status = (int16_t)request->status;
+    record->route = (uint8_t)atomic_load_explicit(&request->route, memory_order_relaxed);
+}
+
 void record_submitted(hvd_ctx_t *ctx, request_t *request)
 {
     counters_t *counters = &ctx->counters;
@@ -49,36 +81,26 @@ void record_submitted(hvd_ctx_t *ctx, request_t *request)
     request->bytes = tensor_bytes(request);
     counters->in_flight++;
     counters->in_flight_max = MAX(counters->in_flight_max, counters->in_flight);
-}
-
-static void fill(record_t *record, const request_t *request)
-{
-    const hvd_request_t *asked = &request->asked;
-    record->submitted = request->submitted;
-    record->agreed = atomic_load_explicit(&request->agreed, memory_order_relaxed);
-    record->started = atomic_load_explicit(&request->started, memory_order_relaxed);
-    record->finished = ticks_now();
-    record->bytes = request->bytes;
-    record->thread = request->thread;
-    record->set = asked->process_set;
-    record->n_tensors = asked->n_tensors;
-    record->n_fused = request->n_fused;
-    record->status = (int16_t)request->status;
-    record->op = (uint8_t)asked->op;
-    record->dtype = (uint8_t)asked->dtype;
-    record->route = (uint8_t)atomic_load_explicit(&request->route, memory_order_relaxed);
-    size_t bytes = strnlen(asked->name, RECORDED_NAME_BYTES);
-    memcpy(record->name, asked->name, bytes);
-    record->name[bytes] = '\0';
+    // On the board it will most likely be the next to end, and now is the time to write most of it.
+    if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) {
+        draft(next_record(ctx->recorder), request);
+        ctx->recorder->drafted = request;
+    }
 }
 
 void record_completed(hvd_ctx_t *ctx, const request_t *request)
 {
+    recorder_t *recorder = ctx->recorder;
     if (UNLIKELY(request->ask != ASK_OPERATION) || HVD_UNRECORDED) {
         return;
     }
-    record_t *record = &ctx->recorder->ring[ctx->recorder->n++ % RECORDED_OPERATIONS];
-    fill(record, request);
+    record_t *record = next_record(recorder);
+    if (recorder->drafted != request) {
+        draft(record, request);
+    }
+    complete(record, request);
+    recorder->drafted = NULL;
+    recorder->n++;
     counters_add(&ctx->counters, record);
     if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed)) &&
         ctx->timeline != NULL) {
@@ -156,7 +178,7 @@ double snapshot_age_s(const snapshot_t *s, uint64_t ticks)
 const record_t *snapshot_last(const snapshot_t *s)
 {
     const recorder_t *r = &s->recorder;
-    return r->n > 0 ? &r->ring[(r->n - 1) % RECORDED_OPERATIONS] : NULL;
+    return r->n > 0 ? &r->ring[(r->n - 1) % RECORDER_SLOTS] : NULL;
 }
 
 const char *snapshot_state(const snapshot_t *s)
@@ -176,12 +198,12 @@ static void put_lost(const snapshot_t *s, buf_t *out)
     uint64_t first = n > RECORDED_OPERATIONS ? n - RECORDED_OPERATIONS : 0;
     uint64_t n_lost = 0;
     while (n - n_lost > first &&
-           s->recorder.ring[(n - n_lost - 1) % RECORDED_OPERATIONS].status == s->ended.status) {
+           s->recorder.ring[(n - n_lost - 1) % RECORDER_SLOTS].status == s->ended.status) {
         n_lost++;
     }
     buf_printf(out, "%llu lost", (unsigned long long)n_lost);
     for (uint64_t i = 0; i < MIN(n_lost, SUMMARY_FLIGHTS); i++) {
-        const record_t *r = &s->recorder.ring[(n - n_lost + i) % RECORDED_OPERATIONS];
+        const record_t *r = &s->recorder.ring[(n - n_lost + i) % RECORDER_SLOTS];
         buf_printf(out, "%s %s '%s' %s", i == 0 ? ":" : ",", hvd_op_name((hvd_op_t)r->op), r->name,
                    r->agreed == 0    ? "before all ranks had it"
                    : r->started == 0 ? "while it queued"
@@ -289,7 +311,7 @@ void snapshot_page(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
                "number", "seconds ago", "operation", "route", "dtype", "set", "group", "fused",
                "bytes", "negotiate us", "queue us", "run us", "status", "name");
     for (uint64_t i = n; i > first; i--) {
-        put_record(s, i, &s->recorder.ring[(i - 1) % RECORDED_OPERATIONS], out);
+        put_record(s, i, &s->recorder.ring[(i - 1) % RECORDER_SLOTS], out);
     }
 }
 

@@ -235,7 +235,7 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
     record_completed(ctx, request);
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
     if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) { // never had by the engine
-        express_note(ctx, request, status == HVD_OK);
+        express_note(request, status == HVD_OK);
         atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
     } else {
         atomic_fetch_sub_explicit(&ctx->in_flight, 1, memory_order_relaxed);

@@ -35,11 +35,14 @@ int shm_n_slots(const domain_t *domain);
 // The window of a rank of this host; false if the rank has none.
 bool shm_window(domain_t *domain, int rank, window_t *window_p);
 
-// The board (engine/express.c): places where small contributions meet.
+// The board (engine/express.c): places where small contributions meet. There is room for two
+// contributions of each rank of the host: beside the word, so that one cache line carries both, as
+// far as they fit there, and in lines of their own.
 typedef struct board_place {
     _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t word;
     atomic_uint_fast64_t owner;
-    _Alignas(2 * CACHE_LINE) uint8_t bytes[]; // two contributions for each rank of the host
+    uint8_t beside[CACHE_LINE - 2 * sizeof(atomic_uint_fast64_t)];
+    _Alignas(2 * CACHE_LINE) uint8_t bytes[];
 } board_place_t;
 
 int shm_n_places(const domain_t *domain);

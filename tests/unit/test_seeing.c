@@ -150,14 +150,14 @@ static void the_recorder_keeps_the_last_operations(void **state)
     recorder_snapshot(ctx, s);
     assert_int_equal(s->recorder.n, n);
     for (int i = n - RECORDED_OPERATIONS; i < n; i++) {
-        const record_t *r = &s->recorder.ring[i % RECORDED_OPERATIONS];
+        const record_t *r = &s->recorder.ring[i % RECORDER_SLOTS];
         assert_int_equal(strtol(r->name, NULL, 10), i);
         assert_true(strlen(r->name) <= RECORDED_NAME_BYTES);
         assert_int_equal(r->status, HVD_OK);
         assert_int_equal(r->bytes, 4);
         assert_true(r->submitted <= r->agreed && r->agreed <= r->finished);
     }
-    assert_ptr_equal(snapshot_last(s), &s->recorder.ring[(n - 1) % RECORDED_OPERATIONS]);
+    assert_ptr_equal(snapshot_last(s), &s->recorder.ring[(n - 1) % RECORDER_SLOTS]);
     buf_t page = {0};
     snapshot_page(ctx, s, &page);
     buf_append(&page, "", 1);
