@@ -336,6 +336,48 @@ static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err)
     return set;
 }
 
+// Ranks submit nameless operations in the same order, so counting names them alike.
+static const char *name_of(const hvd_request_t *asked, process_set_t *set, char *made, size_t bytes)
+{
+    if (asked->name != NULL) {
+        return asked->name;
+    }
+    snprintf(made, bytes, "%s.noname.%llu", hvd_op_name(asked->op),
+             (unsigned long long)++set->n_nameless[asked->op]);
+    return made;
+}
+
+static hvd_status_t check_name_is_free(hvd_ctx_t *ctx, const hvd_request_t *asked, const char *name,
+                                       uint64_t hash, err_t *err)
+{
+    const request_t *first = request_by_name(ctx, hash, asked->process_set, name);
+    if (first == NULL) {
+        return HVD_OK;
+    }
+    const char *where = first->asked.where;
+    return fail(
+        err, HVD_DUPLICATE_NAME,
+        "Requested to %s a tensor with the same name as another tensor that is currently being "
+        "processed: '%s' on rank %d%s%s%s. Give each tensor in flight a name of its own.",
+        hvd_op_name(asked->op), name, ctx->job.rank,
+        where != NULL ? " (that one was submitted at " : "", where != NULL ? where : "",
+        where != NULL ? ")" : "");
+}
+
+static void send_off(hvd_ctx_t *ctx, request_t *request, const process_set_t *set)
+{
+    bool on_board = express_arrive(ctx, request, set);
+    // On the board, what follows is done while the contributions travel between the cores.
+    atomic_store_explicit(&request->on_board, on_board, memory_order_relaxed);
+    request_register(ctx, request);
+    ctx->n_submitted++;
+    ctx->newest = request;
+    record_submitted(ctx, request);
+    if (!on_board) {
+        request_enqueue(ctx, request);
+    }
+}
+
 static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
                                   hvd_handle_t *handle_p, err_t *err)
 {
@@ -350,27 +392,12 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     if (set == NULL) {
         return err->status;
     }
-    char nameless[64];
-    const char *name = asked->name;
-    if (name == NULL) {
-        snprintf(nameless, sizeof nameless, "%s.noname.%llu", hvd_op_name(asked->op),
-                 (unsigned long long)++set->n_nameless[asked->op]);
-        name = nameless;
-    }
-    if ((status = check_request(asked, name, set, err)) != HVD_OK) {
-        return status;
-    }
+    char made[64];
+    const char *name = name_of(asked, set, made, sizeof made);
     uint64_t hash = hash_bytes(name, strlen(name), (uint64_t)asked->process_set);
-    const request_t *first = request_by_name(ctx, hash, asked->process_set, name);
-    if (first != NULL) {
-        const char *where = first->asked.where;
-        return fail(
-            err, HVD_DUPLICATE_NAME,
-            "Requested to %s a tensor with the same name as another tensor that is currently being "
-            "processed: '%s' on rank %d%s%s%s. Give each tensor in flight a name of its own.",
-            hvd_op_name(asked->op), name, ctx->job.rank,
-            where != NULL ? " (that one was submitted at " : "", where != NULL ? where : "",
-            where != NULL ? ")" : "");
+    if ((status = check_request(asked, name, set, err)) != HVD_OK ||
+        (status = check_name_is_free(ctx, asked, name, hash, err)) != HVD_OK) {
+        return status;
     }
     request_t *request = request_new(ctx);
     if (request == NULL) {
@@ -382,16 +409,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return status;
     }
     request->hash = hash;
-    bool on_board = express_arrive(ctx, request, set);
-    // On the board, what follows is done while the contributions travel between the cores.
-    atomic_store_explicit(&request->on_board, on_board, memory_order_relaxed);
-    request_register(ctx, request);
-    ctx->n_submitted++;
-    ctx->newest = request;
-    record_submitted(ctx, request);
-    if (!on_board) {
-        request_enqueue(ctx, request);
-    }
+    send_off(ctx, request, set);
     *handle_p = atomic_load_explicit(&request->handle, memory_order_relaxed);
     return HVD_OK;
 }
