@@ -7,7 +7,9 @@
 //   engine.c    who drives: the engine thread, lent threads, spinning and sleeping; one step
 //   express.c   the shortest way for small allreduces inside a host
 //   watch.c     what this rank tells of itself, words for the silence of another
-//   batch.c     from a decision of coord to memory moved: packs, picks, runs, completes
+//   batch.c     from a decision of coord to memory moved: picks, runs, completes
+//   tensors.c   which memory a batch reads and writes
+//   routes.c    the ways a batch can take, and the choice; route_plan.c, route_two_level.c
 //   start.c     bringing a context up and down
 //   recorder.c  the last operations of this rank, and what is in flight
 //   counters.c  how much and how long, as numbers and as Prometheus text
@@ -138,7 +140,29 @@ typedef struct batch {
     struct batch *next;
 } batch_t;
 
-typedef struct batch_runner batch_runner_t; // batch.c
+typedef struct batch_runner batch_runner_t; // runner.h
+
+// A route as those see it who run it, and those who look on.
+typedef struct route_ops {
+    const char *name; // in timelines and lists
+    // NULL: nothing to do. Progress ends with HVD_OK; *moved_p is set when it did something.
+    hvd_status_t (*start)(hvd_ctx_t *ctx, batch_runner_t *runner, err_t *err);
+    hvd_status_t (*progress)(hvd_ctx_t *ctx, batch_runner_t *runner, bool *moved_p, err_t *err);
+} route_ops_t;
+
+extern const route_ops_t routes[N_ROUTES]; // routes.c
+
+// All that decides about the route of a batch: the same on every member.
+typedef struct route_case {
+    const coll_args_t *args;
+    const char *algorithm; // HOROVOD_ALGORITHM
+    bool one_host;         // of all members
+    bool has_stream;       // through the memory of this host
+    bool two_levels;       // some host has several members, and all such hosts share memory
+    bool mpi_takes_it;
+} route_case_t;
+
+route_t route_choose(const route_case_t *given);
 
 // --- The context --------------------------------------------------------------------------------
 
@@ -360,8 +384,6 @@ void batches_drop(hvd_ctx_t *ctx); // the job has ended
 bool batch_describe(const hvd_ctx_t *ctx, char *text, size_t bytes);
 
 // --- recorder.c ---------------------------------------------------------------------------------
-
-extern const char *const route_names[N_ROUTES]; // "STREAM"
 
 void record_submitted(hvd_ctx_t *ctx, request_t *request); // under lock
 void record_completed(hvd_ctx_t *ctx, const request_t *request); // under lock

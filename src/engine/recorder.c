@@ -17,12 +17,6 @@
 #define HVD_UNRECORDED 0
 #endif
 
-const char *const route_names[N_ROUTES] = {
-    [ROUTE_NOTHING] = "AGREED", [ROUTE_ALONE] = "LOCAL",         [ROUTE_STREAM] = "STREAM",
-    [ROUTE_PLAN] = "PLAN",      [ROUTE_TWO_LEVEL] = "TWO_LEVEL", [ROUTE_RIDING] = "RIDING",
-    [ROUTE_PIECES] = "PLAN",    [ROUTE_BOARD] = "BOARD",         [ROUTE_MPI] = "MPI",
-};
-
 static uint64_t tensor_bytes(const request_t *request)
 {
     uint64_t elements = 0;
@@ -143,7 +137,7 @@ static void describe(const request_t *r, flight_t *f)
     f->op = is_operation ? (int)r->asked.op : HVD_BARRIER;
     f->set = is_operation ? r->asked.process_set : 0;
     f->state = started && agreed ? "running" : agreed ? "queued" : "waiting";
-    f->route = started ? route_names[route] : "-";
+    f->route = started ? routes[route].name : "-";
     f->bytes = is_operation ? r->bytes : 0;
     f->thread = is_operation ? r->thread : 0;
     f->submitted = r->submitted;
@@ -288,7 +282,7 @@ static void put_record(const snapshot_t *s, uint64_t number, const record_t *r, 
     buf_printf(out,
                "%8llu %12.6f %-13s %-9s %-8s %4d %6d %6d %12llu %12.1f %11.1f %11.1f  %-12s %s\n",
                (unsigned long long)number, snapshot_age_s(s, r->finished),
-               hvd_op_name((hvd_op_t)r->op), route_names[r->route],
+               hvd_op_name((hvd_op_t)r->op), routes[r->route].name,
                hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors, r->n_fused,
                (unsigned long long)r->bytes, 1e6 * seconds(s, r->submitted, agreed),
                1e6 * seconds(s, agreed, started), 1e6 * seconds(s, started, r->finished),

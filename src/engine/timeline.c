@@ -430,7 +430,7 @@ static void put_operation(hvd_ctx_t *ctx, timeline_t *t, const event_t *e)
     }
     put(ctx, t,
         ",\n{\"name\": \"%s_%s\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
-        route_names[e->route], op, micros(t, started), micros(t, finished) - micros(t, started),
+        routes[e->route].name, op, micros(t, started), micros(t, finished) - micros(t, started),
         e->pid);
     put(ctx, t,
         ",\n{\"ph\": \"E\", \"ts\": %.3f, \"pid\": %d, \"args\": {\"dtype\": \"%s\", \"shape\": "

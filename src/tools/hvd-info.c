@@ -3,10 +3,8 @@
 // hvd-info - what this build contains, and what it would do on this machine.
 //
 // Every view asks the library itself, so nothing here has to be kept in step with it: knobs come
-// from their table, algorithms from theirs, and transports from a job that is opened for a moment,
-// with this process as its first rank. The exception is the route of a batch (src/engine/batch.c,
-// choose_route), told again in route_of() because there it needs a running job; tests/unit/
-// test_docs.py compares the two.
+// from their table, algorithms and routes from theirs, and transports from a job that is opened for
+// a moment, with this process as its first rank.
 //
 // Started as a rank of a job, --transports joins the job and tells what it found.
 #define _GNU_SOURCE
@@ -30,7 +28,6 @@
 #define MAX_COLUMNS 8
 #define SMALLEST ((size_t)4)
 #define LARGEST (256 * MIB)
-#define TWO_LEVEL_LEAST_BYTES (32 * KIB) // as in batch.c
 #define MAX_OWN_DESCRIPTORS 1024
 #define CHOICE_BYTES (HVD_TEXT_BYTES + 64)
 
@@ -291,51 +288,20 @@ static coll_args_t args_of(const scene_t *scene, hvd_op_t op, hvd_reduce_t reduc
     };
 }
 
-// Whether HOROVOD_ALGORITHM names an algorithm with a plan for this operation. "stream" and
-// "two_level" are routes of their own; the second counts below its usual size, too.
-static bool forces_plan(const config_t *config, hvd_op_t op, bool *forces_two_level_p)
-{
-    char wanted[64];
-    const char *at = config->algorithm != NULL ? config->algorithm : "";
-
-    snprintf(wanted, sizeof wanted, "%s=", hvd_op_name(op));
-    *forces_two_level_p = false;
-    for (size_t bytes; at[0] != '\0'; at += bytes + (at[bytes] == ',')) {
-        bytes = strcspn(at, ",");
-        if (strncmp(at, wanted, strlen(wanted)) == 0) {
-            const char *word = at + strlen(wanted);
-            size_t word_bytes = bytes - strlen(wanted);
-            *forces_two_level_p = word_bytes == 9 && memcmp(word, "two_level", 9) == 0;
-            return !*forces_two_level_p && !(word_bytes == 6 && memcmp(word, "stream", 6) == 0);
-        }
-    }
-    return false;
-}
-
-// As api.c (rides) and batch.c (choose_route) decide.
+// As the engine decides; small ones ride along before it comes to that (rides in api.c).
 static route_t route_of(const scene_t *scene, const coll_args_t *args)
 {
     bool is_adasum = args->op == HVD_ALLREDUCE && args->reduce == HVD_ADASUM;
-    bool forced_two_level;
-    bool forced_plan = forces_plan(scene->config, args->op, &forced_two_level);
-
-    if (args->op == HVD_BARRIER) {
-        return ROUTE_NOTHING;
-    }
     if (args->op == HVD_ALLREDUCE && !is_adasum && args->bytes <= scene->config->inline_bytes) {
         return ROUTE_RIDING;
     }
-    if (scene->ranks == 1) {
-        return ROUTE_ALONE;
-    }
-    if (is_adasum || forced_plan) {
-        return ROUTE_PLAN;
-    }
-    if (scene->hosts == 1) {
-        return ROUTE_STREAM;
-    }
-    bool worth = args->bytes >= TWO_LEVEL_LEAST_BYTES || forced_two_level;
-    return args->op == HVD_ALLREDUCE && scene->several && worth ? ROUTE_TWO_LEVEL : ROUTE_PLAN;
+    return route_choose(&(route_case_t){
+        .args = args,
+        .algorithm = scene->config->algorithm,
+        .one_host = scene->hosts == 1,
+        .has_stream = true,
+        .two_levels = scene->several,
+    });
 }
 
 static const char *plan_name(const scene_t *scene, const coll_args_t *args, err_t *err)
@@ -352,6 +318,7 @@ static void describe_route(const scene_t *scene, coll_args_t args, char text[CHO
         [ROUTE_STREAM] = "stream: through shared memory",
         [ROUTE_RIDING] = "riding: inside the agreement's own messages",
         [ROUTE_PLAN] = "plan: ",
+        [ROUTE_PIECES] = "plan: ",
         [ROUTE_TWO_LEVEL] = "two_level: shared memory, and between hosts ",
     };
     route_t route = route_of(scene, &args);
@@ -364,7 +331,7 @@ static void describe_route(const scene_t *scene, coll_args_t args, char text[CHO
         args.bytes /= (size_t)scene->least_on_host;
         args.host_of = NULL;
     }
-    if (route == ROUTE_PLAN || route == ROUTE_TWO_LEVEL) {
+    if (route == ROUTE_PLAN || route == ROUTE_PIECES || route == ROUTE_TWO_LEVEL) {
         inner = plan_name(scene, &args, &err);
     } else if (route == ROUTE_RIDING && may_take_board) {
         inner = "; short ones waited for at once meet on the host's board";
