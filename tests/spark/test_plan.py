@@ -84,6 +84,8 @@ class FakeContext:
         self.counts = list(counts)
         self.conf = {key.replace("_", "."): value for key, value in conf.items()}
         self.now = 0.0
+        self.applicationId = f"application {id(self)}"
+        self.n_executors = 4
         self._jsc = self
 
     def getConf(self):
@@ -103,6 +105,12 @@ class FakeContext:
     def maxNumConcurrentTasks(self, _):
         return self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
 
+    def getExecutorMemoryStatus(self):
+        return self
+
+    def size(self):
+        return self.n_executors + 1
+
     def sleep(self, seconds):
         self.now += seconds
 
@@ -114,6 +122,18 @@ def test_num_proc_waits_for_executors():
     sc = FakeContext([0, 0, 4, 4, 8, 8, 16])
     assert slots.default_num_proc(sc, 600, None, sc.clock, sc.sleep) == 16
     assert slots.QUIET_SECONDS <= sc.now < 5
+    first = sc.now
+    assert slots.default_num_proc(sc, 600, None, sc.clock, sc.sleep) == 16
+    assert sc.now == first  # once for an application
+
+
+def test_num_proc_waits_longer_for_executors_that_were_asked_for():
+    sc = FakeContext([4] * 200 + [16], spark_executor_instances="4")
+    sc.n_executors = 1
+    assert slots.default_num_proc(sc, 600, None, sc.clock, sc.sleep) == 16
+    sc = FakeContext([4], spark_executor_instances="5")  # one never comes
+    assert slots.default_num_proc(sc, 600, None, sc.clock, sc.sleep) == 4
+    assert slots.MISSING_SECONDS <= sc.now < slots.MISSING_SECONDS + 1
 
 
 def test_num_proc_is_what_the_user_set():

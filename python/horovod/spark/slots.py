@@ -5,14 +5,20 @@ Spark's default parallelism counts cores, and is a constant before executors hav
 counts here are task slots: cores and GPUs of the executors that are there, divided by what a task
 takes. Spark knows the number (its barrier jobs are checked against it) but has no public call.
 """
+import re
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Set, Tuple
 
 from horovod.runner.common.util.timeout import TimeoutException
 
 POLL_SECONDS = 0.1
-# Without a word about how many executors will come: none has come for this long.
+# Executors have stopped coming when none has come for this long; or for longer, if the application
+# has asked for more than there are.
 QUIET_SECONDS = 3.0
+MISSING_SECONDS = 30.0
+
+# (application, slots) that have been waited for once.
+_settled: Set[Tuple[str, int]] = set()
 
 
 def java_profile(sc: Any, profile: Any = None) -> Any:
@@ -38,6 +44,14 @@ def is_local(sc: Any) -> bool:
     return bool(sc.master.startswith("local"))
 
 
+def max_failures(sc: Any) -> int:
+    """How often Spark starts a task: with a local master once, or as often as that says."""
+    local = re.fullmatch(r"local(?:\[[^,\]]+(?:,\s*(\d+))?\])?", sc.master)
+    if local is not None:
+        return int(local.group(1) or 1)
+    return int(sc.getConf().get("spark.task.maxFailures", "4"))
+
+
 def task_needs(sc: Any) -> str:
     """What one task takes, for sentences."""
     conf = sc.getConf()
@@ -55,6 +69,13 @@ def timed_out(what: str, start_timeout: float) -> TimeoutException:
         f"Timeout after {start_timeout:g} seconds.")
 
 
+def quiet_seconds(sc: Any) -> float:
+    """How long no executor must have come for all to be there."""
+    n_executors = int(sc._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is in it
+    wanted = int(sc.getConf().get("spark.executor.instances", "0"))
+    return QUIET_SECONDS if n_executors >= wanted else MISSING_SECONDS
+
+
 def default_num_proc(sc: Any, deadline: float, profile: Any = None,
                      clock: Callable[[], float] = time.monotonic,
                      sleep: Callable[[float], None] = time.sleep) -> int:
@@ -65,8 +86,11 @@ def default_num_proc(sc: Any, deadline: float, profile: Any = None,
     seen, since = count(sc, profile), clock()
     if sc.master.startswith("local") and not sc.master.startswith("local-cluster"):
         return seen
+    if (sc.applicationId, seen) in _settled:
+        return seen
     while clock() < deadline:
-        if seen > 0 and clock() - since >= QUIET_SECONDS:
+        if seen > 0 and clock() - since >= quiet_seconds(sc):
+            _settled.add((sc.applicationId, seen))
             return seen
         sleep(POLL_SECONDS)
         now = count(sc, profile)
