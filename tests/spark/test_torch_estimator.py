@@ -100,6 +100,25 @@ def halve(batch):
     return batch
 
 
+def halved_steps(model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights):
+    """A way of its own with a batch: two steps of half the rate."""
+    for _ in range(2):
+        optimizer.zero_grad()
+        outputs, shaped = transform_outputs(model(*inputs), labels)
+        loss = 0.5 * loss_fn(outputs, shaped, sample_weights)
+        loss.backward()
+        optimizer.step()
+    return outputs, loss
+
+
+def test_a_way_of_its_own_with_a_batch(frame, tmp_path):
+    fitted = estimator(Store.create(str(tmp_path)), train_minibatch_fn=halved_steps).fit(frame)
+    history = fitted.getHistory()
+    assert history[-1]["validation"]["loss"] < 0.01 * history[0]["train"]["loss"]
+    # Half of it is what the function says the loss is, and only in training.
+    assert history[-1]["train"]["mean_error"] > 0 and len(history) == 6
+
+
 @pytest.mark.parametrize("change, words", [
     ({"model": None}, "Model parameter is required"), ({"optimizer": None}, "Optimizer"),
     ({"loss": None}, "Loss parameter"), ({"validation": 1.5}, "fraction"),

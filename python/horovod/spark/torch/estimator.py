@@ -16,6 +16,7 @@ from horovod.spark.torch import remote
 TORCH = [
     Row("input_shapes", None, "shape of each feature as the model takes it, -1 for the batch"),
     Row("loss_constructors", None, "functions that make the losses, where these do not pickle"),
+    Row("train_minibatch_fn", None, "what to do with a batch, instead of one step of descent"),
 ]
 
 

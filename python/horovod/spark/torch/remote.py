@@ -71,7 +71,7 @@ class Trainer:
         n_labels = len(task["label_cols"])
         if len(self.losses) == 1:
             self.losses = self.losses * n_labels
-        self.weights = task["loss_weights"] or [1.0] * n_labels
+        self.shares = task["loss_weights"] or [1.0] * n_labels
 
     def _resume(self, model: Any, optimizer: Any) -> int:
         """Loads the checkpoint of this run, if there is one; rank 0 knows for all."""
@@ -96,30 +96,56 @@ class Trainer:
 
     # --- One batch -----------------------------------------------------------------------------
 
-    def _labels(self, batch: Dict[str, np.ndarray], outputs: List[Any]) -> List[Any]:
-        """Labels in the shape the losses want: as asked, or as the output if that fits."""
-        labels = []
-        for i, name in enumerate(self.task["label_cols"]):
-            label = as_tensor(batch[name]).to(self.device)
-            if self.task["label_shapes"]:
-                label = label.reshape(tuple(self.task["label_shapes"][i]))
-            elif label.numel() == outputs[i].numel():
-                label = label.reshape(outputs[i].shape)
-            labels.append(label)
-        return labels
-
-    def step(self, batch: Dict[str, np.ndarray]) -> Tuple[Any, List[Any], List[Any]]:
+    def tensors(self, batch: Dict[str, np.ndarray]) -> Tuple[List[Any], List[Any], Any]:
+        """Features, labels and weights of the rows, on the device of the model."""
         inputs = features([batch[name] for name in self.task["feature_cols"]],
                           self.task["input_shapes"])
-        outputs = as_list(self.model(*[tensor.to(self.device) for tensor in inputs]))
-        labels = self._labels(batch, outputs)
-        more = []
-        if self.task["sample_weight_col"]:
-            more = [as_tensor(batch[self.task["sample_weight_col"]]).float().to(self.device)]
-        total = 0.0
-        for loss, weight, output, label in zip(self.losses, self.weights, outputs, labels):
-            total = total + weight * loss(output, label, *more)
-        return total, outputs, labels
+        labels = [as_tensor(batch[name]) for name in self.task["label_cols"]]
+        column = self.task["sample_weight_col"]
+        weights = as_tensor(batch[column]).float().to(self.device) if column else None
+        return ([tensor.to(self.device) for tensor in inputs],
+                [tensor.to(self.device) for tensor in labels], weights)
+
+    def fit_shapes(self, outputs: Any, labels: List[Any]) -> Tuple[List[Any], List[Any]]:
+        """Labels in the shape the losses want: as asked, or as the output if that fits."""
+        outputs = as_list(outputs)
+        shaped = []
+        for i, (output, label) in enumerate(zip(outputs, labels)):
+            if self.task["label_shapes"]:
+                label = label.reshape(tuple(self.task["label_shapes"][i]))
+            elif label.numel() == output.numel():
+                label = label.reshape(output.shape)
+            shaped.append(label)
+        return outputs, shaped
+
+    def loss(self, outputs: List[Any], labels: List[Any], weights: Any = None) -> Any:
+        more = [] if weights is None else [weights]
+        return sum(share * loss(output, label, *more) for loss, share, output, label
+                   in zip(self.losses, self.shares, outputs, labels))
+
+    def look(self, batch: Dict[str, np.ndarray]) -> Tuple[Any, List[Any], List[Any]]:
+        """The loss, the outputs and the labels they should have been."""
+        inputs, labels, weights = self.tensors(batch)
+        outputs, labels = self.fit_shapes(self.model(*inputs), labels)
+        return self.loss(outputs, labels, weights), outputs, labels
+
+    def descend(self, batch: Dict[str, np.ndarray], number: int
+                ) -> Tuple[Any, List[Any], List[Any]]:
+        """The same, with a step of the optimizer; the user may have a way of its own to do it."""
+        own_way = self.task["train_minibatch_fn"]
+        if own_way is not None:
+            inputs, labels, weights = self.tensors(batch)
+            outputs, loss = own_way(self.model, self.optimizer, self.fit_shapes, self.loss, inputs,
+                                    labels, weights)
+            return loss, *self.fit_shapes(outputs, labels)
+        n_passes = self.task["backward_passes_per_step"]
+        if (number - 1) % n_passes == 0:
+            self.optimizer.zero_grad()
+        seen = self.look(batch)
+        seen[0].backward()
+        if number % n_passes == 0:
+            self.optimizer.step()
+        return seen
 
     # --- One epoch -----------------------------------------------------------------------------
 
@@ -131,13 +157,7 @@ class Trainer:
         n = 0
         with torch.set_grad_enabled(train):
             for n, batch in enumerate(batches, 1):
-                if train and (n - 1) % self.task["backward_passes_per_step"] == 0:
-                    self.optimizer.zero_grad()
-                loss, outputs, labels = self.step(batch)
-                if train:
-                    loss.backward()
-                    if n % self.task["backward_passes_per_step"] == 0:
-                        self.optimizer.step()
+                loss, outputs, labels = self.descend(batch, n) if train else self.look(batch)
                 sums["loss"] += float(loss.detach())
                 for metric in self.task["metrics"]:
                     for output, label in zip(outputs, labels):
