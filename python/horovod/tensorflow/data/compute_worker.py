@@ -13,7 +13,8 @@ from horovod.runner.common.service.compute_service import ComputeService
 from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, compute_worker_fn
 
 
-def parse_args(args=None):
+def make_parser():
+    """What this program and its twin for Spark are asked."""
     parser = argparse.ArgumentParser(
         description="Runs workers of tf.data service on all ranks of this job, for another job "
                     "that trains.")
@@ -22,6 +23,11 @@ def parse_args(args=None):
                         help="number of dispatchers (1); the ranks are shared out among them")
     parser.add_argument("--dispatcher-side", choices=SIDES, default="compute",
                         help="which job runs the dispatchers (compute)")
+    return parser
+
+
+def parse_args(args=None):
+    parser = make_parser()
     parser.add_argument("--timeout", type=int, default=60,
                         help="seconds to wait for dispatchers and workers (60)")
     return parser.parse_args(args)
