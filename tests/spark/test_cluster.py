@@ -39,6 +39,7 @@ def kill_executor_when_running(ranks, n):
     def kill():
         ranks.wait_for(n)
         pids = [int(name) for name in os.listdir(ranks.folder) if name.isdigit()]
+        ranks.strike()
         os.kill(executors_of(pids)[0], signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -57,8 +58,8 @@ def test_a_lost_executor_ends_the_job(sessions, ranks):
     # In Spark's words, or in ours if Spark takes longer to notice than we wait for it.
     with pytest.raises(RuntimeError, match="(?s)Spark job has failed.*(lost|exit)|Lost the Spark"):
         horovod.spark.run(sleep_long, (ranks.folder,), num_proc=4)
+    ranks.check_end()
     thread.join()
-    ranks.wait_gone()
 
 
 def test_task_cpus_divide_the_slots(sessions):
@@ -75,8 +76,8 @@ def test_dynamic_allocation_uses_plain_tasks(sessions, ranks):
     thread = kill_executor_when_running(ranks, 4)
     with pytest.raises(RuntimeError, match="Lost the Spark task of rank|Spark job has failed"):
         horovod.spark.run(sleep_long, (ranks.folder,), num_proc=4)
+    ranks.check_end()
     thread.join()
-    ranks.wait_gone()
     assert len(os.listdir(ranks.folder)) == 4  # no rank was started a second time
 
 

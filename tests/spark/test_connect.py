@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """run() through Spark Connect: a client without a SparkContext, in a process of its own."""
+import glob
+import os
+import signal
 import subprocess
 import sys
 
-CLIENT = '''
-import os, sys
+START = '''
+import os, sys, time
 from pyspark.sql import SparkSession
-spark = SparkSession.builder.remote("local[4]").getOrCreate()
+spark = (SparkSession.builder.remote("local[4]").config("spark.eventLog.enabled", "true")
+         .config("spark.eventLog.dir", "file://" + sys.argv[1]).getOrCreate())
 import horovod.spark
+'''
+
+CLIENT = START + '''
 
 def fn(x):
     from horovod import _core as hvd
@@ -22,7 +29,6 @@ print([(rank, x, len(data)) for rank, x, data in horovod.spark.run(fn, args=(42,
 def bad():
     if os.environ["HOROVOD_RANK"] == "1":
         raise ValueError("planted")
-    import time
     time.sleep(600)
 
 try:
@@ -34,14 +40,34 @@ try:
 except Exception as error:
     print("refused:", error)
 print("by default:", len(horovod.spark.run(lambda: 1)))
+print("secret:", horovod.spark.run(lambda: open(os.environ["HOROVOD_SECRET_FILE"]).read())[0])
+spark.stop()
+'''
+
+INTERRUPTED = START + '''
+def fn(folder):
+    open(f"{folder}/{os.getpid()}", "w").close()
+    time.sleep(600)
+
+try:
+    horovod.spark.run(fn, args=(sys.argv[2],), num_proc=2)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    print(horovod.spark.run(lambda: 5, num_proc=4), flush=True)
 '''
 
 
-def test_connect(tmp_path):
+def start(tmp_path, code, *args):
     script = tmp_path / "client.py"
-    script.write_text(CLIENT)
-    out = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
-                         timeout=1800, check=True).stdout
+    script.write_text(code)
+    log = tmp_path / "events"
+    log.mkdir()
+    return subprocess.Popen([sys.executable, str(script), str(log), *args], text=True,
+                            stdout=subprocess.PIPE)
+
+
+def test_connect(tmp_path):
+    out, _ = start(tmp_path, CLIENT).communicate(timeout=1800)
     lines = out.strip().split("\n")
     first = lines.index("Running 4 processes...")
     assert sorted(lines[first + 1:first + 5]) == [f"rank {rank} of 4" for rank in range(4)]
@@ -50,3 +76,27 @@ def test_connect(tmp_path):
     assert any(line.startswith("refused: Timed out waiting for Spark tasks to start. 6 task slots "
                                "are needed and 4 were found") for line in lines)
     assert "failed: True True" in lines
+    check_log(tmp_path / "events", lines[-1].removeprefix("secret: "))
+
+
+def check_log(folder, secret):
+    """The secret is not in what Spark keeps about its jobs."""
+    assert len(secret) == 64
+    texts = [open(path, "rb").read() for path in glob.glob(f"{folder}/**", recursive=True)
+             if os.path.isfile(path)]
+    assert any(b"horovod.spark.run" in text for text in texts)
+    for text in texts:
+        assert secret.encode() not in text and bytes.fromhex(secret) not in text
+
+
+def test_ctrl_c(tmp_path, ranks):
+    client = start(tmp_path, INTERRUPTED, ranks.folder)
+    try:
+        ranks.wait_for(2)
+        ranks.strike()
+        client.send_signal(signal.SIGINT)
+        ranks.check_end()
+        out, _ = client.communicate(timeout=300)
+    finally:
+        client.kill()
+    assert "interrupted\nRunning 4 processes...\n[5, 5, 5, 5]\n" in out

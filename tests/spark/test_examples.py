@@ -56,3 +56,11 @@ def test_mnist(tmp_path):
     pytest.importorskip("torch")
     out = run("pytorch_spark_mnist.py", cwd=str(tmp_path))
     assert float(re.search(r"Test accuracy: ([\d.]+)", out).group(1)) > 0.5
+
+
+def test_store_sales(tmp_path):
+    pytest.importorskip("torch")
+    out = run("spark/store_sales.py", cwd=str(tmp_path))
+    mean, model = map(float, re.search(
+        r"of the mean ([\d.]+), of the model ([\d.]+)", out).groups())
+    assert model < 0.8 * mean

@@ -58,13 +58,15 @@ def test_a_failed_rank_ends_the_job(spark, ranks):
     def fn(folder):
         open(f"{folder}/{os.getpid()}", "w").close()
         if os.environ["HOROVOD_RANK"] == "1":
+            with open(f"{folder}/struck", "w") as file:
+                file.write(str(time.time()))
             raise ValueError("planted")
         time.sleep(600)
 
     with pytest.raises(RuntimeError, match="^mpirun failed with exit code") as info:
         horovod.spark.run(fn, (ranks.folder,), num_proc=2, use_mpi=True, extra_mpi_args=LOOPBACK)
+    ranks.check_end()
     assert "ValueError: planted" in str(info.value)
-    ranks.wait_gone()
 
 
 def test_an_mpirun_that_fails(spark):
