@@ -89,6 +89,15 @@ def test_results_and_output():
     assert sorted(job.out.getvalue().split("\n")) == ["", "rank 0 of 2", "rank 1 of 2"]
 
 
+def test_folders_the_user_wants_first(tmp_path):
+    job = Job(1, lambda: [path for path in sys.path if path][0], (),
+              {"HOROVOD_SPARK_PYTHONPATH": str(tmp_path / "first")})
+    job.wait()
+    first = cloudpickle.loads(job.desk.results()[0])
+    job.close()
+    assert first == str(tmp_path / "first")
+
+
 def test_the_secret_is_a_memory_file():
     def fn():
         path = os.environ["HOROVOD_SECRET_FILE"]

@@ -6,16 +6,18 @@
              plan.py      which task becomes which rank
              connect.py   the same through Spark Connect, where a task leads the job
              mpi.py       the same with mpirun: its remote shell is shell.py, its ranks mpi_rank.py
+             elastic.py   run_elastic(): the same for a job whose ranks may fail and come
     task     agent.py     what a Spark task does: registers, starts the rank, carries its output
     rank     warden.py    the rank's parent: nothing of the rank outlives the task
              rank.py      the rank: loads the function, calls it, hands the result back
+             notes.py     what an agent and its elastic rank leave each other
     between  line.py      frames over a channel that has proved the job's secret
 
 This file stays light: every rank imports it.
 """
 from typing import Any
 
-__all__ = ["run"]
+__all__ = ["run", "run_elastic"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return run
     if name == "run_elastic":
-        raise AttributeError("horovod.spark has no run_elastic in this version: jobs have a fixed "
-                             "number of processes; use horovod.spark.run")
+        from horovod.spark.elastic import run_elastic
+
+        return run_elastic
     raise AttributeError(f"module 'horovod.spark' has no attribute {name!r}")

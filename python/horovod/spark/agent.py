@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 from horovod.spark import rank, task
 from horovod.spark.line import Frame, Kind, Line, dial, wait
+from horovod.spark.notes import LOOK_SECONDS, Notes
 
 PIPE_BYTES = 1 << 16
 # No more is read from the rank while this much waits for the driver.
@@ -45,6 +46,10 @@ class DriverGone(Exception):
     pass
 
 
+class RankFailed(Exception):
+    """For Spark, which starts the task of an elastic rank again when it fails."""
+
+
 def host_key() -> str:
     """Equal for tasks on one machine in the same namespaces: containers are their own hosts."""
     parts = [platform.node(), os.environ.get("CONTAINER_ID", "")]
@@ -65,7 +70,11 @@ def serve(spec: JobSpec, index: int, attempt: int, devices: List[str], cpus: int
         line.post_json(Kind.REGISTER, {
             "index": index, "attempt": attempt, "host": host_key(), "name": platform.node(),
             "pid": os.getpid(), "devices": devices, "cpus": cpus})
-        return Agent(line, spec.secret, devices).run()
+        agent = Agent(line, spec.secret, devices)
+        code = agent.run()
+        if agent.comes_again:
+            raise RankFailed(f"the rank of task {index} ended with exit code {code}")
+        return code
     except (DriverGone, ConnectionError):
         return 1  # the driver knows, or is no more
     finally:
@@ -108,6 +117,8 @@ class Agent:
         self._part = b""  # which part of the rank's report is being read
         self._error_text = bytearray()
         self._has_result = False
+        self._notes: Optional[Notes] = None  # of an elastic rank
+        self.comes_again = False  # Spark is to start this task anew
 
     def run(self) -> int:
         start = self._await_start()
@@ -119,10 +130,11 @@ class Agent:
             return 1
         try:
             code = self._carry(self._spawn(start, code_fd))
-        except BaseException:
+            self._say_farewell()
+        finally:
             self._kill()
-            raise
-        self._say_farewell()
+            if self._notes is not None:
+                self._notes.close()
         return code
 
     # --- Before the rank ---------------------------------------------------------------------
@@ -159,12 +171,7 @@ class Agent:
                                                         start["environment"], self._devices):
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices(
                 self._devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        # Modules the worker can import, the rank can: Spark adds folders of its own.
-        added = [path for path in sys.path if path and not path.startswith(sys.base_prefix)
-                 and not path.startswith(sys.prefix)]
-        environment["PYTHONPATH"] = os.pathsep.join(
-            added + [path for path in environment.get("PYTHONPATH", "").split(os.pathsep)
-                     if path and path not in added])
+        environment["PYTHONPATH"] = python_path({**environment, **start["environment"]})
         for name, value in start["environment"].items():
             if value is None:
                 environment.pop(name, None)
@@ -174,6 +181,9 @@ class Agent:
                            HOROVOD_SECRET_FILE=f"/proc/self/fd/{secret_fd}",
                            HOROVOD_SPARK_WORK_DIR=os.getcwd())
         environment[task.DEVICES_VARIABLE] = ",".join(self._devices)
+        if "HOROVOD_ELASTIC_WORKER" in environment:
+            self._notes = Notes(environment["HOROVOD_ELASTIC_WORKER"])
+            environment.update(self._notes.environment())
         if "letter" in start:  # a launcher between us and the ranks closes what they inherit
             fd = memory_file("horovod letter", json.dumps(
                 {**start["letter"], "secret": self._secret.hex()}).encode())
@@ -211,15 +221,18 @@ class Agent:
         kinds = {process.stdout.fileno(): Kind.STDOUT, process.stderr.fileno(): Kind.STDERR,
                  result_fd: Kind.RESULT}
         kill_at = float("inf")
+        early, self._frames = self._frames, []  # what came together with the function
+        self._obey(early)
         while kinds:
             reads: List[Any] = [self._line]
             if self._line.n_queued_bytes < QUEUE_LIMIT_BYTES:
                 reads += kinds
             writes = [self._line] if self._line.wants_write() else []
-            readable, _, _ = select.select(reads, writes, [], 1.0)
+            readable, _, _ = select.select(reads, writes, [],
+                                           LOOK_SECONDS if self._notes is not None else 1.0)
             for fd in readable:
                 if fd is self._line:
-                    self._obey()
+                    self._listen()
                     continue
                 data = os.read(fd, PIPE_BYTES)
                 if data and kinds[fd] == Kind.RESULT:
@@ -230,6 +243,7 @@ class Agent:
                     if kinds[fd] == Kind.RESULT:
                         kill_at = time.monotonic() + LINGER_SECONDS
                     del kinds[fd]
+            self._tell_ready()
             self._line.push()
             if time.monotonic() > kill_at:
                 self._end_rank()
@@ -242,14 +256,25 @@ class Agent:
         self._report_ended(code, self._error)
         return code
 
-    def _obey(self) -> None:
-        """Whatever the driver says now, or its silence, means: end."""
+    def _listen(self) -> None:
         try:
-            frames = self._line.pump()
+            self._obey(self._line.pump())
         except ConnectionError as error:
             raise DriverGone from error
-        if any(kind == Kind.LEAVE for kind, _ in frames):
-            self._end_rank()
+
+    def _obey(self, frames: List[Frame]) -> None:
+        for kind, payload in frames:
+            if kind == Kind.LEAVE:
+                self._end_rank()
+            elif self._notes is not None and kind == Kind.PLACE:
+                self._notes.place(json.loads(payload))
+            elif self._notes is not None and kind == Kind.NEWS:
+                self._notes.news(**json.loads(payload))
+
+    def _tell_ready(self) -> None:
+        left = self._notes.newly_left() if self._notes is not None else None
+        if left is not None:
+            self._line.post_json(Kind.READY, {"generation": left})
 
     def _take_report(self, data: bytes) -> None:
         """The rank's own report: RUNNING, then RESULT or ERROR with what follows."""
@@ -292,12 +317,21 @@ class Agent:
 
     def _say_farewell(self) -> None:
         """Stays until the driver has everything, and says so."""
-        self._kill()
         deadline = time.monotonic() + FAREWELL_SECONDS
         while time.monotonic() < deadline:
-            kind, _ = self._next_frame()
+            kind, payload = self._next_frame()
             if kind == Kind.LEAVE:
+                self.comes_again = json.loads(payload)["again"]
                 return
+
+
+def python_path(environment: Dict[str, Optional[str]]) -> str:
+    """Modules the worker can import, the rank can: Spark adds folders of its own. What the user
+    wants first comes first."""
+    wanted = (environment.get("HOROVOD_SPARK_PYTHONPATH") or "").split(os.pathsep)
+    added = [path for path in sys.path if not path.startswith((sys.base_prefix, sys.prefix))]
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(filter(None, wanted + added + inherited)))
 
 
 def shows_own_devices(environment: Dict[str, Optional[str]], given: Dict[str, Optional[str]],

@@ -96,6 +96,10 @@ class Desk(threading.Thread):
         tasks = sorted(self._tasks.values(), key=lambda task: task.place.rank)  # type: ignore
         return [b"".join(task.pieces) for task in tasks]
 
+    def cause(self) -> Optional[Failure]:
+        """The failure that explains the others."""
+        return min(self._failures, key=Failure.doubt, default=None)
+
     def hosts(self) -> Dict[str, int]:
         """Names of the hosts that have registered, and how many tasks each has."""
         counts: Dict[str, int] = {}
@@ -144,7 +148,7 @@ class Desk(threading.Thread):
             if not line.is_open and time.monotonic() > line.opened_by:
                 self._drop(line)
         if time.monotonic() >= self._settle_at and not self.done.is_set():
-            self.failure = min(self._failures, key=Failure.doubt)
+            self.failure = self.cause()
             self.done.set()
 
     def _accept(self) -> None:
@@ -182,14 +186,16 @@ class Desk(threading.Thread):
         self._selector.unregister(line)
         line.close()
         task = self._tasks.get(index) if index is not None else None
-        if task is not None and not task.has_ended and not self._stopping:
+        if (task is not None and task.line is line and not task.has_ended
+                and not self._stopping):
             task.has_ended = True
             self._fail(task, None, None)
 
-    def _dismiss(self, line: Line) -> None:
+    def _dismiss(self, line: Line, again: bool = False) -> None:
+        """again: Spark is to take the task for failed, and to start it anew."""
         try:
             if line.is_open:
-                line.post_json(Kind.LEAVE, {"text": self._leave_text})
+                line.post_json(Kind.LEAVE, {"text": self._leave_text, "again": again})
                 self._watch(line)
             else:
                 self._drop(line)
@@ -240,15 +246,17 @@ class Desk(threading.Thread):
         for index, task in self._tasks.items():
             task.place = placed[index]
         for task in self._tasks.values():
-            start = dict(self._start)
-            start["environment"] = {**start["environment"], **task.place.environment()}
-            try:
-                task.line.post_json(Kind.START, start)
-                task.line.post(Kind.CODE, self._code)
-                task.line.post(Kind.CODE)
-                self._watch(task.line)
-            except (ConnectionError, OSError):
-                self._drop(task.line)
+            self._start_rank(task, task.place.environment())  # type: ignore
+
+    def _start_rank(self, task: Task, place: Dict[str, str]) -> None:
+        start = {**self._start, "environment": {**self._start["environment"], **place}}
+        try:
+            task.line.post_json(Kind.START, start)
+            task.line.post(Kind.CODE, self._code)
+            task.line.post(Kind.CODE)
+            self._watch(task.line)
+        except (ConnectionError, OSError):
+            self._drop(task.line)
 
     def _ended(self, task: Task, told: Dict[str, Any]) -> None:
         task.has_ended = True

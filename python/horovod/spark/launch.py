@@ -230,7 +230,7 @@ class SparkRun:
     def _submit(self, n: int, spec: JobSpec) -> None:
         from pyspark import InheritableThread
 
-        barrier = wants_barrier(self.sc)
+        barrier = self._wants_barrier()
 
         def job() -> None:
             try:
@@ -246,6 +246,11 @@ class SparkRun:
 
         self._thread = InheritableThread(target=job, name=self._group, daemon=True)
         self._thread.start()
+
+    def _wants_barrier(self) -> bool:
+        """HOROVOD_SPARK_BARRIER=1 or 0 forces one kind of job."""
+        forced = os.environ.get("HOROVOD_SPARK_BARRIER", "")
+        return forced == "1" if forced in ("0", "1") else not slots.is_dynamic(self.sc)
 
     def _watch(self, desk: Desk, n: int) -> None:
         """Until the job is over; raises if it is not well over."""
@@ -310,12 +315,6 @@ class SparkRun:
                                 "Python worker ended, or the network between it and the driver "
                                 "was cut.")
         return RuntimeError(describe(failure))
-
-
-def wants_barrier(sc: Any) -> bool:
-    """HOROVOD_SPARK_BARRIER=1 or 0 forces one kind of job."""
-    forced = os.environ.get("HOROVOD_SPARK_BARRIER", "")
-    return forced == "1" if forced in ("0", "1") else not slots.is_dynamic(sc)
 
 
 def first_words(error: BaseException) -> str:

@@ -25,7 +25,7 @@ SHAKE_SECONDS = 30.0
 
 class Kind(enum.IntEnum):
     REGISTER = 1  # agent: who and where I am
-    LEAVE = 2     # driver: go away, and why
+    LEAVE = 2     # driver: go away, why, and whether Spark shall start the task again
     START = 3     # driver: your place and environment; CODE follows
     CODE = 4      # driver: a piece of the pickled function; an empty one is the end
     RUNNING = 5   # agent: the function is being called
@@ -34,6 +34,9 @@ class Kind(enum.IntEnum):
     RESULT = 8    # agent: a piece of the pickled result
     ENDED = 9     # agent: the rank is gone; exit code, and the error if it told one
     SHELL = 10    # remote shell of mpirun: run this command on that host
+    PLACE = 11    # driver, to an elastic rank: your place in the next generation
+    NEWS = 12     # driver, to an elastic rank: tasks have come
+    READY = 13    # agent: the elastic rank has left this generation
 
 
 Frame = Tuple[int, bytes]
