@@ -11,6 +11,7 @@
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
 #   make test-spark   horovod.spark on real Spark 4.3 and 3.5, with a cluster of four hosts
+#   make test-spark-short  the toy and the Rossmann example on local Spark 4.3
 #   make test-tensorflow-asan  its operations under the address sanitizer
 #   make fuzz         every parser, SECONDS=600 each
 #   make test-long    every test in every build, parsers fuzzed for ten minutes each
@@ -21,7 +22,7 @@
 #   make test-cluster the chart on a real Kubernetes made for it; half an hour the first time
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
-	test-spark bench-torch test-torch-versions test-wheel
+	test-spark test-spark-short bench-torch test-torch-versions test-wheel
 
 build_of_ := build
 build_of_address := build-asan
@@ -95,6 +96,10 @@ setup-spark:
 
 test-spark: setup-spark
 	@tools/test-spark.sh
+
+# What continuous integration has time for: the toy, and Rossmann from end to end.
+test-spark-short: setup-spark
+	@tools/test-spark.sh 4.3.0 -- tests/spark/test_examples.py -k "hello or rossmann"
 
 TENSORFLOWS ?= 2.18.1 2.15.1
 .PHONY: test-tensorflow
