@@ -90,7 +90,7 @@ def test_results_and_output():
 
 
 def test_folders_the_user_wants_first(tmp_path):
-    job = Job(1, lambda: [path for path in sys.path if path][0], (),
+    job = Job(1, lambda: sys.path[1], (),  # the first is where the agent was started
               {"HOROVOD_SPARK_PYTHONPATH": str(tmp_path / "first")})
     job.wait()
     first = cloudpickle.loads(job.desk.results()[0])
@@ -143,6 +143,20 @@ def test_a_crash_is_the_cause_though_heard_last(tmp_path):
     job.wait()
     job.close()
     assert (job.desk.failure.rank, job.desk.failure.code) == (1, 128 + signal.SIGSEGV)
+
+
+def test_nobody_is_listened_for_when_all_have_ended(monkeypatch):
+    """Spark's job is over then, and would be taken for the failure."""
+    monkeypatch.setattr(driver, "SETTLE_SECONDS", (600.0,) * 3)
+
+    def fn():
+        if os.environ["HOROVOD_RANK"] == "0":
+            raise KeyError("the cause")
+
+    job = Job(2, fn)
+    job.wait()
+    assert "KeyError: 'the cause'" in describe(job.desk.failure)
+    job.close()
 
 
 @pytest.mark.parametrize("fn, code, words", [

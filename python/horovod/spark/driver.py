@@ -265,12 +265,19 @@ class Desk(threading.Thread):
         self._dismiss(task.line)
         if told["code"] != 0 or not told["has_result"]:
             self._fail(task, int(told["code"]), told["error"])
-        elif all(other.has_ended for other in self._tasks.values()) and not self._failures:
-            self.done.set()
+        elif self._all_have_ended():
+            if self._failures:
+                self._settle_at = 0.0
+            else:
+                self.done.set()
 
     def _fail(self, task: Task, code: Optional[int], error: Optional[Dict[str, Any]]) -> None:
         rank = task.place.rank if task.place is not None else -1
         failure = Failure(rank, task.told, code, error)
         self._failures.append(failure)
-        self._settle_at = min(self._settle_at,
-                              time.monotonic() + SETTLE_SECONDS[failure.doubt()])
+        # When all have ended there is nothing more to hear.
+        listens = 0.0 if self._all_have_ended() else SETTLE_SECONDS[failure.doubt()]
+        self._settle_at = min(self._settle_at, time.monotonic() + listens)
+
+    def _all_have_ended(self) -> bool:
+        return all(task.has_ended for task in self._tasks.values())

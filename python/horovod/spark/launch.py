@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tex
 from horovod import _core
 from horovod.spark import slots
 from horovod.spark.agent import JobSpec, serve_partition
-from horovod.spark.driver import Desk, Failure
+from horovod.spark.driver import SETTLE_SECONDS, Desk, Failure
 from horovod.spark.output import Output
 
 DEFAULT_START_TIMEOUT = 600.0
@@ -254,9 +254,8 @@ class SparkRun:
 
     def _watch(self, desk: Desk, n: int) -> None:
         """Until the job is over; raises if it is not well over."""
-        assert self._thread is not None
         while not desk.done.wait(WAIT_SECONDS):
-            if not self._thread.is_alive() and not desk.done.wait(WAIT_SECONDS):
+            if self._is_over(desk) and not desk.done.is_set():
                 raise self._spark_failure()
             if desk.n_running < n and time.monotonic() >= self.deadline:
                 raise slots.timed_out(self._how_far(desk, n), self.start_timeout)
@@ -264,6 +263,15 @@ class SparkRun:
             raise RuntimeError("the driver could not go on with the job") from desk.crash
         if desk.failure is not None:
             raise self._rank_failure(desk.failure)
+
+    def _is_over(self, desk: Desk) -> bool:
+        """Spark's job has ended, and the desk has had the time to settle on a cause it knows of."""
+        assert self._thread is not None
+        if self._thread.is_alive():
+            return False
+        settles = max(SETTLE_SECONDS) if desk.cause() is not None else 0.0
+        desk.done.wait(settles + WAIT_SECONDS)
+        return True
 
     def _how_far(self, desk: Desk, n: int) -> str:
         try:

@@ -187,8 +187,7 @@ class MpiRun(SparkRun):
     def _await(self, event: threading.Event, desk: Desk, n: int) -> None:
         """Until the event; raises if Spark, mpirun or the time ends first."""
         while not event.wait(WAIT_SECONDS):
-            assert self._thread is not None
-            if not self._thread.is_alive() and not event.wait(WAIT_SECONDS):
+            if self._is_over(desk) and not event.is_set():
                 raise self._spark_failure()
             if self._mpirun is not None and self._mpirun.poll() is not None:
                 if event.wait(WORDS_SECONDS):
