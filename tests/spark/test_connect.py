@@ -9,8 +9,7 @@ import sys
 START = '''
 import os, sys, time
 from pyspark.sql import SparkSession
-spark = (SparkSession.builder.remote("local[4]").config("spark.eventLog.enabled", "true")
-         .config("spark.eventLog.dir", "file://" + sys.argv[1]).getOrCreate())
+spark = SparkSession.builder.remote("local[4]").getOrCreate()
 import horovod.spark
 '''
 
@@ -50,7 +49,7 @@ def fn(folder):
     time.sleep(600)
 
 try:
-    horovod.spark.run(fn, args=(sys.argv[2],), num_proc=2)
+    horovod.spark.run(fn, args=(sys.argv[1],), num_proc=2)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     print(horovod.spark.run(lambda: 5, num_proc=4), flush=True)
@@ -60,10 +59,12 @@ except KeyboardInterrupt:
 def start(tmp_path, code, *args):
     script = tmp_path / "client.py"
     script.write_text(code)
-    log = tmp_path / "events"
-    log.mkdir()
-    return subprocess.Popen([sys.executable, str(script), str(log), *args], text=True,
-                            stdout=subprocess.PIPE)
+    (tmp_path / "events").mkdir()
+    (tmp_path / "spark-defaults.conf").write_text(  # what the server, not the client, decides
+        f"spark.eventLog.enabled true\nspark.eventLog.dir file://{tmp_path}/events\n")
+    return subprocess.Popen([sys.executable, str(script), *args], text=True,
+                            stdout=subprocess.PIPE,
+                            env={**os.environ, "SPARK_CONF_DIR": str(tmp_path)})
 
 
 def test_connect(tmp_path):
