@@ -20,6 +20,6 @@ have=$(.venv/bin/python -c 'import pyspark; print(pyspark.__version__)' 2>/dev/n
 if [ "$have" != "$version" ]; then
     echo "setup: installing PySpark $version"
     .venv/bin/python -m pip install -q --disable-pip-version-check \
-        "pyspark==$version" pyarrow "pandas<3" fsspec \
+        "pyspark==$version" pyarrow "pandas<3" fsspec "pytorch_lightning>=2" \
         grpcio grpcio-status googleapis-common-protos zstandard
 fi

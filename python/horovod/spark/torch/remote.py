@@ -177,30 +177,32 @@ def limited(batches: Iterator[Any], steps: int) -> Iterator[Any]:
         yield batch
 
 
+def open_reader(task: Dict[str, Any], path: str, batch_size: int, shuffle: bool) -> Any:
+    """This rank's share of the rows, as the parameters say."""
+    import horovod.torch as hvd
+    from horovod.spark.common.estimator import pandas_transform
+    from horovod.spark.data import ParquetReader
+
+    return ParquetReader(path, task["columns"], batch_size, hvd.rank(), hvd.size(),
+                         task["random_seed"], shuffle, task["shuffle_buffer_size"] or 1 << 16,
+                         transform=pandas_transform(task["transformation_fn"]),
+                         cache=task["inmemory_cache_all"],
+                         storage_options=task["store"].storage_options)
+
+
 def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
     import cloudpickle
     import horovod.torch as hvd
 
-    from horovod.spark.common.estimator import pandas_transform
-    from horovod.spark.data import ParquetReader
-
     hvd.init()
     model, optimizer, task = cloudpickle.loads(packed)
-
-    def reader(path: str, batch_size: int, shuffle: bool) -> ParquetReader:
-        return ParquetReader(path, task["columns"], batch_size, hvd.rank(), hvd.size(),
-                             task["random_seed"], shuffle,
-                             task["shuffle_buffer_size"] or 1 << 16,
-                             transform=pandas_transform(task["transformation_fn"]),
-                             cache=task["inmemory_cache_all"],
-                             storage_options=task["store"].storage_options)
-
-    training = reader(task["train_path"], task["batch_size"], task["shuffle"])
+    training = open_reader(task, task["train_path"], task["batch_size"], task["shuffle"])
     # Whole batches only, but at least one.
     steps = task["train_steps_per_epoch"] or max(training.rows_per_shard // task["batch_size"], 1)
     validation = None
     if task["val_path"]:
-        validation = reader(task["val_path"], task["val_batch_size"] or task["batch_size"], False)
+        validation = open_reader(task, task["val_path"],
+                                 task["val_batch_size"] or task["batch_size"], False)
     trainer = Trainer(model, optimizer, task)
     history = []
     for epoch in range(trainer.first_epoch, task["epochs"]):

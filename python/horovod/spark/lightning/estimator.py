@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchEstimator trains a LightningModule on a DataFrame; TorchModel predicts with it.
+
+The module brings its own optimizer and losses. Its steps get a batch as {column: tensor}.
+"""
+from typing import Any, Dict
+
+import cloudpickle
+
+from horovod.spark import torch as plain
+from horovod.spark.common.estimator import HorovodEstimator
+from horovod.spark.common.params import ESTIMATOR, MODEL, Row, parameters
+from horovod.spark.lightning import remote
+from horovod.spark.torch.estimator import TORCH
+from horovod.spark.torch.remote import load_state
+
+LIGHTNING = [
+    Row("num_gpus", None, "accepted: a process has one"),
+    Row("logger", None, "a logger of Lightning, for rank 0"),
+    Row("log_every_n_steps", 50, "how often the logger is told"),
+    Row("data_module", None, "must be None: batches come from horovod.spark.data"),
+    Row("loader_num_epochs", None, "accepted: the reader makes as many as are trained"),
+    Row("terminate_on_nan", False, "an operation whose gradient is NaN ends the job"),
+    Row("profiler", None, "a profiler of Lightning, or its name"),
+    Row("trainer_args", None, "further arguments for pytorch_lightning.Trainer"),
+    Row("debug_data_loader", False, "accepted: the reader has no queue"),
+    Row("train_async_data_loader_queue_size", None, "accepted likewise"),
+    Row("val_async_data_loader_queue_size", None, "accepted likewise"),
+]
+# What a LightningModule decides itself.
+OWN = ("optimizer", "loss", "loss_weights", "loss_constructors", "metrics", "train_minibatch_fn",
+       "data_module")
+
+
+@parameters(ESTIMATOR + TORCH + LIGHTNING)
+class TorchEstimator(HorovodEstimator):
+    RUN_PREFIX = "pytorch"
+
+    def check_model(self) -> None:
+        lightning = remote.import_lightning()
+        if not isinstance(self.getModel(), lightning.LightningModule):
+            raise ValueError("Model parameter is not a LightningModule; horovod.spark.torch has an "
+                             "estimator for plain modules")
+        for name in OWN:
+            if self.getOrDefault(name):
+                raise ValueError(f"{name} is set: with a LightningModule it must not be, since the "
+                                 "module brings its own optimizer, loss and metrics, and its data "
+                                 "come from the DataFrame")
+
+    def train(self, backend: Any, task: Dict[str, Any]) -> "TorchModel":
+        packed = cloudpickle.dumps((self.getModel(), task))
+        history, state = backend.run(remote.train, args=(packed,))[0]
+        model = cloudpickle.loads(cloudpickle.dumps(self.getModel()))
+        model.load_state_dict(load_state(state))
+        return TorchModel(history=history, model=model, feature_columns=self.getFeatureCols(),
+                          label_columns=self.getLabelCols(), run_id=task["run_id"],
+                          input_shapes=self.getInputShapes())
+
+
+@parameters(MODEL + TORCH[:1])
+class TorchModel(plain.TorchModel):
+    """transform(df) adds the outputs of the module's forward()."""
