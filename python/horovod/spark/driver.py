@@ -96,6 +96,9 @@ class Desk(threading.Thread):
         tasks = sorted(self._tasks.values(), key=lambda task: task.place.rank)  # type: ignore
         return [b"".join(task.pieces) for task in tasks]
 
+    def has_succeeded(self) -> bool:
+        return self.done.is_set() and self.failure is None and self.crash is None
+
     def cause(self) -> Optional[Failure]:
         """The failure that explains the others."""
         return min(self._failures, key=Failure.doubt, default=None)

@@ -318,14 +318,8 @@ class ElasticRun(launch.SparkRun):
                 # Who has left a generation waits for the others as long as for tasks.
                 "HOROVOD_START_TIMEOUT": f"{min(max(waits, 1.0), 86400.0):g}"}
 
-    def _end(self, desk: Desk) -> None:
-        """Tasks that Spark has not started yet are wanted no more."""
-        desk.stop()
-        desk.finished.wait(launch.LEAVE_SECONDS)
-        if self._thread is not None:
-            self._thread.join(0.5)
-        self._cancel()
-        super()._end(desk)
+    def _leave_seconds(self, desk: Desk) -> float:
+        return launch.MOMENT_SECONDS  # there may be tasks that Spark has had no slot for
 
     def _rank_failure(self, failure: Failure) -> Exception:
         error = super()._rank_failure(failure)

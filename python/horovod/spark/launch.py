@@ -28,6 +28,7 @@ WAIT_SECONDS = 0.1
 # How long agents have to end their ranks before Spark is asked to; Spark then needs some seconds.
 LEAVE_SECONDS = 4.0
 CANCEL_SECONDS = 10.0
+MOMENT_SECONDS = 0.5
 # How long to wait for Spark's own words about a task that is gone.
 SPARK_WORDS_SECONDS = 3.0
 
@@ -285,14 +286,19 @@ class SparkRun:
 
     def _end(self, desk: Desk) -> None:
         """Whatever happened: nothing of the job is left when this returns."""
+        leave_seconds = self._leave_seconds(desk)
         desk.stop()
-        if not desk.finished.wait(LEAVE_SECONDS) or self._thread is None:
-            self._cancel()
+        agents_have_left = desk.finished.wait(LEAVE_SECONDS)
         if self._thread is not None:
-            self._thread.join(LEAVE_SECONDS)
+            self._thread.join(leave_seconds if agents_have_left else 0.0)
             if self._thread.is_alive():
                 self._cancel()
                 self._thread.join(CANCEL_SECONDS)
+
+    def _leave_seconds(self, desk: Desk) -> float:
+        """How long the tasks have to end by themselves. After a failure Spark may just be starting
+        some of them again: these would look for a driver that is not there any more."""
+        return LEAVE_SECONDS if desk.has_succeeded() else MOMENT_SECONDS
 
     def _cancel(self) -> None:
         try:
@@ -314,7 +320,8 @@ class SparkRun:
     def _rank_failure(self, failure: Failure) -> Exception:
         if failure.code is None:
             assert self._thread is not None
-            self._thread.join(SPARK_WORDS_SECONDS)
+            if self._wants_barrier():  # else Spark does not mind, and starts the task again
+                self._thread.join(SPARK_WORDS_SECONDS)
             if self._spark_error is not None:
                 problem = self._spark_failure()
                 problem.args = (f"{problem.args[0]}\nThe task of {failure.where()} was lost.",)
