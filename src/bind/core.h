@@ -6,9 +6,10 @@
 // submits, waits with the GIL released and turns statuses into exceptions. It knows no framework: a
 // tensor is whatever has data_ptr() and shape (PyTorch), or a buffer (NumPy arrays, bytearray).
 //
-// Threads: everything here runs under the GIL except the waits, which count themselves in
-// core.n_inside; shutdown waits until nobody is inside. One process is one rank, so there is one
-// context; it lives in `core`, and other bindings get its address from context().
+// Threads: everything here runs under the GIL except the waits, which count themselves in n_inside
+// of their job; shutdown waits until nobody is inside. One process is one rank, so there is one
+// context, that of job 0, whose address other bindings get from context(). Groups of ranks that are
+// no process set of it may form jobs of their own: open().
 #ifndef HVD_BIND_CORE_H
 #define HVD_BIND_CORE_H
 
@@ -35,6 +36,7 @@ static inline PyObject *Py_NewRef(PyObject *object)
 // outputs. Freed once the operation is done, under the GIL.
 typedef struct flight {
     struct flight *next; // among those whose handle was dropped
+    struct job *job;
     hvd_handle_t id;
     PyObject *inputs;  // tensors, kept alive
     PyObject *results; // and the outputs
@@ -49,12 +51,22 @@ typedef struct flight {
     } outputs[];
 } flight_t;
 
+// A job this process is a rank of.
+typedef struct job {
+    hvd_ctx_t *ctx; // NULL: none
+    uint64_t life;  // differs from one context to the next: handles of an earlier are recognised
+    int n_inside;   // threads that wait in the library
+    bool closing;   // shutdown has begun: waits give up
+} job_t;
+
+#define CORE_JOBS 256
+// What Python knows as the number of a process set is job << CORE_SET_BITS | set.
+#define CORE_SET_BITS 20
+
 typedef struct core {
-    hvd_ctx_t *ctx;
-    pid_t pid;           // who called init; a forked child must not touch the context
-    uint64_t life;       // counts calls of init: handles of an earlier life are recognised
-    int n_inside;        // threads that wait in the library
-    bool closing;        // shutdown has begun: waits give up
+    job_t jobs[CORE_JOBS]; // [0]: the one of init()
+    uint64_t n_lives;
+    pid_t pid;           // who called init; a forked child must not touch the contexts
     flight_t *dropped;   // in flight, but nobody holds the handle
     PyObject *package;   // folder of the package: frames below it are not the user's
     PyObject *internal_error;
@@ -74,6 +86,9 @@ extern core_t core;
 
 // The context of this process, or NULL with an exception set.
 hvd_ctx_t *core_context(void);
+// The job a process set belongs to, or NULL with an exception set; the number is left as it is
+// there.
+job_t *core_job_of(int *process_set);
 
 // core_error.c: sets the exception a status is told by; text may be NULL, where may be "".
 PyObject *core_raise(hvd_status_t status, const char *text, const char *where);

@@ -27,7 +27,8 @@ typedef struct handle {
     PyObject_HEAD
     enum handle_state state;
     hvd_op_t op;
-    uint64_t life;
+    job_t *job;
+    uint64_t life;    // of the job
     flight_t *flight; // NULL once done
     PyObject *output;
     PyObject *finish; // NULL: none, or already called
@@ -84,13 +85,14 @@ void core_sweep_dropped(void)
     flight_t **link = &core.dropped;
     while (*link != NULL) {
         flight_t *flight = *link;
-        if (core.ctx != NULL && hvd_poll(core.ctx, flight->id) == HVD_IN_PROGRESS) {
+        hvd_ctx_t *ctx = flight->job->ctx;
+        if (ctx != NULL && hvd_poll(ctx, flight->id) == HVD_IN_PROGRESS) {
             link = &flight->next;
             continue;
         }
         *link = flight->next;
-        if (core.ctx != NULL) {
-            hvd_release(core.ctx, flight->id);
+        if (ctx != NULL) {
+            hvd_release(ctx, flight->id);
         }
         flight_free(flight);
     }
@@ -224,6 +226,11 @@ static int32_t *read_splits(PyObject *splits, int *n_p)
 
 static bool read_request(PyObject *const *args, hvd_request_t *request)
 {
+    if (args[ARG_SET] == Py_None) {
+        core_raise(HVD_UNKNOWN_SET,
+                   "Process set provided does not exist, or has not been registered.", "");
+        return false;
+    }
     *request = (hvd_request_t){
         .op = (hvd_op_t)PyLong_AsLong(args[ARG_OP]),
         .dtype = (hvd_dtype_t)PyLong_AsLong(args[ARG_DTYPE]),
@@ -243,15 +250,16 @@ static bool read_request(PyObject *const *args, hvd_request_t *request)
     return !PyErr_Occurred();
 }
 
-static handle_t *handle_new(const hvd_request_t *request, PyObject *result, PyObject *finish)
+static handle_t *handle_new(job_t *job, hvd_op_t op, PyObject *result, PyObject *finish)
 {
     handle_t *handle = PyObject_New(handle_t, core.handle_type);
     if (handle == NULL) {
         return NULL;
     }
     handle->state = IN_FLIGHT;
-    handle->op = request->op;
-    handle->life = core.life;
+    handle->op = op;
+    handle->job = job;
+    handle->life = job->life;
     handle->flight = NULL;
     handle->output = Py_NewRef(result);
     handle->finish = finish != Py_None ? Py_NewRef(finish) : NULL;
@@ -285,7 +293,7 @@ static bool submit_pieces(handle_t *handle, hvd_request_t *request, const object
     }
     char text[HVD_TEXT_BYTES];
     hvd_status_t status =
-        hvd_submit(core.ctx, request, &handle->flight->id, text, sizeof text);
+        hvd_submit(handle->job->ctx, request, &handle->flight->id, text, sizeof text);
     free(splits);
     if (status != HVD_OK) {
         core_raise(status, text, ""); // the exception's own traceback shows the line
@@ -308,6 +316,7 @@ static bool submit_handle(handle_t *handle, hvd_request_t *request, const object
     if (handle->flight == NULL) {
         return false;
     }
+    handle->flight->job = handle->job;
     handle->flight->element_bytes =
         (unsigned)request->dtype < HVD_N_DTYPES ? hvd_dtype_bytes(request->dtype) : 0;
     request->n_tensors = n;
@@ -329,15 +338,27 @@ static bool submit_handle(handle_t *handle, hvd_request_t *request, const object
     return submitted;
 }
 
+// The core adds bools as "or": their average would be false nearly everywhere.
+static bool averages_bools(const hvd_request_t *request)
+{
+    return request->dtype == HVD_BOOL && request->reduce == HVD_AVERAGE &&
+           (request->op == HVD_ALLREDUCE || request->op == HVD_REDUCESCATTER);
+}
+
 static PyObject *submit(hvd_request_t *request, const objects_t *objects)
 {
-    if (core_context() == NULL) {
+    job_t *job = core_job_of(&request->process_set);
+    if (job == NULL) {
         return NULL;
+    }
+    if (averages_bools(request)) {
+        return core_raise(HVD_INVALID_ARGUMENT, "The average of bool is not supported; use Sum, "
+                          "Min or Max, or numbers.", "");
     }
     if (core.dropped != NULL) {
         core_sweep_dropped();
     }
-    handle_t *handle = handle_new(request, objects->result, objects->finish);
+    handle_t *handle = handle_new(job, request->op, objects->result, objects->finish);
     if (handle == NULL) {
         return NULL;
     }
@@ -385,7 +406,7 @@ PyObject *core_submit_in_place(const hvd_request_t *request, PyObject *tensor)
 
 static bool of_this_life(const handle_t *handle)
 {
-    return handle->life == core.life && core.ctx != NULL;
+    return handle->life == handle->job->life && handle->job->ctx != NULL;
 }
 
 static void settle_failure(handle_t *handle, hvd_status_t status, const char *text)
@@ -417,7 +438,7 @@ static PyObject *splits_as_tuple(const hvd_result_t *result)
 static void settle(handle_t *handle)
 {
     hvd_result_t result;
-    hvd_status_t status = hvd_result(core.ctx, handle->flight->id, &result);
+    hvd_status_t status = hvd_result(handle->job->ctx, handle->flight->id, &result);
     if (status == HVD_OK) {
         status = result.status;
     } else {
@@ -433,17 +454,19 @@ static void settle(handle_t *handle)
         }
         handle->state = ARRIVED;
     }
-    hvd_release(core.ctx, id);
+    hvd_release(handle->job->ctx, id);
 }
 
 // True when the operation has ended; false with an exception when a signal came or time was up.
-static bool wait_until_ended(hvd_handle_t id, double timeout_s)
+static bool wait_until_ended(const handle_t *handle, double timeout_s)
 {
+    job_t *job = handle->job;
+    hvd_handle_t id = handle->flight->id;
     hvd_status_t status = HVD_TIMEOUT;
     int64_t left_ms = timeout_s < 0 ? -1 : (int64_t)(timeout_s * 1000.0);
-    hvd_ctx_t *ctx = core.ctx;
-    core.n_inside++;
-    while (status == HVD_TIMEOUT && !core.closing) {
+    hvd_ctx_t *ctx = job->ctx;
+    job->n_inside++;
+    while (status == HVD_TIMEOUT && !job->closing) {
         int64_t slice_ms = left_ms >= 0 && left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS;
         Py_BEGIN_ALLOW_THREADS
         status = hvd_wait(ctx, id, slice_ms);
@@ -459,7 +482,7 @@ static bool wait_until_ended(hvd_handle_t id, double timeout_s)
             break;
         }
     }
-    core.n_inside--;
+    job->n_inside--;
     return !PyErr_Occurred();
 }
 
@@ -467,7 +490,7 @@ static bool wait_until_ended(hvd_handle_t id, double timeout_s)
 static bool has_ended(const handle_t *handle)
 {
     hvd_result_t result;
-    return hvd_result(core.ctx, handle->flight->id, &result) == HVD_OK;
+    return hvd_result(handle->job->ctx, handle->flight->id, &result) == HVD_OK;
 }
 
 static bool bring_home(handle_t *handle, double timeout_s)
@@ -476,11 +499,11 @@ static bool bring_home(handle_t *handle, double timeout_s)
         return true;
     }
     if (of_this_life(handle) && !has_ended(handle) &&
-        !wait_until_ended(handle->flight->id, timeout_s)) {
+        !wait_until_ended(handle, timeout_s)) {
         return false;
     }
     if (handle->state == IN_FLIGHT) { // another thread may have waited too
-        if (of_this_life(handle) && !core.closing) {
+        if (of_this_life(handle) && !handle->job->closing) {
             settle(handle);
         } else if (!of_this_life(handle)) {
             settle_failure(handle, HVD_SHUTDOWN, SHUT_DOWN);
@@ -537,13 +560,14 @@ static PyObject *handle_poll(PyObject *self, PyObject *unused)
         Py_RETURN_TRUE;
     }
     hvd_status_t status;
-    hvd_ctx_t *ctx = core.ctx;
+    job_t *job = handle->job;
+    hvd_ctx_t *ctx = job->ctx;
     hvd_handle_t id = handle->flight->id;
-    core.n_inside++;
+    job->n_inside++;
     Py_BEGIN_ALLOW_THREADS
     status = hvd_poll(ctx, id);
     Py_END_ALLOW_THREADS
-    core.n_inside--;
+    job->n_inside--;
     return PyBool_FromLong(status != HVD_IN_PROGRESS);
 }
 

@@ -15,10 +15,24 @@ core_t core;
 
 hvd_ctx_t *core_context(void)
 {
-    if (core.ctx == NULL) {
+    if (core.jobs[0].ctx == NULL) {
         core_raise(HVD_NOT_INITIALIZED, "Horovod has not been initialized; use hvd.init().", "");
     }
-    return core.ctx;
+    return core.jobs[0].ctx;
+}
+
+job_t *core_job_of(int *process_set)
+{
+    unsigned number = (unsigned)*process_set >> CORE_SET_BITS;
+    if (number == 0 || *process_set < 0) { // a set no job has is refused by the library
+        return core_context() != NULL ? &core.jobs[0] : NULL;
+    }
+    if (number >= CORE_JOBS || core.jobs[number].ctx == NULL) {
+        core_raise(HVD_SHUTDOWN, "The group of ranks has been closed.", "");
+        return NULL;
+    }
+    *process_set &= (1 << CORE_SET_BITS) - 1;
+    return &core.jobs[number];
 }
 
 // --- Life ----------------------------------------------------------------------------------------
@@ -87,6 +101,45 @@ static bool read_sets(PyObject *sequence, rank_sets_t *sets)
     return true;
 }
 
+// Joins a job; the GIL is let go of meanwhile.
+static bool join_job(job_t *job, const hvd_options_t *options)
+{
+    char text[HVD_TEXT_BYTES] = "";
+    hvd_ctx_t *ctx = NULL;
+    hvd_status_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = hvd_init(options, &ctx, text, sizeof text);
+    Py_END_ALLOW_THREADS
+    if (status != HVD_OK) {
+        core_raise(status, text, "");
+        return false;
+    }
+    core_stack_open();
+    hvd_set_stack_source(ctx, core_stack, NULL);
+    *job = (job_t){.ctx = ctx, .life = ++core.n_lives};
+    return true;
+}
+
+static void leave_job(job_t *job)
+{
+    hvd_ctx_t *ctx = job->ctx;
+    if (ctx == NULL || job->closing) {
+        return;
+    }
+    job->closing = true;
+    while (job->n_inside > 0) { // they look up at the end of each slice of their wait
+        Py_BEGIN_ALLOW_THREADS
+        usleep(1000);
+        Py_END_ALLOW_THREADS
+    }
+    Py_BEGIN_ALLOW_THREADS
+    hvd_shutdown(ctx);
+    Py_END_ALLOW_THREADS
+    job->ctx = NULL;
+    job->closing = false;
+    core_sweep_dropped();
+}
+
 static PyObject *init(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -95,11 +148,11 @@ static PyObject *init(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "O|K", &process_sets, &comm)) {
         return NULL;
     }
-    if (core.ctx != NULL && core.pid != getpid()) {
-        core.ctx = NULL; // of the parent, which goes on using it
+    if (core.pid != getpid()) {
+        memset(core.jobs, 0, sizeof core.jobs); // of the parent, which goes on using them
         core.dropped = NULL;
     }
-    if (core.ctx != NULL) {
+    if (core.jobs[0].ctx != NULL) {
         Py_RETURN_NONE;
     }
     rank_sets_t sets;
@@ -112,21 +165,61 @@ static PyObject *init(PyObject *module, PyObject *args)
         .n_process_sets = sets.n,
         .mpi_comm = (uintptr_t)comm,
     };
-    char text[HVD_TEXT_BYTES] = "";
-    hvd_ctx_t *ctx = NULL;
-    hvd_status_t status;
-    Py_BEGIN_ALLOW_THREADS
-    status = hvd_init(&options, &ctx, text, sizeof text);
-    Py_END_ALLOW_THREADS
+    bool joined = join_job(&core.jobs[0], &options);
     sets_free(&sets);
-    if (status != HVD_OK) {
-        return core_raise(status, text, "");
+    if (!joined) {
+        return NULL;
     }
-    core_stack_open();
-    hvd_set_stack_source(ctx, core_stack, NULL);
-    core.ctx = ctx;
     core.pid = getpid();
-    core.life++;
+    Py_RETURN_NONE;
+}
+
+// One job more, described by an environment of its own: a tuple of "NAME=value".
+static PyObject *open_job(PyObject *module, PyObject *env)
+{
+    (void)module;
+    int number = 1;
+    while (number < CORE_JOBS && (core.jobs[number].ctx != NULL || core.jobs[number].closing)) {
+        number++;
+    }
+    if (core_context() == NULL || !PyTuple_Check(env) || number == CORE_JOBS) {
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_ValueError,
+                                               "open() takes a tuple, for at most %d groups",
+                                               CORE_JOBS - 1);
+    }
+    Py_ssize_t n = PyTuple_Size(env);
+    const char **variables = calloc((size_t)n + 1, sizeof *variables);
+    if (variables == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        variables[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(env, i), NULL);
+        if (variables[i] == NULL) {
+            free(variables);
+            return NULL;
+        }
+    }
+    job_t *job = &core.jobs[number];
+    hvd_options_t options = {.env = variables};
+    job->closing = true; // nobody else's while it is being joined
+    bool joined = join_job(job, &options);
+    job->closing = false;
+    free(variables);
+    return joined ? PyLong_FromLong((long)number << CORE_SET_BITS) : NULL;
+}
+
+static PyObject *close_job(PyObject *module, PyObject *set_object)
+{
+    (void)module;
+    int set = (int)PyLong_AsLong(set_object);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    unsigned number = (unsigned)set >> CORE_SET_BITS;
+    if (number > 0 && number < CORE_JOBS && core.pid == getpid()) {
+        leave_job(&core.jobs[number]);
+    }
     Py_RETURN_NONE;
 }
 
@@ -134,22 +227,9 @@ static PyObject *shutdown(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    hvd_ctx_t *ctx = core.ctx;
-    if (ctx == NULL || core.closing || core.pid != getpid()) {
-        Py_RETURN_NONE;
+    for (int i = CORE_JOBS; i-- > 0 && core.pid == getpid();) {
+        leave_job(&core.jobs[i]);
     }
-    core.closing = true;
-    while (core.n_inside > 0) { // they look up at the end of each slice of their wait
-        Py_BEGIN_ALLOW_THREADS
-        usleep(1000);
-        Py_END_ALLOW_THREADS
-    }
-    Py_BEGIN_ALLOW_THREADS
-    hvd_shutdown(ctx);
-    Py_END_ALLOW_THREADS
-    core.ctx = NULL;
-    core.closing = false;
-    core_sweep_dropped();
     Py_RETURN_NONE;
 }
 
@@ -157,14 +237,14 @@ static PyObject *is_initialized(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    return PyBool_FromLong(core.ctx != NULL && core.pid == getpid());
+    return PyBool_FromLong(core.jobs[0].ctx != NULL && core.pid == getpid());
 }
 
 static PyObject *context(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    return PyLong_FromVoidPtr(core.ctx);
+    return PyLong_FromVoidPtr(core.jobs[0].ctx);
 }
 
 static PyObject *health(PyObject *module, PyObject *unused)
@@ -357,7 +437,11 @@ static PyMethodDef methods[] = {
     {"init", init, METH_VARARGS,
      "init(process_sets, comm=0): joins the job; static sets as lists of ranks; handle of an MPI\n"
      "communicator with the ranks of the job."},
-    {"shutdown", shutdown, METH_NOARGS, "shutdown(): leaves the job."},
+    {"shutdown", shutdown, METH_NOARGS, "shutdown(): leaves the job, and those of open()."},
+    {"open", open_job, METH_O,
+     "open(environment) -> process set: joins one job more, of ranks that form a group; its ranks\n"
+     "are counted anew. environment: a tuple of NAME=value."},
+    {"close", close_job, METH_O, "close(process set): leaves a job of open()."},
     {"is_initialized", is_initialized, METH_NOARGS, "is_initialized() -> bool"},
     {"context", context, METH_NOARGS, "context(): address of the hvd_ctx_t, for other bindings."},
     {"health", health, METH_NOARGS, "health(): (status name, sentence)."},

@@ -14,8 +14,8 @@ import sys
 from horovod import _core
 
 # Whatever else these say is about the job of the launcher, which is not the one that begins here.
-_PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_MEETING = ("RENDEZVOUS_ADDR", "RENDEZVOUS_PORT", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT",
+PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+MEETING = ("RENDEZVOUS_ADDR", "RENDEZVOUS_PORT", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT",
             "SECRET_FILE", "SECRET_FD")
 
 
@@ -58,7 +58,7 @@ def gather_sets(comm, process_sets):
     return list(dict.fromkeys(ranks for of_rank in comm.allgather(mine) for ranks in of_rank))
 
 
-def _addresses():
+def own_addresses():
     """Where other hosts may find this one, and last where its own processes do."""
     import psutil  # here: every import of horovod would pay for it
 
@@ -76,7 +76,7 @@ def job_of(comm):
     if rank == 0:
         secret = secrets.token_bytes(32)
         server, port = _core.rendezvous_start("*", 0, secret)
-        card = (secret.hex(), port, _addresses())
+        card = (secret.hex(), port, own_addresses())
     secret, port, addresses = comm.bcast(card, root=0)
     readable, writable = os.pipe()
     os.write(writable, secret.encode())
@@ -84,7 +84,7 @@ def job_of(comm):
     values = {"RANK": rank, "SIZE": comm.Get_size(), "RENDEZVOUS_ADDR": addresses,
               "RENDEZVOUS_PORT": port, "SECRET_FD": readable}
     before = {name: os.environ.pop(name) for name in
-              (f"HOROVOD_{word}" for word in _PLACE + _MEETING) if name in os.environ}
+              (f"HOROVOD_{word}" for word in PLACE + MEETING) if name in os.environ}
     os.environ.update({f"HOROVOD_{word}": str(value) for word, value in values.items()})
     try:
         yield _handle_of(comm)

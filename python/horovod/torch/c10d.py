@@ -12,9 +12,12 @@ opens a rendezvous and tells the others through torch's own store, which should 
 job's secret just as it is with the job.
 
 Collectives start at once and complete in the order a thread of this module sees them done, so DDP
-overlaps them with the backward pass. Groups must hold all ranks; there are no point-to-point calls.
+overlaps them with the backward pass. A group of some of the ranks is a job of its own beside that
+of hvd.init(). There are no point-to-point calls.
 """
 import atexit
+import contextlib
+import datetime
 import importlib
 import os
 import queue
@@ -22,18 +25,20 @@ import secrets
 import socket
 import tempfile
 import threading
+import time
 
 import torch
 import torch.distributed as dist
 
 from horovod import _core
-from horovod.common import basics
+from horovod.common import basics, communicators
 from horovod.common.objects import broadcast_object
-from horovod.common.process_sets import global_process_set
+from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_ops
 from horovod.torch.adapter import DTYPES, is_plain
 
 END_S = 30.0  # longest wait for the thread below when the process ends
+LOOK_EVERY_S = 0.0005  # at a work that is waited for with a timeout
 
 _create_work = dist._create_work_from_future if hasattr(dist, "_create_work_from_future") \
     else torch._C._distributed_c10d._create_work_from_future
@@ -85,26 +90,55 @@ class _Completion:
         self._done.set_result(None)
 
 
-_wait = dist.Work.wait
+# A work that is made of a future cannot tell whether it is done, nor wait for a while only, nor of
+# an error. So these methods ask the future, for works that have one.
+
+_wait, _is_completed = dist.Work.wait, dist.Work.is_completed
 
 
-def _wait_and_raise(work, *args, **kwargs):
-    """Work.wait(), which does not tell of errors where the work is made of a future."""
-    done = _wait(work, *args, **kwargs)
+def _future_of(work):
+    try:
+        return work.get_future()
+    except RuntimeError:  # a work of another backend
+        return None
+
+
+def _wait_and_raise(work, timeout=datetime.timedelta(0)):
+    if timeout > datetime.timedelta(0):
+        _wait_for_a_while(work, timeout)
+    done = _wait(work)
     if _Completion.has_failed:  # some work of ours, ever: this one?
-        try:
-            future = work.get_future()
-        except RuntimeError:  # of another backend, which has none
-            return done
-        future.wait()
+        future = _future_of(work)
+        if future is not None:
+            future.wait()
     return done
 
 
+def _wait_for_a_while(work, timeout):
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the collective is not done after {timeout.total_seconds()} s; "
+                               "look for ranks that have not started it")
+        time.sleep(LOOK_EVERY_S)
+
+
+def _is_completed_or_done(work):
+    if _is_completed(work):
+        return True
+    future = _future_of(work)
+    return future is not None and future.done()
+
+
 dist.Work.wait = _wait_and_raise
+dist.Work.is_completed = _is_completed_or_done
 
 
 class _Finisher:
     """A thread that waits for handles in turn and completes their works.
+
+    What users have put behind a work runs on it too, and may wait for works it starts there: then
+    another thread takes over.
 
     It must be gone when the interpreter ends: a thread that comes back from PyTorch's code to a
     Python that is no more takes the process down with it.
@@ -121,11 +155,17 @@ class _Finisher:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._queue = queue.SimpleQueue()
-            self._thread = threading.Thread(target=self._run, name="hvd-c10d", daemon=True)
-            self._thread.start()
+            self._start()
+        elif threading.current_thread() is self._thread:
+            self._start(self._thread)
         completion = _Completion(handle, value, then)
         self._queue.put(completion)
         return completion.work
+
+    def _start(self, before=None):
+        self._thread = threading.Thread(target=self._run, args=(before,), name="hvd-c10d",
+                                        daemon=True)
+        self._thread.start()
 
     def _end(self):
         if self._pid == os.getpid():
@@ -133,10 +173,13 @@ class _Finisher:
             self._queue.put(None)
             self._thread.join(END_S)
 
-    def _run(self):
-        while (completion := self._queue.get()) is not None:
+    def _run(self, before):
+        me = threading.current_thread()
+        while self._thread is me and (completion := self._queue.get()) is not None:
             completion.finish()
             del completion  # its tensors are not to live on until the next comes
+        if before is not None:
+            before.join(END_S)
 
 
 _finisher = _Finisher()
@@ -155,12 +198,12 @@ def _base_class():
     return dist.ProcessGroup
 
 
-def _into(op, tensor, output, reduce=_core.SUM):
+def _into(op, tensor, output, process_set, reduce=_core.SUM):
     """Starts an operation whose output has known memory; None if that cannot be used as it is."""
     if not (is_plain(tensor) and is_plain(output)):
         return None
-    return _core.submit(op, None, DTYPES[tensor.dtype], reduce, 0, 0, 1.0, 1.0, tensor, output,
-                        None, False, None, None)
+    return _core.submit(op, None, DTYPES[tensor.dtype], reduce, 0, process_set.process_set_id, 1.0,
+                        1.0, tensor, output, None, False, None, None)
 
 
 class _Named:
@@ -180,11 +223,16 @@ _base = _base_class()
 
 
 class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,))):
-    """All collectives of a process group that holds every rank."""
+    """All collectives of a process group, on a process set that counts its ranks as the group."""
 
-    def __init__(self, rank, size):
+    def __init__(self, rank, size, process_set):
         _base.__init__(self, rank, size)
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._set = rank, size, process_set
+
+    def shutdown(self):
+        """What destroy_process_group() calls; the job of hvd.init() goes on."""
+        if self._set is not global_process_set:
+            _core.close(self._set.process_set_id)
 
     def getBackendName(self):
         return "hvd"
@@ -197,16 +245,17 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
     def allreduce(self, tensors, opts=None):
         reduce = _reduction(opts) if opts is not None else _core.SUM
         tensor = tensors[0]
-        handle = mpi_ops.allreduce_async_(tensor, op=reduce)
+        handle = mpi_ops.allreduce_async_(tensor, op=reduce, process_set=self._set)
         return _finisher.complete(handle, tensors)
 
     def allreduce_coalesced(self, tensors, opts=None):
         reduce = _reduction(opts) if opts is not None else _core.SUM
-        return _finisher.complete(mpi_ops.grouped_allreduce_async_(tensors, op=reduce), tensors)
+        handle = mpi_ops.grouped_allreduce_async_(tensors, op=reduce, process_set=self._set)
+        return _finisher.complete(handle, tensors)
 
     def reduce(self, tensors, opts):
         tensor = tensors[0]
-        handle = mpi_ops.allreduce_async(tensor, op=_reduction(opts))
+        handle = mpi_ops.allreduce_async(tensor, op=_reduction(opts), process_set=self._set)
         is_root = opts.rootRank == self._rank
         return _finisher.complete(handle, tensors, tensor.copy_ if is_root else None)
 
@@ -214,11 +263,11 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
         reduce = _reduction(opts) if opts is not None else _core.SUM
         rows = input.view(self._size, -1) if input.is_contiguous() else \
             input.reshape(self._size, -1)
-        handle = _into(_core.REDUCESCATTER, rows, output.view(1, -1), reduce) \
+        handle = _into(_core.REDUCESCATTER, rows, output.view(1, -1), self._set, reduce) \
             if output.is_contiguous() else None
         if handle is not None:
             return _finisher.complete(handle, [output])
-        handle = mpi_ops.reducescatter_async(rows, op=reduce)
+        handle = mpi_ops.reducescatter_async(rows, op=reduce, process_set=self._set)
         return _finisher.complete(handle, [output],
                                   lambda result: output.copy_(result.view(output.shape)))
 
@@ -238,15 +287,18 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
     # --- movements ---
 
     def broadcast(self, tensors, opts):
-        handle = mpi_ops.broadcast_async_(tensors[0], opts.rootRank)
+        handle = mpi_ops.broadcast_async_(tensors[0], opts.rootRank, process_set=self._set)
         return _finisher.complete(handle, tensors)
 
+    def _gather(self, input):
+        return mpi_ops.allgather_async(input.reshape(-1), process_set=self._set)
+
     def _allgather_base(self, output, input, opts=None):
-        handle = _into(_core.ALLGATHER, input.view(-1), output.view(-1)) \
+        handle = _into(_core.ALLGATHER, input.view(-1), output.view(-1), self._set) \
             if input.is_contiguous() and output.is_contiguous() else None
         if handle is not None:
             return _finisher.complete(handle, [output])
-        handle = mpi_ops.allgather_async(input.reshape(-1))
+        handle = self._gather(input)
         return _finisher.complete(handle, [output],
                                   lambda result: output.copy_(result.view(output.shape)))
 
@@ -266,7 +318,7 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
             for output, row in zip(outputs, result.split([o.numel() for o in outputs])):
                 output.copy_(row.view(output.shape))
 
-        return _finisher.complete(mpi_ops.allgather_async(input.reshape(-1)), output_lists, put)
+        return _finisher.complete(self._gather(input), output_lists, put)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         for outputs, input in zip(output_lists[:-1], inputs[:-1]):
@@ -281,7 +333,7 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
                 for output, row in zip(output_lists[0], result.view(self._size, -1)):
                     output.copy_(row.view(output.shape))
 
-        return _finisher.complete(mpi_ops.allgather_async(input.reshape(-1)), output_lists, put)
+        return _finisher.complete(self._gather(input), output_lists, put)
 
     def scatter(self, outputs, input_lists, opts):
         output = outputs[0]
@@ -290,13 +342,13 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
         if opts.rootRank == self._rank:
             n_rows = [output.numel()] * self._size
             rows = torch.cat([input.reshape(-1) for input in input_lists[0]])
-        handle = mpi_ops.alltoall_async(rows, n_rows)
+        handle = mpi_ops.alltoall_async(rows, n_rows, process_set=self._set)
         return _finisher.complete(handle, outputs,
                                   lambda result: output.copy_(result[0].view(output.shape)))
 
     def alltoall_base(self, output, input, output_splits, input_splits, opts=None):
         splits = list(input_splits) or None
-        handle = mpi_ops.alltoall_async(input, splits)
+        handle = mpi_ops.alltoall_async(input, splits, process_set=self._set)
         return _finisher.complete(handle, [output],
                                   lambda result: output.copy_(result[0].view(output.shape)))
 
@@ -304,7 +356,8 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
 
     def alltoall(self, outputs, inputs, opts=None):
         handle = mpi_ops.alltoall_async(torch.cat([input.reshape(-1) for input in inputs]),
-                                        [input.numel() for input in inputs])
+                                        [input.numel() for input in inputs],
+                                        process_set=self._set)
 
         def put(result):
             for output, row in zip(outputs, result[0].split([o.numel() for o in outputs])):
@@ -313,51 +366,78 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
         return _finisher.complete(handle, outputs, put)
 
     def barrier(self, opts=None):
-        handle = _core.submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0, 0, 1.0, 1.0, None,
-                              None, None, False, None, None)
+        handle = _core.submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0,
+                              self._set.process_set_id, 1.0, 1.0, None, None, None, False, None,
+                              None)
         return _finisher.complete(handle, [torch.empty(0)])
 
 
 # --- Joining --------------------------------------------------------------------------------------
 
+# What the environment says of the launcher's job, and may say of nobody else's.
+_OF_ANOTHER_JOB = ("HOROVOD_TIMELINE", "HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER",
+                   *(f"HOROVOD_{word}" for word in communicators.PLACE + communicators.MEETING))
 
-def _meet_through_store(store, rank, size):
-    """Makes the environment hvd.init() looks for, for ranks that horovodrun has not started."""
-    key = "hvd/rendezvous"
+
+@contextlib.contextmanager
+def _meeting(store, rank, size):
+    """The variables with which ranks that share a store of torch's find each other.
+
+    Rank 0 serves the rendezvous until it is left: everybody has joined then.
+    """
+    key, server = "hvd/rendezvous", None
     if rank == 0:
         secret = secrets.token_bytes(32)
-        addresses = {"127.0.0.1", os.environ.get("MASTER_ADDR", "127.0.0.1"), socket.gethostname()}
         server, port = _core.rendezvous_start("*", 0, secret)
-        _meet_through_store.server = server  # lives as long as the process
-        store.set(key, f"{','.join(sorted(addresses))} {port} {secret.hex()}")
+        store.set(key, f"{communicators.own_addresses()} {port} {secret.hex()}")
     addresses, port, secret = store.get(key).decode().split()
-    with tempfile.NamedTemporaryFile("w", delete=False) as file:  # mode 0600; read by init()
+    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600
         file.write(secret)
-    os.environ.update({
-        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
-        "HOROVOD_RENDEZVOUS_ADDR": addresses, "HOROVOD_RENDEZVOUS_PORT": port,
-        "HOROVOD_SECRET_FILE": file.name,
-    })
-    return file.name
-
-
-def _create(store, rank, size, timeout=None):
-    if not basics.is_initialized():
-        secret_file = None
-        if size > 1 and "HOROVOD_RENDEZVOUS_PORT" not in os.environ \
-                and "HOROVOD_SECRET_FD" not in os.environ:
-            secret_file = _meet_through_store(store, rank, size)
+        file.flush()
         try:
-            basics.init()
+            yield {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
+                   "HOROVOD_RENDEZVOUS_ADDR": addresses, "HOROVOD_RENDEZVOUS_PORT": port,
+                   "HOROVOD_SECRET_FILE": file.name}
         finally:
-            if secret_file is not None:
-                os.unlink(secret_file)
-                os.environ.pop("HOROVOD_SECRET_FILE", None)
-    if size != global_process_set.size() or rank != basics.rank():
-        raise NotImplementedError(
-            f"the hvd backend serves groups of all {global_process_set.size()} ranks; this group "
-            f"has {size}. Use another backend for it: new_group(ranks, backend=\"gloo\")")
-    return HvdBackend(rank, size)
+            if server is not None:
+                _core.rendezvous_stop(server)
+
+
+def _join_world(store, rank, size):
+    """hvd.init(), if nobody has called it, for ranks of a launcher or of torch's."""
+    launched = "HOROVOD_RENDEZVOUS_PORT" in os.environ or "HOROVOD_SECRET_FD" in os.environ
+    if basics.is_initialized() or size == 1 or launched:
+        basics.init()
+    else:
+        with _meeting(store, rank, size) as variables:
+            os.environ.update(variables)
+            try:
+                basics.init()
+            finally:
+                del os.environ["HOROVOD_SECRET_FILE"]
+    if (rank, size) != (basics.rank(), basics.size()):
+        raise ValueError(f"rank {rank} of {size} is rank {basics.rank()} of {basics.size()} of the "
+                         "job Horovod was initialized in")
+    return global_process_set
+
+
+def _join_group(store, rank, size):
+    """A job of the group's ranks alone: the others do not take part in making it."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
+    with _meeting(store, rank, size) as variables:
+        kept.update(variables)
+        group = ProcessSet(range(size))
+        group.process_set_id = _core.open(tuple(f"{name}={value}" for name, value in kept.items()))
+    return group
+
+
+def _create(options, _):
+    """What torch.distributed calls on the members of a new group."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    ranks = list(options.global_ranks_in_group)  # empty for the first group
+    is_world = not basics.is_initialized() or not ranks or ranks == list(range(basics.size()))
+    join = _join_world if is_world else _join_group
+    return HvdBackend(rank, size, join(store, rank, size))
 
 
 def _open_store(timeout, size, is_local):
@@ -399,4 +479,4 @@ def _stand_in_for_env():
 
 dist.register_rendezvous_handler("horovod", _rendezvous)
 _stand_in_for_env()
-dist.Backend.register_backend("hvd", _create, devices=["cpu"])
+dist.Backend.register_backend("hvd", _create, extended_api=True, devices=["cpu"])

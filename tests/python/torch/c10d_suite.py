@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed on the hvd backend, on every rank."""
+import datetime
+import importlib
 import os
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+import horovod.torch as hvd
 import horovod.torch.c10d  # noqa: F401 - registers the backend
 
 ROWS = 4
@@ -70,6 +73,56 @@ def check_mismatch(rank, size):
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size
+
+
+def check_works(rank, size):
+    """What a work says of itself, and a wait that gives up."""
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    work.wait()
+    assert work.is_completed() and work.get_future().done()
+    assert dist.barrier(async_op=True).wait(datetime.timedelta(seconds=60))
+    tensor = torch.ones(2)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        assert not work.is_completed()
+        try:
+            work.wait(datetime.timedelta(seconds=0.1))
+        except RuntimeError as error:
+            assert "not done after 0.1 s" in str(error)
+        else:
+            raise AssertionError("a rank that has not come was not missed")
+        hvd.broadcast_object("now")
+        work.wait()
+    else:
+        hvd.broadcast_object(None)
+        dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((2,), float(size)))
+
+
+def check_nested_works(rank, size):
+    """A function behind a work may start others and wait for them, as PowerSGD does."""
+    def again(future):
+        tensor = future.value()[0]
+        return [dist.all_reduce(tensor, async_op=True).get_future().wait()[0] * 2]
+
+    futures = [dist.all_reduce(torch.ones(2), async_op=True).get_future().then(again)
+               for _ in range(3)]
+    for future in futures:
+        assert torch.equal(future.wait()[0], torch.full((2,), 2. * size * size))
+    hooks = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    torch.manual_seed(1)
+    model = nn.Linear(16, 16)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    parallel.register_comm_hook(hooks.PowerSGDState(None, start_powerSGD_iter=2),
+                                hooks.powerSGD_hook)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        parallel(torch.randn(4, 16)).pow(2).sum().backward()
+        optimizer.step()
+    weights = [torch.empty(16, 16) for _ in range(size)]
+    dist.all_gather(weights, model.weight.detach())
+    assert all(torch.equal(weights[0], other) for other in weights)
 
 
 def make_model():
@@ -150,11 +203,78 @@ def run(started_by):
         dist.init_process_group("hvd", init_method=f"file://{store}", rank=rank, world_size=size)
     check_collectives(rank, size)
     check_mismatch(rank, size)
+    check_works(rank, size)
+    check_nested_works(rank, size)
     check_ddp(rank, size)
     check_zero(rank, size)
     found = check_fsdp2(rank, size)
     print(found)
     dist.barrier()
+    dist.destroy_process_group()
+    return True
+
+
+def check_group(rank, ranks, group):
+    """The collectives of a group whose ranks are counted anew."""
+    n, me = len(ranks), ranks.index(rank)
+    assert (dist.get_rank(group), dist.get_world_size(group)) == (me, n)
+    tensor = torch.full((3,), float(rank))
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, torch.full((3,), float(sum(ranks))))
+    tensor = torch.tensor([float(rank)])
+    dist.broadcast(tensor, ranks[-1], group=group)
+    assert tensor.item() == ranks[-1]
+    whole, part = torch.empty(n), torch.empty(1)
+    dist.all_gather_into_tensor(whole, torch.tensor([float(rank)]), group=group)
+    assert whole.tolist() == ranks
+    dist.reduce_scatter_tensor(part, whole, group=group)
+    assert part.item() == n * rank
+    dist.all_to_all_single(whole, torch.arange(float(n)), group=group)
+    assert whole.tolist() == [me] * n
+    objects = [None] * n
+    dist.all_gather_object(objects, rank, group=group)
+    assert objects == ranks
+    dist.barrier(group=group)
+
+
+def check_two_dimensions(rank, size):
+    """A mesh of groups: sharded along one dimension, replicated along the other."""
+    if not hasattr(dist, "device_mesh"):
+        return
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
+    for name in ("dp", "tp"):
+        group = mesh.get_group(name)
+        check_group(rank, dist.get_process_group_ranks(group), group)
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        return
+    from torch.distributed.fsdp import fully_shard
+    alone, ours = make_model(), make_model()
+    fully_shard(ours, mesh=mesh)
+    train(ours, torch.optim.SGD(ours.parameters(), lr=0.1), rank, size, True)
+    train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), rank, size, False)
+    for p, q in zip(ours.parameters(), alone.parameters()):
+        assert torch.allclose(p.full_tensor(), q, atol=1e-5)
+
+
+def groups():
+    """Groups of some of the ranks, made and destroyed while the others do not take part."""
+    dist.init_process_group("hvd")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shared = [1, 2]
+    crossing = dist.new_group(shared)
+    for _ in range(3):  # whoever is done leaves, while the others may still receive
+        pairs = [[0, size - 1], list(range(1, size - 1))]
+        made = [dist.new_group(ranks) for ranks in pairs]
+        for ranks, group in zip(pairs, made):
+            if rank in ranks:
+                check_group(rank, ranks, group)
+                dist.destroy_process_group(group)
+    if rank in shared:
+        check_group(rank, shared, crossing)
+    check_two_dimensions(rank, size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
     dist.destroy_process_group()
     return True
 

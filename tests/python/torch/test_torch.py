@@ -52,6 +52,10 @@ def test_torch_distributed(started_by, tmp_path):
     assert run_ranks(2, "torch/c10d_suite", "run", started_by, env=env) == [True, True]
 
 
+def test_torch_distributed_groups():
+    assert run_ranks(4, "torch/c10d_suite", "groups", hosts=2) == [True] * 4
+
+
 def test_torch_distributed_when_a_rank_leaves():
     told, _ = run_ranks(2, "torch/c10d_suite", "leave", codes=[0, 1])
     assert len(told) == 4 and all("Rank 1" in text for text in told), told
