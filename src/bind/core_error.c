@@ -69,10 +69,11 @@ typedef struct site {
 
 #define N_SITES 64 // a power of two
 
-// Does the code belong to the package, or stand between two of its frames, as PyTorch's
-// Function.apply does in some versions?
+// Does the code belong to the package, or stand between it and the user's, as PyTorch's backward()
+// and Function.apply() do?
 static bool is_ours(PyObject *file)
 {
+    static const char *const between[] = {"-packages/torch/", "/torch/autograd/function.py"};
     if (core.package == NULL || !PyUnicode_Check(file)) {
         return false;
     }
@@ -80,7 +81,12 @@ static bool is_ours(PyObject *file)
         return true;
     }
     const char *name = PyUnicode_AsUTF8AndSize(file, NULL);
-    return name != NULL && strstr(name, "/torch/autograd/function.py") != NULL;
+    for (size_t i = 0; name != NULL && i < sizeof between / sizeof between[0]; i++) {
+        if (strstr(name, between[i]) != NULL) {
+            return true;
+        }
+    }
+    return false;
 }
 
 // Takes over the reference to the code.

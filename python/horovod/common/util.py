@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small things several packages need."""
+import sys
 import warnings
 
 from horovod.common.basics import Adasum, Average, Sum
+from horovod.common.exceptions import PACKAGE_FOLDER
 
 
 def handle_average_backwards_compatibility(op, average):
@@ -14,8 +16,19 @@ def handle_average_backwards_compatibility(op, average):
     if average is None:
         return Average
     warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning,
-                  stacklevel=3)
+                  stacklevel=_users_level())
     return Average if average else Sum
+
+
+def _users_level():
+    """stacklevel, for the caller, of the innermost frame outside of this package.
+
+    Python shows a DeprecationWarning only where it is about a line of the program itself.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def num_rank_is_power_2(num_rank):

@@ -78,13 +78,25 @@ def _to_host(tensor):
     return host
 
 
+def _as_dtype(wire, like):
+    if like.is_complex():
+        return torch.view_as_complex(wire)
+    return wire.view(like.dtype) if like.dtype in MOVED_AS else wire
+
+
 def from_wire(wire, like):
     """The values of a plain tensor, in the dtype and on the device of `like`."""
-    if like.is_complex():
-        wire = torch.view_as_complex(wire)
-    elif like.dtype in MOVED_AS:
-        wire = wire.view(like.dtype)
-    return wire if like.is_cpu else wire.to(like.device)
+    value = _as_dtype(wire, like)
+    return value if like.is_cpu else value.to(like.device)
+
+
+def write_back(wire, output):
+    """Gives the output, of any kind, the values of a plain tensor; returns the output."""
+    with torch.no_grad():
+        value = _as_dtype(wire, output)
+        if value.data_ptr() != output.data_ptr():
+            output.copy_(value)  # on a device: in the order of its current stream
+    return output
 
 
 def from_memory(memory, shape, dtype):

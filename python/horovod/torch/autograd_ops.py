@@ -3,6 +3,10 @@
 
 What the gradient of each is, users' scripts rely on; those of allgather and broadcast are averages,
 although sums would be the derivative.
+
+Each is a class with three static methods: run() is the collective, keep() notes what backward()
+needs. PyTorch has two ways to call such a class. The usual one is fast, the other is understood by
+torch.func; a compiled graph takes the operators of custom_ops.py instead.
 """
 import torch
 
@@ -12,69 +16,105 @@ from horovod.common.process_sets import global_process_set
 from horovod.torch import mpi_ops
 from horovod.torch.compression import Compression
 
+_in_functional_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+
+class _Collective(torch.autograd.Function):
+    """run(*inputs) -> output; keep(ctx, inputs, output); backward(ctx, *grads)."""
+
+    def __init_subclass__(cls):
+        def forward(ctx, *inputs):
+            output = cls.run(*inputs)
+            cls.keep(ctx, inputs, output)
+            return output
+
+        cls.forward = staticmethod(forward)
+        rules = {"forward": cls.run, "setup_context": cls.keep, "backward": cls.backward}
+        if hasattr(cls, "batched"):
+            rules["vmap"] = cls.batched
+        cls.functional = type(cls.__name__, (torch.autograd.Function,),
+                              {name: staticmethod(rule) for name, rule in rules.items()})
+
+    @classmethod
+    def call(cls, *inputs):
+        return (cls.functional if _in_functional_transform() else cls).apply(*inputs)
+
+
+def _compress_all(compression, tensors):
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    return [wire for wire, _ in pairs], [ctx for _, ctx in pairs]
+
+
 # --- allreduce ------------------------------------------------------------------------------------
 
 
-class HorovodAllreduce(torch.autograd.Function):
+class HorovodAllreduce(_Collective):
     """The gradient is reduced the same way."""
 
     @staticmethod
-    def forward(ctx, tensor, average, name, op, prescale_factor, postscale_factor, process_set):
+    def run(tensor, average, name, op, prescale_factor, postscale_factor, process_set):
         op = mpi_ops._reduction(op, average, process_set)
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
         return mpi_ops._same_shape(
             _core.ALLREDUCE, mpi_ops._named("allreduce", name), tensor, mpi_ops._like(tensor), op,
             0, process_set, prescale_factor, postscale_factor, True).wait()
 
     @staticmethod
+    def keep(ctx, inputs, output):
+        ctx.arguments = (inputs[1], None, *inputs[3:])
+
+    @staticmethod
     def backward(ctx, grad_output):
-        op, pre, post, process_set = ctx.arguments
-        grad = allreduce(grad_output, op=op, prescale_factor=pre, postscale_factor=post,
-                         process_set=process_set)
-        return grad, None, None, None, None, None, None
+        return (HorovodAllreduce.call(grad_output, *ctx.arguments), *[None] * 6)
+
+    @staticmethod
+    def batched(info, dims, tensor, *arguments):
+        return HorovodAllreduce.call(tensor, *arguments), dims[0]
 
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None,
               prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set):
     """The tensor reduced over all members, as a new tensor."""
+    op = mpi_ops._reduction(op, average, process_set)
     if tensor.is_sparse:
-        op = mpi_ops._reduction(op, average, process_set)
         return mpi_ops.sparse_allreduce_async(tensor, name or "sparse", op, process_set)()
     wire, ctx = compression.compress(tensor)
     if mpi_ops._is_compiling():
-        op = mpi_ops._reduction(op, average, process_set)
         reduced = torch.ops.horovod.allreduce(wire, name, op, prescale_factor, postscale_factor,
                                               process_set.process_set_id)
     else:
-        reduced = HorovodAllreduce.apply(wire, average, name, op, prescale_factor,
-                                         postscale_factor, process_set)
+        reduced = HorovodAllreduce.call(wire, None, name, op, prescale_factor, postscale_factor,
+                                        process_set)
     return compression.decompress(reduced, ctx)
 
 
-class HorovodGroupedAllreduce(torch.autograd.Function):
+class HorovodGroupedAllreduce(_Collective):
     """The gradients are reduced the same way, as a group."""
 
     @staticmethod
-    def forward(ctx, average, name, op, prescale_factor, postscale_factor, process_set, *tensors):
-        op = mpi_ops._reduction(op, average, process_set)
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        return mpi_ops.grouped_allreduce_async(tensors, None, name, op, prescale_factor,
+    def run(average, name, op, prescale_factor, postscale_factor, process_set, *tensors):
+        return mpi_ops.grouped_allreduce_async(tensors, average, name, op, prescale_factor,
                                                postscale_factor, process_set).wait()
 
     @staticmethod
+    def keep(ctx, inputs, output):
+        ctx.arguments = (inputs[0], None, *inputs[2:6])
+
+    @staticmethod
     def backward(ctx, *grad_outputs):
-        op, pre, post, process_set = ctx.arguments
-        grads = grouped_allreduce(grad_outputs, op=op, prescale_factor=pre, postscale_factor=post,
-                                  process_set=process_set)
-        return (None, None, None, None, None, None, *grads)
+        return (*[None] * 6, *HorovodGroupedAllreduce.call(*ctx.arguments, *grad_outputs))
 
 
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None,
                       prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set):
     """All tensors reduced over all members, as a list of new tensors."""
-    wires, contexts = zip(*(compression.compress(tensor) for tensor in tensors))
-    reduced = HorovodGroupedAllreduce.apply(average, name, op, prescale_factor, postscale_factor,
-                                            process_set, *wires)
+    op = mpi_ops._reduction(op, average, process_set)
+    wires, contexts = _compress_all(compression, tensors)
+    if mpi_ops._is_compiling():
+        reduced = torch.ops.horovod.grouped_allreduce(wires, name, op, prescale_factor,
+                                                      postscale_factor, process_set.process_set_id)
+    else:
+        reduced = HorovodGroupedAllreduce.call(None, name, op, prescale_factor, postscale_factor,
+                                               process_set, *wires)
     return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts)]
 
 
@@ -89,13 +129,16 @@ def _own_rows(grad, n_rows, process_set):
     return averaged[start:start + n_rows]
 
 
-class HorovodAllgather(torch.autograd.Function):
+class HorovodAllgather(_Collective):
     """The gradient is averaged; each member takes the rows it gave."""
 
     @staticmethod
-    def forward(ctx, tensor, name, process_set):
-        ctx.arguments = (tensor.shape[0] if tensor.dim() > 0 else 1, process_set)
+    def run(tensor, name, process_set):
         return mpi_ops.allgather_async(tensor, name, process_set).wait()
+
+    @staticmethod
+    def keep(ctx, inputs, output):
+        ctx.arguments = (inputs[0].shape[0], inputs[2])
 
     @staticmethod
     def backward(ctx, grad_output):
@@ -106,16 +149,19 @@ def allgather(tensor, name=None, process_set=global_process_set):
     """The tensors of all members, one after the other along the first dimension."""
     if mpi_ops._is_compiling():
         return torch.ops.horovod.allgather(tensor, name, process_set.process_set_id)
-    return HorovodAllgather.apply(tensor, name, process_set)
+    return HorovodAllgather.call(tensor, name, process_set)
 
 
-class HorovodGroupedAllgather(torch.autograd.Function):
+class HorovodGroupedAllgather(_Collective):
     """As allgather, for each tensor."""
 
     @staticmethod
-    def forward(ctx, name, process_set, *tensors):
-        ctx.arguments = ([tensor.shape[0] for tensor in tensors], process_set)
+    def run(name, process_set, *tensors):
         return mpi_ops.grouped_allgather_async(tensors, name, process_set).wait()
+
+    @staticmethod
+    def keep(ctx, inputs, output):
+        ctx.arguments = ([tensor.shape[0] for tensor in inputs[2:]], inputs[1])
 
     @staticmethod
     def backward(ctx, *grad_outputs):
@@ -126,21 +172,27 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
 def grouped_allgather(tensors, name=None, process_set=global_process_set):
     """A tuple of gathered tensors."""
-    return HorovodGroupedAllgather.apply(name, process_set, *tensors)
+    if mpi_ops._is_compiling():
+        return tuple(torch.ops.horovod.grouped_allgather(list(tensors), name,
+                                                         process_set.process_set_id))
+    return HorovodGroupedAllgather.call(name, process_set, *tensors)
 
 
 # --- broadcast ------------------------------------------------------------------------------------
 
 
-class HorovodBroadcast(torch.autograd.Function):
+class HorovodBroadcast(_Collective):
     """The gradient is averaged on the root, zero elsewhere."""
 
     @staticmethod
-    def forward(ctx, tensor, root_rank, name, process_set):
-        ctx.arguments = (root_rank, process_set)
+    def run(tensor, root_rank, name, process_set):
         return mpi_ops._same_shape(
             _core.BROADCAST, mpi_ops._named("broadcast", name), tensor, mpi_ops._like(tensor), None,
             root_rank, process_set, 1.0, 1.0, True).wait()
+
+    @staticmethod
+    def keep(ctx, inputs, output):
+        ctx.arguments = (inputs[1], inputs[3])
 
     @staticmethod
     def backward(ctx, grad_output):
@@ -149,37 +201,47 @@ class HorovodBroadcast(torch.autograd.Function):
         grad = averaged if rank() == root_rank else torch.zeros_like(averaged)
         return grad, None, None, None
 
+    @staticmethod
+    def batched(info, dims, tensor, *arguments):
+        return HorovodBroadcast.call(tensor, *arguments), dims[0]
+
 
 def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     """The tensor of the root rank (a global rank), as a new tensor."""
     if mpi_ops._is_compiling():
         return torch.ops.horovod.broadcast(tensor, root_rank, name, process_set.process_set_id)
-    return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
+    return HorovodBroadcast.call(tensor, root_rank, name, process_set)
 
 
 # --- alltoall -------------------------------------------------------------------------------------
 
 
-class HorovodAlltoall(torch.autograd.Function):
+class HorovodAlltoall(_Collective):
     """The gradient goes back the way the rows came."""
 
     @staticmethod
-    def forward(ctx, tensor, splits, name, process_set):
-        output, received = mpi_ops.alltoall_async(tensor, splits, name, process_set).wait()
-        ctx.process_set = process_set
-        ctx.received = received.to(torch.int32).cpu()
+    def run(tensor, splits, name, process_set):
+        return mpi_ops.alltoall_async(tensor, splits, name, process_set).wait()
+
+    @staticmethod
+    def keep(ctx, inputs, output):
+        received = output[1]
+        ctx.arguments = (received.to(torch.int32).cpu(), None, inputs[3])
         ctx.mark_non_differentiable(received)
-        return output, received
 
     @staticmethod
     def backward(ctx, grad_output, _):
-        grad, _ = HorovodAlltoall.apply(grad_output, ctx.received, None, ctx.process_set)
+        grad, _ = HorovodAlltoall.call(grad_output, *ctx.arguments)
         return grad, None, None, None
 
 
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     """Rows for each member out, rows from each in; with splits also how many came from each."""
-    output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)
+    if mpi_ops._is_compiling():
+        output, received = torch.ops.horovod.alltoall(tensor, mpi_ops._as_splits(splits), name,
+                                                      process_set.process_set_id)
+    else:
+        output, received = HorovodAlltoall.call(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
 
@@ -192,18 +254,22 @@ def _gathered(grad, op, process_set, factor):
     return allgather(grad * factor if factor != 1 else grad, process_set=process_set)
 
 
-class HorovodReducescatter(torch.autograd.Function):
+class HorovodReducescatter(_Collective):
     """The gradient is gathered, scaled as the tensor was."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
-        ctx.arguments = (op, process_set, prescale_factor * postscale_factor)
+    def run(tensor, name, op, process_set, prescale_factor, postscale_factor):
         return mpi_ops.reducescatter_async(tensor, name, op, process_set, prescale_factor,
                                            postscale_factor).wait()
 
     @staticmethod
+    def keep(ctx, inputs, output):
+        op, process_set, prescale_factor, postscale_factor = inputs[2:]
+        ctx.arguments = (op, process_set, prescale_factor * postscale_factor)
+
+    @staticmethod
     def backward(ctx, grad_output):
-        return _gathered(grad_output, *ctx.arguments), None, None, None, None, None
+        return (_gathered(grad_output, *ctx.arguments), *[None] * 5)
 
 
 def reducescatter(tensor, name=None, compression=Compression.none, op=Average,
@@ -214,31 +280,39 @@ def reducescatter(tensor, name=None, compression=Compression.none, op=Average,
         reduced = torch.ops.horovod.reducescatter(wire, name, op, prescale_factor, postscale_factor,
                                                   process_set.process_set_id)
     else:
-        reduced = HorovodReducescatter.apply(wire, name, op, process_set, prescale_factor,
-                                             postscale_factor)
+        reduced = HorovodReducescatter.call(wire, name, op, process_set, prescale_factor,
+                                            postscale_factor)
     return compression.decompress(reduced, ctx)
 
 
-class HorovodGroupedReducescatter(torch.autograd.Function):
+class HorovodGroupedReducescatter(_Collective):
     """As reducescatter, for each tensor."""
 
     @staticmethod
-    def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
-        ctx.arguments = (op, process_set, prescale_factor * postscale_factor)
+    def run(name, op, process_set, prescale_factor, postscale_factor, *tensors):
         return tuple(mpi_ops.grouped_reducescatter_async(tensors, name, op, process_set,
                                                          prescale_factor, postscale_factor).wait())
 
     @staticmethod
+    def keep(ctx, inputs, output):
+        op, process_set, prescale_factor, postscale_factor = inputs[1:5]
+        ctx.arguments = (op, process_set, prescale_factor * postscale_factor)
+
+    @staticmethod
     def backward(ctx, *grad_outputs):
         grads = [_gathered(grad, *ctx.arguments) for grad in grad_outputs]
-        return (None, None, None, None, None, *grads)
+        return (*[None] * 5, *grads)
 
 
 def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=Average,
                           process_set=global_process_set, prescale_factor=1.0,
                           postscale_factor=1.0):
     """A list with this member's rows of each tensor reduced over all members."""
-    wires, contexts = zip(*(compression.compress(tensor) for tensor in tensors))
-    reduced = HorovodGroupedReducescatter.apply(name, op, process_set, prescale_factor,
-                                                postscale_factor, *wires)
+    wires, contexts = _compress_all(compression, tensors)
+    if mpi_ops._is_compiling():
+        reduced = torch.ops.horovod.grouped_reducescatter(
+            wires, name, op, prescale_factor, postscale_factor, process_set.process_set_id)
+    else:
+        reduced = HorovodGroupedReducescatter.call(name, op, process_set, prescale_factor,
+                                                   postscale_factor, *wires)
     return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts)]

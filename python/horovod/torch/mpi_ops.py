@@ -17,7 +17,8 @@ from horovod.common.basics import (  # noqa: F401 - exported
 from horovod.common.exceptions import HorovodInternalError  # noqa: F401 - exported
 from horovod.common.process_sets import global_process_set
 from horovod.common.util import check_adasum, handle_average_backwards_compatibility
-from horovod.torch.adapter import DTYPES, from_memory, from_wire, is_plain, to_wire
+from horovod.torch.adapter import (DTYPES, from_memory, from_wire, is_plain, to_wire,
+                                   write_back)
 
 _submit = _core.submit
 _Handle = _core.Handle
@@ -66,21 +67,13 @@ def _same_shape(op, name, tensor, output, reduce, root, process_set, pre=1.0, po
                        output, None)
     wire, into = _wires(tensor, output, reduce)
     return _submit(op, name, DTYPES[wire.dtype], red, root, set_id, pre, post, wire, into, None,
-                   waits, None, lambda _: _write_back(output, into))
+                   waits, None, lambda _: write_back(into, output))
 
 
 def _wires(tensor, output, reduce):
     wire = to_wire(tensor, reduce)
     shares = wire.data_ptr() == tensor.data_ptr() and output is not tensor
     return wire, torch.empty_like(wire) if shares else wire
-
-
-def _write_back(output, wire):
-    with torch.no_grad():
-        value = from_wire(wire, output)
-        if value.data_ptr() != output.data_ptr():
-            output.copy_(value)
-    return output
 
 
 def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post):
@@ -106,7 +99,7 @@ def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post
         for part in parts.values():
             for i, _wire, into in part:
                 if into is not outputs[i]:
-                    _write_back(outputs[i], into)
+                    write_back(into, outputs[i])
         return outputs
 
     return JointHandle(handles, assemble)
@@ -203,6 +196,11 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
 def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0,
                        postscale_factor=1.0, process_set=global_process_set):
     """Reduces all tensors over all members, in place."""
+    if _is_compiling():
+        op = _reduction(op, average, process_set)
+        torch.ops.horovod.grouped_allreduce_(list(tensors), name, op, prescale_factor,
+                                             postscale_factor, process_set.process_set_id)
+        return tuple(tensors)
     return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor,
                                     process_set).wait()
 
@@ -244,6 +242,9 @@ def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_se
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     """Gives the tensor the values it has on the root rank, a global rank; in place."""
+    if _is_compiling():
+        torch.ops.horovod.broadcast_(tensor, root_rank, name, process_set.process_set_id)
+        return tensor
     return _start_broadcast(tensor, None, name, None, root_rank, 1.0, 1.0, process_set,
                             True).wait()
 
@@ -302,23 +303,23 @@ def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
                               process_set, tuple)
 
 
-def _read_splits(splits):
-    """(list for the core, what the received splits shall be like)"""
+def _as_splits(splits):
+    """How many rows go to whom: None, or a tensor whose device the received splits will be on."""
     if splits is None:
-        return None, None
+        return None
     if not isinstance(splits, torch.Tensor):
         splits = torch.tensor(splits, dtype=torch.int32)
     if splits.dim() != 1:
         raise ValueError("alltoall expects a 1D splits tensor")
     if splits.dtype != torch.int32:
         raise ValueError("alltoall expects splits to contain 32-bit integer elements.")
-    return splits.tolist(), splits
+    return splits
 
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
     """Starts an alltoall; the handle gives (output, received_splits)."""
-    rows, like = _read_splits(splits)
-    device = like.device if like is not None else None
+    splits = _as_splits(splits)
+    rows, device = (splits.tolist(), splits.device) if splits is not None else (None, None)
 
     def finish(handle, outputs):
         received = torch.tensor(handle.received_splits, dtype=torch.int32, device=device)
@@ -356,6 +357,9 @@ def join(device=-1):
 
 def barrier(process_set=global_process_set):
     """Returns when all members have called it."""
+    if _is_compiling():
+        torch.ops.horovod.barrier(process_set.process_set_id)
+        return
     _submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0, process_set.process_set_id, 1.0, 1.0,
             None, None, None, True, None, None).wait()
 

@@ -11,6 +11,7 @@ import os
 import warnings
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from horovod import _core
 from horovod.common.basics import Adasum, Average, size
@@ -23,6 +24,7 @@ from horovod.torch.mpi_ops import (JointHandle, allreduce_async_, grouped_allred
                                    sparse_allreduce_async, synchronize)
 
 _WAITING = object()  # handle of a gradient whose group is not complete yet
+_attached = WeakIdKeyDictionary()  # parameter -> what takes its hook away again
 
 
 def _parameters(optimizer):
@@ -113,7 +115,6 @@ class _DistributedOptimizer:
         self._postscale = gradient_predivide_factor
         self._hooks = {}  # parameter -> GradientHook
         self._after = {}  # parameter -> what to do with the result, for the slow ways
-        self._registrations = []
         self._sparse = {}  # parameter -> sparse dimensions, where gradients were sparse
         self._groups = {}  # parameter -> _Group
         self._synchronized = False
@@ -150,7 +151,9 @@ class _DistributedOptimizer:
                     continue
                 name = self._parameter_names.setdefault(p, f"allreduce.noname.{g}.{i}")
                 self._hooks[p] = self._make_hook(p, name)
-                self._registrations.append(self._attach(p, self._hooks[p]))
+                if p in _attached:  # of an optimizer this one replaces: one gradient, one hook
+                    _attached[p].remove()
+                _attached[p] = p.register_post_accumulate_grad_hook(self._hooks[p])
 
     def _make_hook(self, p, name):
         slow = (self._compression is not Compression.none or p in self._groups
@@ -159,13 +162,6 @@ class _DistributedOptimizer:
                    self.process_set.process_set_id, self._prescale, self._postscale)
         return _core.GradientHook(name, p.dtype, torch.strided, self._submit_slowly, request, slow,
                                   self.backward_passes_per_step)
-
-    @staticmethod
-    def _attach(p, hook):
-        if hasattr(p, "register_post_accumulate_grad_hook"):
-            return p.register_post_accumulate_grad_hook(hook)
-        node = p.expand_as(p).grad_fn.next_functions[0][0]  # kept alive by what is returned
-        return node, node.register_hook(lambda *_: hook(p))
 
     def _submit_slowly(self, hook, p):
         """Everything that is not the allreduce of a plain gradient in place; returns a handle."""
@@ -294,6 +290,17 @@ class _DistributedOptimizer:
         finally:
             self._should_synchronize = True
 
+    def _reducing(self, closure):
+        """The closure, with the gradients it computes reduced each time it has."""
+        def evaluate():
+            self._synchronized = False
+            loss = closure()
+            if not self._synchronized:
+                self.synchronize()
+            return loss
+
+        return evaluate
+
     def step(self, closure=None):
         """Waits for the gradients and makes the step of the user's optimizer."""
         if self._should_synchronize:
@@ -303,9 +310,14 @@ class _DistributedOptimizer:
                     "optimizer.synchronize(). This can cause training slowdown. You may want to "
                     "consider using optimizer.skip_synchronize() context if you use "
                     "optimizer.synchronize() in your code.", stacklevel=2)
-            self.synchronize()
-        self._synchronized = False
-        return super().step(closure) if closure is not None else super().step()
+            if closure is None:
+                self.synchronize()
+            else:
+                closure = self._reducing(closure)
+        try:
+            return super().step(closure) if closure is not None else super().step()
+        finally:
+            self._synchronized = False
 
     def zero_grad(self, *args, **kwargs):
         """As the user's optimizer does, once no gradient is on its way."""
@@ -400,6 +412,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     groups = _check_groups(num_groups, groups)
     names = _check_names(named_parameters, optimizer)
     check_adasum(op, process_set, size())
+    if process_set.process_set_id is None:
+        raise ValueError("Process set provided does not exist, or has not been registered.")
     mixin = _AdasumOptimizer if op == Adasum and size() > 1 else _DistributedOptimizer
     base = type(optimizer)
     cls = type(base.__name__, (mixin, base), {"__module__": base.__module__})

@@ -116,8 +116,12 @@ class Reductions(Suite):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             out = hvd.allreduce(mine, average=False, process_set=self.set)
+            hvd.allreduce_(mine.clone(), True, process_set=self.set)
+            hvd.grouped_allreduce([mine], average=True, process_set=self.set)
         assert torch.equal(out, torch.ones(2) * sum(range(self.n)))
-        assert any(issubclass(item.category, DeprecationWarning) for item in caught)
+        about = [item.filename for item in caught
+                 if issubclass(item.category, DeprecationWarning)]
+        assert about == [__file__] * 3  # the lines above: elsewhere Python would not show them
         with pytest.raises(ValueError):
             hvd.allreduce(mine, average=True, op=hvd.Sum, process_set=self.set)
 
@@ -132,6 +136,23 @@ class Reductions(Suite):
         out = hvd.grouped_allreduce_(mixed, name="m", op=hvd.Sum, process_set=self.set)
         assert isinstance(out, tuple) and all(a is b for a, b in zip(out, mixed))
         assert all(torch.equal(t, torch.full_like(t, self.n)) for t in mixed)
+
+    def check_groups_of_nothing(self):
+        assert hvd.grouped_allreduce([], process_set=self.set) == []
+        assert hvd.grouped_allreduce_([], process_set=self.set) == ()
+        assert hvd.grouped_allgather([], process_set=self.set) == ()
+        assert hvd.grouped_reducescatter([], process_set=self.set) == []
+
+    def check_bool(self):
+        mine = torch.tensor([True, False, self.me == 0])
+        several = self.n > 1
+        for op, last in ((hvd.Sum, True), (hvd.Max, True), (hvd.Min, not several),
+                         (hvd.Product, not several)):
+            out = hvd.allreduce(mine, op=op, process_set=self.set)
+            assert out.dtype == torch.bool and out.tolist() == [True, False, last]
+        for average in (hvd.allreduce, hvd.allreduce_, hvd.reducescatter):
+            with pytest.raises(ValueError, match="not supported"):
+                average(mine, process_set=self.set)
 
     def check_strided_tensors(self):
         for source in (torch.arange(12.).view(3, 4).t(), torch.arange(10.)[::2],
@@ -155,6 +176,29 @@ class Reductions(Suite):
         assert torch.equal(out, torch.tensor([1 - 2j, -3j]) * self.n)
         with pytest.raises(ValueError, match="complex"):
             hvd.allreduce(mine, op=hvd.Max, process_set=self.set)
+
+    def check_tensors_that_are_not_on_the_host(self):
+        """They go through host memory; here only a stand-in that says it is elsewhere."""
+        class Far(torch.Tensor):
+            is_cpu = False
+
+        for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+            mine = (torch.ones(4) * (self.me + 1)).to(dtype).as_subclass(Far)
+            total = torch.full((4,), self.n * (self.n + 1) / 2).to(dtype)
+            out = hvd.allreduce(mine, op=hvd.Sum, process_set=self.set)
+            assert torch.equal(out, total) and out.data_ptr() != mine.data_ptr()
+            copies = [mine.clone(), mine.clone()]
+            handle = hvd.allreduce_async_(copies[0], op=hvd.Sum, process_set=self.set)
+            assert torch.equal(copies[0], mine)  # what is on its way is the copy
+            assert hvd.synchronize(handle) is copies[0] and torch.equal(copies[0], total)
+            hvd.grouped_allreduce_([copies[1]], op=hvd.Sum, process_set=self.set)
+            assert torch.equal(copies[1], total)
+            root = self.ranks[-1]
+            assert hvd.broadcast_(mine, root, process_set=self.set) is mine
+            assert torch.equal(mine, torch.full((4,), float(self.n)).to(dtype))
+            for gathered in (hvd.allgather(mine, process_set=self.set),
+                             *hvd.grouped_allgather([mine], process_set=self.set)):
+                assert torch.equal(gathered, torch.cat([mine] * self.n))
 
     def check_many_in_flight_and_out_of_order(self):
         handles = {}
@@ -344,6 +388,27 @@ class Gradients(Suite):
             assert torch.equal(grad, ones * factor)
 
 
+    def check_under_torch_func(self):
+        ones = torch.ones(self.n * 2)
+        collectives = [  # and what the gradient of the sum of its results is
+            (lambda t: hvd.allreduce(t, op=hvd.Sum, process_set=self.set), self.n),
+            (lambda t: hvd.grouped_allreduce([t], op=hvd.Sum, process_set=self.set)[0], self.n),
+            (lambda t: hvd.allgather(t, process_set=self.set), 1),
+            (lambda t: hvd.grouped_allgather([t], process_set=self.set)[0], 1),
+            (lambda t: hvd.broadcast(t, self.ranks[0], process_set=self.set), int(self.me == 0)),
+            (lambda t: hvd.alltoall(t, process_set=self.set), 1),
+            (lambda t: hvd.reducescatter(t, op=hvd.Sum, process_set=self.set), self.n),
+            (lambda t: hvd.grouped_reducescatter([t], process_set=self.set)[0], 1),
+        ]
+        for i, (collective, factor) in enumerate(collectives):
+            grad = torch.func.grad(lambda t: (2 * collective(t)).sum())(ones)
+            assert torch.equal(grad, ones * 2 * factor), (i, grad)
+        batch = torch.stack([ones, 3 * ones], dim=1)
+        for collective in (collectives[0][0], collectives[4][0]):
+            mapped = torch.func.vmap(collective, in_dims=1, out_dims=1)(batch)
+            assert torch.equal(mapped, collective(batch))
+
+
 class Mistakes(Suite):
     """What one rank or several do wrong becomes an exception on all that are concerned."""
 
@@ -361,7 +426,14 @@ class Mistakes(Suite):
             hvd.alltoall(torch.ones(9), splits=[1] * (self.n + 1), process_set=self.set)
         with pytest.raises(ValueError, match="not supported"):
             hvd.allreduce_(torch.sparse_coo_tensor((2, 2)), process_set=self.set)
-        assert hvd.synchronize(12345) is None
+        assert hvd.synchronize(12345) is None and hvd.poll(12345)
+        nobodys = hvd.ProcessSet([0])
+        for call in (lambda: hvd.allreduce(torch.ones(1), process_set=nobodys),
+                     lambda: hvd.allreduce_(torch.ones(1), process_set=nobodys),
+                     lambda: hvd.allgather(torch.ones(1), process_set=nobodys),
+                     lambda: hvd.barrier(process_set=nobodys)):
+            with pytest.raises(ValueError, match="does not exist, or has not been registered"):
+                call()
 
     def check_disagreement(self):
         if self.n < 2:

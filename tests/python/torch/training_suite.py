@@ -126,6 +126,46 @@ def check_clipping_between_synchronize_and_step():
     close(train_both(sgd, adjust=adjust))
 
 
+def check_closures():
+    """What a closure computes is reduced, however often it is called."""
+    alone, ours = make_model(), make_model()
+    plain = sgd(alone.parameters())
+    distributed = hvd.DistributedOptimizer(sgd(ours.parameters()), ours.named_parameters())
+    for step in range(3):
+        data, target, own_data, own_target = batch(step)
+
+        def evaluate(model, optimizer, inputs, wanted):
+            optimizer.zero_grad()
+            loss = loss_of(model, inputs, wanted)
+            loss.backward()
+            return loss
+
+        plain.step(lambda: evaluate(alone, plain, data, target))
+        loss = distributed.step(lambda: evaluate(ours, distributed, own_data, own_target))
+        assert loss.item() > 0
+    close((agree(ours), torch.cat([p.detach().flatten() for p in alone.parameters()])))
+
+
+def check_an_optimizer_that_replaces_another():
+    model = make_model()
+    for _ in range(3):  # of the same parameters, under the same names
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+        optimizer.zero_grad()
+        loss_of(model, *batch(0)[2:]).backward()
+        optimizer.step()
+    agree(model)
+
+
+def check_the_line_of_a_gradient():
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    loss_of(model, *batch(0)[2:]).backward()
+    if hvd.size() > 1:
+        places = {hook.handle.where for hook in optimizer._hooks.values()}
+        assert len(places) == 1 and "training_suite.py:" in places.pop()
+    optimizer.step()
+
+
 def check_scaler():
     model = make_model()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
@@ -162,6 +202,8 @@ def check_mistakes():
         make(backward_passes_per_step=0)
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         make(op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="has not been registered"):
+        make(process_set=hvd.ProcessSet([0]))
     with pytest.raises(ValueError, match="torch.Tensor"):
         make(groups=[["weight"]])
     with pytest.raises(ValueError, match="once in groups"):
@@ -436,17 +478,39 @@ def check_compiled_step():
         everyone = hvd.allgather(doubled)
         return (everyone * everyone).sum()
 
+    def groups(tensor):
+        reduced = hvd.grouped_allreduce([tensor, tensor * 2], op=hvd.Sum)
+        gathered = hvd.grouped_allgather([reduced[0] * reduced[1], tensor])
+        scattered = hvd.grouped_reducescatter(list(gathered), op=hvd.Sum)
+        return sum((part * part).sum() for part in scattered)
+
+    def exchange(tensor):
+        hvd.barrier()
+        swapped = hvd.alltoall(tensor * (hvd_rank + 1))
+        back, received = hvd.alltoall(swapped * swapped, splits=[2] * n_ranks)
+        mine = hvd.broadcast(hvd.reducescatter(back) * received.sum(), 0)
+        return (mine * mine).sum()
+
+    def in_place(tensor):
+        copy_ = tensor.detach() * 3
+        hvd.allreduce_(copy_, op=hvd.Sum)
+        hvd.grouped_allreduce_([copy_], op=hvd.Sum)
+        hvd.broadcast_(copy_, 0)
+        return (tensor * copy_).sum()
+
+    hvd_rank, n_ranks = hvd.rank(), hvd.size()
     from torch import _dynamo
     _dynamo.config.capture_dynamic_output_shape_ops = True  # older versions ask for it
-    results = []
-    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
-        tensor = torch.arange(4.) + hvd.rank()
-        tensor.requires_grad_()
-        value = function(tensor)
-        value.backward()
-        results.append((value.detach(), tensor.grad))
-    assert torch.allclose(results[0][0], results[1][0])
-    assert torch.allclose(results[0][1], results[1][1])
+    for step in (step, groups, exchange, in_place):
+        results = []
+        for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+            tensor = torch.arange(2. * n_ranks) + hvd_rank
+            tensor.requires_grad_()
+            value = function(tensor)
+            value.backward()
+            results.append((value.detach(), tensor.grad))
+        assert torch.allclose(results[0][0], results[1][0]), (step, results)
+        assert torch.allclose(results[0][1], results[1][1]), (step, results)
 
 
 def run():
