@@ -7,7 +7,9 @@ import pathlib
 
 import pytest
 
+import horovod
 import horovod.torch as hvd
+from horovod import _core
 
 NAMES = """
     elastic Compression allgather_object broadcast_object broadcast_optimizer_state
@@ -138,6 +140,13 @@ def test_the_types_tell_the_same():
     classes = {node.name for node in stub.body if isinstance(node, ast.ClassDef)}
     values = {node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)}
     assert set(NAMES) <= set(functions) | imported | classes | values
+
+
+def test_the_types_name_all_of_the_extension():
+    stub = ast.parse(pathlib.Path(horovod.__file__).with_name("_core.pyi").read_text())
+    named = {getattr(node, "name", None) or node.target.id for node in stub.body
+             if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign))}
+    assert named == {name for name in dir(_core) if not name.startswith("__")}
 
 
 @pytest.mark.parametrize("module", MODULES)
