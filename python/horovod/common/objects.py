@@ -47,16 +47,20 @@ def allgather_object(obj, name=None, process_set=global_process_set):
     """The objects of all members, as a list in the order of their ranks."""
     name = name if name is not None else "object"  # equal on all ranks, whatever they hold
     data = bytearray(_dumps(obj))
-    length = bytearray(len(data).to_bytes(8, "little"))
-    lengths = _gather(f"allgather.{name}.sz", length, process_set)
+    lengths = allgather_size(len(data), process_set, f"allgather.{name}.sz")
     everything = _gather(f"allgather.{name}.t", data, process_set)
     objects = []
     start = 0
-    for i in range(0, len(lengths), 8):
-        end = start + int.from_bytes(lengths[i:i + 8], "little")
-        objects.append(pickle.loads(everything[start:end]))
-        start = end
+    for length in lengths:
+        objects.append(pickle.loads(everything[start:start + length]))
+        start += length
     return objects
+
+
+def allgather_size(size, process_set, name=None):
+    """A number of each member, as a list in the order of their ranks."""
+    sizes = _gather(name, bytearray(size.to_bytes(8, "little")), process_set)
+    return [int.from_bytes(sizes[i:i + 8], "little") for i in range(0, len(sizes), 8)]
 
 
 def _gather(name, data, process_set):

@@ -12,6 +12,7 @@ import torch
 
 from horovod import _core
 from horovod.common.basics import Average, Sum, rank
+from horovod.common.objects import allgather_size
 from horovod.common.process_sets import global_process_set
 from horovod.torch import mpi_ops
 from horovod.torch.compression import Compression
@@ -124,8 +125,7 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
 def _own_rows(grad, n_rows, process_set):
     """This member's part of the averaged gradient of an allgather."""
     averaged = allreduce(grad, op=Average, process_set=process_set)
-    counts = allgather(torch.tensor([n_rows]), process_set=process_set).tolist()
-    start = sum(counts[:process_set.rank()])
+    start = sum(allgather_size(n_rows, process_set)[:process_set.rank()])
     return averaged[start:start + n_rows]
 
 

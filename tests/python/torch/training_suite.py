@@ -480,16 +480,16 @@ def check_compiled_step():
 
     def groups(tensor):
         reduced = hvd.grouped_allreduce([tensor, tensor * 2], op=hvd.Sum)
-        gathered = hvd.grouped_allgather([reduced[0] * reduced[1], tensor])
-        scattered = hvd.grouped_reducescatter(list(gathered), op=hvd.Sum)
-        return sum((part * part).sum() for part in scattered)
+        scattered = hvd.grouped_reducescatter([reduced[0] * reduced[1], tensor], op=hvd.Sum)
+        gathered = hvd.grouped_allgather(scattered)
+        return sum((part * part).sum() for part in gathered)
 
     def exchange(tensor):
         hvd.barrier()
         swapped = hvd.alltoall(tensor * (hvd_rank + 1))
         back, received = hvd.alltoall(swapped * swapped, splits=[2] * n_ranks)
-        mine = hvd.broadcast(hvd.reducescatter(back) * received.sum(), 0)
-        return (mine * mine).sum()
+        mine = hvd.broadcast(back * received.sum(), 0)
+        return (mine * mine).sum() + hvd.reducescatter(tensor).sum()
 
     def in_place(tensor):
         copy_ = tensor.detach() * 3
