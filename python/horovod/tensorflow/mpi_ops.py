@@ -21,7 +21,9 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 _PATH = os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "libhvd_tf.so")
 
 # Stateful operations run one after the other inside a tf.function. These need not: what they do to
-# each other is agreed between the ranks. TensorFlow has a list for its own collectives.
+# each other is agreed between the ranks. But a function, and a turn of a loop in it, ends only when
+# they have: a node in flight twice would be one name for two tensors. TensorFlow has a list of
+# operations of its own that it treats so.
 _UNORDERED = frozenset(
     "Horovod" + name
     for name in (
@@ -54,9 +56,9 @@ def _let_run_unordered():
         from tensorflow.python.framework import auto_control_deps
     except ImportError:
         return  # then they run one after the other
-    known = getattr(auto_control_deps, "ASYNC_STATEFUL_OPS", None)
+    known = getattr(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
     if isinstance(known, frozenset):
-        auto_control_deps.ASYNC_STATEFUL_OPS = known | _UNORDERED
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | _UNORDERED
 
 
 _operations, _library = _load()

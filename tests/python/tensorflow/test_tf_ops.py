@@ -299,6 +299,23 @@ def scrambled():
 
     for _ in range(20):
         assert np.allclose(step(tf.ones(100)).numpy(), 780.0 * hvd.size())
+    _loops(tf, hvd)
+
+
+def _loops(tf, hvd):
+    """Turns that do not need each other's results: each waits for the one before nevertheless."""
+    unused = []
+
+    @tf.function
+    def loop(turns):
+        total = tf.zeros(2)
+        for i in tf.range(turns):
+            part = hvd.allreduce(tf.fill([2], tf.cast(i, tf.float32)), op=hvd.Sum)
+            unused.append(hvd.allgather(part))  # takes place all the same
+            total += part
+        return total
+
+    assert np.allclose(loop(tf.constant(50)).numpy(), 1225.0 * hvd.size())
 
 
 def test_opposite_orders_with_one_thread():
