@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives as users call them: dense tensors and IndexedSlices, with compression."""
-import os
-
 import tensorflow as tf
 
 from horovod.common.process_sets import global_process_set
@@ -12,22 +10,15 @@ from horovod.common.util import (
 )
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.mpi_ops import Adasum, Average, Sum, allgather, broadcast, size_op
+from horovod.tensorflow.mpi_ops import Adasum, Average, Sum, allgather, broadcast
 
 
 check_num_rank_power_of_2 = num_rank_is_power_2
 
 
-def is_elastic():
-    """Can the number of ranks change while a graph is in use?"""
-    return os.environ.get("HOROVOD_ELASTIC") == "1"
-
-
 def size_for(process_set, dtype):
     """The number of ranks as a factor: asked when the graph runs if it may change."""
-    if is_elastic():
-        return tf.cast(size_op(process_set.process_set_id), dtype)
-    return tf.cast(process_set.size(), dtype)
+    return tf.cast(mpi_ops.size_now(process_set.process_set_id), dtype)
 
 
 def _named(name, suffix):

@@ -19,11 +19,10 @@ from horovod.tensorflow.collectives import (
     allreduce,
     as_tf_variable,
     grouped_allreduce,
-    is_elastic,
     size_for,
 )
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.mpi_ops import Average
+from horovod.tensorflow.mpi_ops import Average, is_elastic
 
 
 @dataclass(frozen=True)

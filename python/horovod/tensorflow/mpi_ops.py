@@ -275,6 +275,28 @@ def local_rank_op(name=None):
     return _operations.horovod_local_rank(name=name)
 
 
+# --- Questions whose answer may change while a graph is in use ------------------------------------
+
+
+def is_elastic():
+    """Can the number of ranks change while a graph is in use?"""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def size_now(set_id):
+    """The number of ranks of a set, asked when the graph runs if it may change."""
+    return size_op(set_id) if is_elastic() else len(_core.process_set_ranks(set_id))
+
+
+def _rank_now():
+    return rank_op() if is_elastic() else _core.rank()
+
+
+def _member_now(set_id):
+    """The place of this rank among the members of a set."""
+    return _rank_now() if set_id == 0 else _core.process_set_ranks(set_id).index(_core.rank())
+
+
 # --- Gradients ------------------------------------------------------------------------------------
 
 
@@ -300,10 +322,6 @@ def _reduction_of(op):
             "postscale_factor": op.get_attr("postscale_factor"), **_common(op)}
 
 
-def _member(set_id):
-    return _core.process_set_ranks(set_id).index(_core.rank())
-
-
 @tf.RegisterGradient("HorovodAllreduce")
 def _allreduce_grad(op, grad):
     return _allreduce(grad, **_reduction_of(op))
@@ -318,7 +336,7 @@ def _own_rows(op, grad, tensor, i=0):
     """The share of this rank in the gradient of what was gathered."""
     reduced = _allreduce(grad, op=Average, **_common(op, f"grad_{i}"))
     rows = allgather(tf.shape(tensor)[:1], **_common(op, f"rows_{i}"))
-    member = _member(_set_of(op))
+    member = _member_now(_set_of(op))
     begin = tf.reduce_sum(rows[:member])
     return reduced[begin:begin + rows[member]]
 
@@ -337,7 +355,7 @@ def _grouped_allgather_grad(op, *grads):
 @tf.RegisterGradient("HorovodBroadcast")
 def _broadcast_grad(op, grad):
     reduced = _allreduce(grad, op=Average, **_common(op))
-    return reduced * tf.cast(_core.rank() == op.get_attr("root_rank"), reduced.dtype)
+    return reduced * tf.cast(tf.equal(_rank_now(), op.get_attr("root_rank")), reduced.dtype)
 
 
 @tf.RegisterGradient("HorovodAlltoall")
@@ -350,7 +368,7 @@ def _spread(op, grads):
     """Gradients of what was reduced and scattered: everybody's, scaled as the values were."""
     factor = op.get_attr("prescale_factor") * op.get_attr("postscale_factor")
     if op.get_attr("reduce_op") == Sum:
-        factor *= len(_core.process_set_ranks(_set_of(op)))
+        factor *= tf.cast(size_now(_set_of(op)), tf.float32)
     return [allgather(grad * tf.cast(factor, grad.dtype), **_common(op, f"grad_{i}"))
             for i, grad in enumerate(grads)]
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from horovod.common import basics
 from horovod.tensorflow.collectives import allreduce
-from horovod.tensorflow.mpi_ops import Sum
+from horovod.tensorflow.mpi_ops import Average, is_elastic
 
 _KERAS_3 = not hasattr(tf.keras.layers.BatchNormalization, "_calculate_mean_and_var")
 
@@ -18,7 +18,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def __init__(self, fused=False, **kwargs):
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
-        kwargs.setdefault("name", "sync_batch_normalization")
         if not _KERAS_3:
             kwargs["fused"] = False
         super().__init__(**kwargs)
@@ -26,9 +25,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     def _moments(self, inputs, *args, **kwargs):
         """Mean and variance over ranks, from the means of values and of their squares."""
         mean, variance = super()._moments(inputs, *args, **kwargs)
-        if basics.size() == 1:
+        if basics.size() == 1 and not is_elastic():
             return mean, variance
         both = tf.stack([mean, variance + tf.square(mean)])
-        both = allreduce(both, op=Sum, name="sync_batch_norm") / basics.size()
-        mean, mean_of_squares = tf.unstack(both)
+        mean, mean_of_squares = tf.unstack(allreduce(both, op=Average, name="sync_batch_norm"))
         return mean, mean_of_squares - tf.square(mean)

@@ -190,8 +190,10 @@ def sets_gradients_errors():
         except tf.errors.InvalidArgumentError as error:
             assert "Rank 0 is not a member of the provided process set." in error.message
     assert int(hvd.process_set_included_op(last.process_set_id)) == (rank > 0)
-    for gradients in (_gradients, tf.function(_gradients, autograph=False)):
-        _check_gradients(hvd, gradients(tf, hvd))
+    for elastic in ("0", "1"):  # then rank and size are asked when the graph runs
+        os.environ["HOROVOD_ELASTIC"] = elastic
+        for gradients in (_gradients, tf.function(_gradients, autograph=False)):
+            _check_gradients(hvd, gradients(tf, hvd))
     _errors(tf, hvd)
     hvd.shutdown()
     try:

@@ -180,6 +180,9 @@ def _sync_batch_norm(tf, hvd):
     assert np.allclose(layer.moving_mean.numpy(), whole.mean(0), atol=1e-4)
     assert np.all(np.isfinite(tape.gradient(loss, mine).numpy()))
     _raises(ValueError, "fused", lambda: hvd.SyncBatchNormalization(fused=True))
+    two = tf.keras.Sequential([tf.keras.layers.Input((3,)), hvd.SyncBatchNormalization(),
+                               hvd.SyncBatchNormalization()])
+    assert all(layer.name.startswith("sync_batch_normalization") for layer in two.layers)
 
 
 def _state(tf, hvd):
