@@ -15,7 +15,11 @@ import tensorflow as tf
 
 from horovod import _core
 from horovod.common import basics
-from horovod.common.basics import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
+from horovod.common.basics import (  # noqa: F401 - exported
+    Adasum, Average, Max, Min, Product, Sum, ccl_built, cross_rank, cross_size, cuda_built,
+    ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank,
+    local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built,
+    shutdown, size, start_timeline, stop_timeline)
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 _PATH = os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "libhvd_tf.so")
@@ -198,6 +202,14 @@ def _broadcast_inplace(tensor, root_rank, name=None, process_set=global_process_
         **_attributes("BroadcastInplace", tensor, name, process_set))
 
 
+def _whole_numbers(splits):
+    splits = tf.convert_to_tensor(splits)
+    if not (splits.dtype.is_integer or splits.shape == (0,)):  # [] is of floats
+        raise tf.errors.InvalidArgumentError(
+            None, None, "alltoall expects splits to contain 32-bit integer elements.")
+    return tf.cast(splits, tf.int32)
+
+
 def alltoall(tensor, splits=None, name=None, ignore_name_scope=False,
              process_set=global_process_set):
     """Rows to all ranks, rows from all ranks: the output, and with splits also how many from each.
@@ -205,9 +217,7 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False,
     splits: how many rows each rank gets; without, all get the same number.
     """
     tensor = tf.convert_to_tensor(tensor)
-    given = tf.constant([], tf.int32) if splits is None else tf.convert_to_tensor(splits)
-    if given.dtype != tf.int32:
-        given = tf.cast(given, tf.int32)
+    given = tf.constant([], tf.int32) if splits is None else _whole_numbers(splits)
     output, received = _operations.horovod_alltoall(
         tensor, given, **_attributes("Alltoall", tensor, name, process_set, ignore_name_scope))
     _rows_open(output, tensor)

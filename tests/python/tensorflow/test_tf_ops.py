@@ -152,11 +152,13 @@ def _alltoall(tf, hvd, members, dtype):
 
 
 def _questions(tf, hvd):
+    from horovod.tensorflow import mpi_ops  # has the names of the package, as scripts expect
+
     def ask():
         return [hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(),
                 hvd.process_set_included_op(), hvd.size_op(process_set_id=77)]
 
-    expected = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), 1, -3]
+    expected = [mpi_ops.rank(), mpi_ops.size(), hvd.local_rank(), hvd.local_size(), 1, -3]
     for answers in _both_ways(tf, ask):
         assert [int(answer) for answer in answers] == expected
 
@@ -251,6 +253,8 @@ def _errors(tf, hvd):
             lambda: hvd.broadcast(tf.ones(1), 9))
     refused(tf.errors.InvalidArgumentError, "alltoall expects a 1D splits tensor",
             lambda: hvd.alltoall(tf.ones(3), splits=[[1, 1, 1]]))
+    refused(tf.errors.InvalidArgumentError, "alltoall expects splits to contain 32-bit integer",
+            lambda: hvd.alltoall(tf.ones(3), splits=[1.5, 1.0, 0.5]))
     refused(tf.errors.InvalidArgumentError, "Sum of splits entries is greater",
             lambda: hvd.alltoall(tf.ones(3), splits=[2, 2, 2]))
     refused(tf.errors.AbortedError, "only supports AVERAGE and SUM",
