@@ -83,16 +83,16 @@ class LocalGradientAggregationHelper:
 
         def communicate():
             totals, resets = self._take(variables)
-            return _after([apply(self._allreduce(totals, variables)), *resets], True)
+            return after([apply(self._allreduce(totals, variables)), *resets], True)
 
         def wait():
-            return _after([skip()], False)
+            return after([skip()], False)
 
         with tf.control_dependencies(added):
             return tf.cond(tf.equal(count % self.backward_passes_per_step, 0), communicate, wait)
 
 
-def _after(effects, answer):
+def after(effects, answer):
     """The answer once the effects are done: a graph of TensorFlow 1 style runs nothing else."""
     with tf.control_dependencies([effect for effect in effects if _is_in_graph(effect)]):
         return tf.identity(tf.constant(answer))

@@ -5,7 +5,7 @@ import tensorflow as tf
 from horovod.common.process_sets import global_process_set
 from horovod.tensorflow.collectives import allreduce
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper, after
 from horovod.tensorflow.gradients import GradientReducer
 from horovod.tensorflow.mpi_ops import Adasum, Average
 
@@ -80,27 +80,60 @@ class _DistributedOptimizer(_Wrapper):
 
 
 class _DistributedAdasumOptimizer(_Wrapper):
-    """Lets every rank take its own step and combines the steps: Adasum of the differences."""
+    """Lets every rank take steps of its own and combines them: Adasum of the differences."""
 
-    def __init__(self, optimizer, name, use_locking, device_dense, compression):
+    def __init__(self, optimizer, name, use_locking, device_dense, compression,
+                 backward_passes_per_step):
         super().__init__(optimizer, name, use_locking)
         self._device_dense = device_dense
         self._compression = compression
+        self._passes = backward_passes_per_step
+        self._counter = None
+        self._starts = {}  # by identity of the variable: its value before the first of the steps
+
+    def _prepare(self, variables):
+        with tf.init_scope():
+            if self._counter is None:
+                self._counter = _hidden_variable("counter", tf.zeros([], tf.int64))
+            for variable in variables:
+                if id(variable) not in self._starts:
+                    self._starts[id(variable)] = _hidden_variable(
+                        "start", tf.zeros(variable.shape, variable.dtype))
+
+    def _remember(self, variables):
+        return tf.group(*[self._starts[id(variable)].assign(variable.read_value())
+                          for variable in variables])
+
+    def _combine(self, variables):
+        updates = []
+        for i, variable in enumerate(variables):
+            start = self._starts[id(variable)].read_value()
+            delta = allreduce(variable.read_value() - start, op=Adasum, name=f"delta_{i}",
+                              device_dense=self._device_dense, compression=self._compression)
+            updates.append(variable.assign(start + delta))
+        return tf.group(*updates)
+
+    def _every(self, count, operation, variables):
+        """Does it if the count is a multiple of the number of passes."""
+        def run():
+            return after([operation(variables)], True)
+
+        return tf.cond(tf.equal(count % self._passes, 0), run, lambda: tf.constant(False))
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         pairs = list(grads_and_vars)
-        changed = [variable for grad, variable in pairs if grad is not None]
-        before = [tf.identity(variable.read_value()) for variable in changed]
-        with tf.control_dependencies(before):
+        variables = [variable for grad, variable in pairs if grad is not None]
+        self._prepare(variables)
+        with tf.control_dependencies([self._every(self._counter, self._remember, variables)]):
             applied = self._optimizer.apply_gradients(pairs, global_step)
-        updates = []
         with tf.control_dependencies([applied] if applied is not None else []):
-            for i, (variable, start) in enumerate(zip(changed, before)):
-                delta = allreduce(variable.read_value() - start, op=Adasum, name=f"delta_{i}",
-                                  device_dense=self._device_dense,
-                                  compression=self._compression)
-                updates.append(variable.assign(start + delta))
-        return tf.group(*updates, name=name)
+            count = self._counter.assign_add(1)
+        with tf.control_dependencies([count]):
+            return tf.group(self._every(count, self._combine, variables), name=name)
+
+
+def _hidden_variable(name, initial_value):
+    return tf.Variable(initial_value, trainable=False, name=f"adasum/{name}", use_resource=True)
 
 
 def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="",
@@ -129,6 +162,7 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
         "DistributedOptimizer", device_dense, device_sparse, compression, sparse_as_dense, op,
         gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients)
     if op == Adasum:
-        return _DistributedAdasumOptimizer(optimizer, name, use_locking, device_dense, compression)
+        return _DistributedAdasumOptimizer(optimizer, name, use_locking, device_dense, compression,
+                                           backward_passes_per_step)
     return _DistributedOptimizer(optimizer, name, use_locking, reducer, backward_passes_per_step,
                                  sparse_as_dense, average_aggregated_gradients)

@@ -249,6 +249,39 @@ def sessions():
         value = session.run(hvd.allreduce(tf.ones(2) * hvd.rank(), op=hvd.Sum, name="graph"))
         assert np.allclose(value, sum(range(hvd.size())))
     _adasum(tf, hvd)
+    _adasum_of_several_steps(tf, hvd)
+    _state_of_a_session(tf, hvd)
+
+
+def _adasum_of_several_steps(tf, hvd):
+    """What ranks combine is the way of two steps; parallel ways of 2 and 4 make one of 3."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("several", initializer=[8.0])
+        loss = tf.reduce_sum(weight) * float(hvd.rank() + 1)
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum,
+                                             backward_passes_per_step=2)
+        train = optimizer.minimize(loss)
+        session.run(v1.global_variables_initializer())
+        session.run(train)
+        assert np.allclose(session.run(weight), 8.0 - (hvd.rank() + 1))  # its own step only
+        session.run(train)
+        assert np.allclose(session.run(weight), 8.0 - 3.0)
+        session.run(train)
+        assert np.allclose(session.run(weight), 5.0 - (hvd.rank() + 1))
+
+
+def _state_of_a_session(tf, hvd):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("kept", initializer=[float(hvd.rank())])
+        session.run(v1.global_variables_initializer())
+        state = hvd.elastic.TensorFlowState(session=session, batch=hvd.rank())
+        state.sync()
+        assert session.run(weight) == [0.0] and state.batch == 0
+        weight.load([7.0], session)
+        state.restore()
+        assert session.run(weight) == [0.0]
 
 
 def _adasum(tf, hvd):
