@@ -108,10 +108,8 @@ typedef void (*tf_shape_fn)(TF_ShapeInferenceContext *context, TF_Status *status
        int n_dims, int *forwarded_p, TF_Status *))                                                 \
     X(void, SetOutput, (TF_OpKernelContext *, int i, const TF_Tensor *, TF_Status *))              \
     X(void, DeleteTensor, (TF_Tensor *))                                                           \
-    X(int, TensorType, (const TF_Tensor *))                                                        \
     X(int, NumDims, (const TF_Tensor *))                                                           \
     X(int64_t, Dim, (const TF_Tensor *, int i))                                                    \
-    X(size_t, TensorByteSize, (const TF_Tensor *))                                                 \
     X(void *, TensorData, (const TF_Tensor *))
 
 typedef struct tf_api {
