@@ -70,7 +70,11 @@ class CommitStateCallback:
 
 
 class UpdateBatchStateCallback:
-    """Keeps state.batch, and after a restart lets an epoch go on where it was interrupted."""
+    """Keeps state.batch, the batch of the epoch that was done last.
+
+    After a restart other callbacks, such as the progress bar, are told how many are left; fit() is
+    told by its caller: steps_per_epoch=n - state.batch.
+    """
 
     def __init__(self, state):
         super().__init__()

@@ -2,12 +2,13 @@
 """Where a script meets what Keras 3 or XLA no longer allow, it is told what to do, or helped.
 
 introduce() is called by the doors, once for each Keras. It wraps two methods of Keras: compile() of
-a model, to keep collectives away from XLA, and the constructor of optimizers, for the sake of lr=.
+a model, to keep collectives away from XLA and overflows on all ranks, and the constructor of
+optimizers, for the sake of lr=.
 """
 import functools
 import logging
 
-from horovod._keras.optimizer import Distributed
+from horovod._keras.optimizer import Distributed, scale_before_apply
 
 _log = logging.getLogger("horovod")
 
@@ -31,14 +32,15 @@ def switch_off_jit(model):
         model.jit_compile = False
 
 
-def _without_jit(method):
+def _prepared(method):
     @functools.wraps(method)
-    def compile_without_jit(self, *args, **kwargs):
+    def compile_prepared(self, *args, **kwargs):
         result = method(self, *args, **kwargs)
+        scale_before_apply(getattr(self, "optimizer", None))
         switch_off_jit(self)
         return result
 
-    return compile_without_jit
+    return compile_prepared
 
 
 def _without_lr(method):
@@ -65,6 +67,6 @@ def _wrap(cls, name, wrapper):
 
 def introduce(keras):
     """Prepares this Keras; again and again does no harm."""
-    _wrap(keras.Model, "compile", _without_jit)
+    _wrap(keras.Model, "compile", _prepared)
     if hasattr(keras.optimizers.Optimizer, "stateless_apply"):  # Keras 2 explains it by itself
         _wrap(keras.optimizers.Optimizer, "__init__", _without_lr)

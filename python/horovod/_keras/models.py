@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading models: their optimizer comes back distributed, with its state."""
 from horovod._keras.guide import switch_off_jit
-from horovod._keras.optimizer import make_distributed
+from horovod._keras.optimizer import Distributed, make_distributed
 
 
 def load_model(keras, backend, filepath, custom_optimizers, custom_objects, legacy_opts, **options):
@@ -14,7 +14,8 @@ def load_model(keras, backend, filepath, custom_optimizers, custom_objects, lega
         return model
     if _lost_its_variables(model):
         model.optimizer = _restored_from_h5(model, filepath)
-    make_distributed(backend, model.optimizer, in_place=True, **options)
+    if not isinstance(model.optimizer, Distributed):  # custom_objects may have made it so
+        make_distributed(backend, model.optimizer, in_place=True, **options)
     switch_off_jit(model)
     return model
 

@@ -3,7 +3,8 @@
 
 It keeps the name and module of its base class, so saved models say "Adam" and can be loaded without
 Horovod. Gradients are reduced where they are applied, which all ways to train have in common:
-fit(), minimize(), and a loop of one's own.
+fit(), minimize(), and a loop of one's own. Optimizers of Keras 2 that were asked to compute them
+have reduced them then.
 """
 import warnings
 
@@ -50,7 +51,7 @@ class _Keras3(Distributed):
         base_apply = super().apply
         self._hvd_aggregator.step(
             grads, variables, lambda reduced: base_apply(reduced, variables),
-            lambda: self._iterations.assign_add(1))
+            lambda: getattr(self, "inner_optimizer", self)._iterations.assign_add(1))
         return None
 
     @property
@@ -71,14 +72,40 @@ class _Keras3(Distributed):
 
 
 class _Keras2(Distributed):
-    """Overrides apply_gradients(), which minimize() and fit() come through."""
+    """Overrides apply_gradients(), and what computes them: minimize() and fit() do both.
+
+    Between the two Keras looks for overflows, if the loss is scaled, and users clip: both see the
+    gradients of all ranks.
+    """
+
+    _hvd_reduced = False  # the gradients of the next apply_gradients()
+
+    def _hvd_reduce_early(self, grads, variables):
+        if self._hvd_aggregator is not None:  # not yet: they are added up first
+            return list(grads)
+        self._hvd_reduced = True
+        return self._hvd_reducer.reduce(grads, variables)
+
+    def _hvd_reduce_pairs(self, pairs):
+        grads, variables = zip(*pairs)
+        return list(zip(self._hvd_reduce_early(grads, variables), variables))
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._hvd_reduce_pairs(super().compute_gradients(*args, **kwargs))
+
+    def _compute_gradients(self, *args, **kwargs):  # of legacy optimizers, like the next
+        return self._hvd_reduce_pairs(super()._compute_gradients(*args, **kwargs))
+
+    def get_gradients(self, loss, params):
+        return self._hvd_reduce_early(super().get_gradients(loss, params), params)
 
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         pairs = list(grads_and_vars)
-        if not pairs:
-            return super().apply_gradients(pairs, *args, **kwargs)
-        grads, variables = (list(column) for column in zip(*pairs))
+        reduced, self._hvd_reduced = self._hvd_reduced, False
         base_apply = super().apply_gradients
+        if reduced or not pairs:
+            return base_apply(pairs, *args, **kwargs)
+        grads, variables = (list(column) for column in zip(*pairs))
         if self._hvd_aggregator is None:
             reduced = self._hvd_reducer.reduce(grads, variables)
             return base_apply(list(zip(reduced, variables)), *args, **kwargs)
@@ -106,6 +133,19 @@ def distributed_class(base):
                 {"__module__": base.__module__, "__doc__": base.__doc__})
 
 
+def scale_before_apply(optimizer):
+    """Keras 3 has wrapped a distributed optimizer to scale the loss: exchanges their roles.
+
+    Else every rank would look for overflows in its own gradients, and those without one would wait
+    for the others.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(inner, _Keras3) and not isinstance(optimizer, Distributed):
+        optimizer.__class__ = distributed_class(type(optimizer))
+        optimizer._hvd_setup(inner._hvd_reducer, inner._hvd_aggregator)
+        inner.__class__ = type(inner).__bases__[1]
+
+
 def make_distributed(backend, optimizer, backward_passes_per_step=1,
                      average_aggregated_gradients=False, in_place=False, name=None, **options):
     """The optimizer's distributed twin, from its configuration; or itself, turned into it.
@@ -121,8 +161,8 @@ def make_distributed(backend, optimizer, backward_passes_per_step=1,
         optimizer.__class__ = cls
     else:
         config = optimizer.get_config()
-        if name is not None:
-            config["name"] = name
+        if name is not None or "name" in config:
+            config["name"] = name or f"Distributed{cls.__name__}"
         optimizer = cls.from_config(config)
     sparse_as_dense = options.get("sparse_as_dense", False)
     reducer = backend.reducer("Distributed" + cls.__name__, **options)

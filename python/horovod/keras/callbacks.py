@@ -12,4 +12,11 @@ BroadcastGlobalVariablesCallback = _bind(_impl.BroadcastGlobalVariablesCallback)
 MetricAverageCallback = _bind(_impl.MetricAverageCallback)
 LearningRateScheduleCallback = _bind(_impl.LearningRateScheduleCallback)
 LearningRateWarmupCallback = _bind(_impl.LearningRateWarmupCallback)
-BestModelCheckpoint = _impl.best_model_checkpoint(keras, __name__)
+
+
+class BestModelCheckpoint(_impl.best_model_checkpoint(keras, __name__)):
+    """Keeps the best model so far; whoever uses it sets filepath before training."""
+
+    def __init__(self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch",
+                 save_weights_only=False):
+        super().__init__(monitor, verbose, save_weights_only, mode, save_freq)

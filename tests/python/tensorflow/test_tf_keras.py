@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.tensorflow.keras and horovod.keras: fit() on several ranks, callbacks, saved models."""
+import inspect
 import os
 import warnings
 
@@ -50,6 +51,8 @@ def fit():
     _checkpoint(keras, hvd)
     _resumed(keras, hvd)
     _embeddings(keras, hvd)
+    _several_steps_at_once(keras, hvd)
+    _overflow_on_one_rank(keras, hvd)
     _refused(keras, hvd)
 
 
@@ -164,8 +167,37 @@ def _embeddings(keras, hvd):
         assert {int(i) for i in np.flatnonzero(moved)} == used, moved
 
 
+def _several_steps_at_once(keras, hvd):
+    model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+                   steps_per_execution=3)
+    _fit(model, hvd, epochs=2)
+    _assert_equal_weights(model, hvd)
+    assert int(model.optimizer.iterations.numpy()) == 6
+
+
+def _overflow_on_one_rank(keras, hvd):
+    """Keras scales the loss of half precision by itself, and leaves out a step that overflows."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    model.set_weights(hvd_tf().broadcast_object(model.get_weights(), 0))
+    before = model.get_weights()
+    inputs, answers = _data(hvd)
+    if hvd.rank() == hvd.size() - 1:
+        inputs[:32] = np.inf  # the first of three batches
+    model.fit(inputs[:32], answers[:32], verbose=0)
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
+    model.fit(inputs[32:], answers[32:], batch_size=32, verbose=0, shuffle=False)
+    _assert_equal_weights(model, hvd)
+    assert any(not np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
+
+
 def _saved_models(keras, hvd):
-    model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    assert optimizer.name == "DistributedAdam"
+    model = _model(keras, optimizer)
     _fit(model, hvd)
     for suffix in ("keras", "h5"):
         path = f"model{hvd.rank()}.{suffix}"
@@ -267,6 +299,7 @@ def keras_door():
         [weight.ravel() for weight in model.get_weights()])[None])
     assert np.allclose(np.asarray(everyone)[0], np.asarray(everyone)[-1])
     _local_layers(keras, hvd)
+    _checkpoint_of_this_door(hvd)
     _elastic(keras, hvd)
 
 
@@ -283,6 +316,13 @@ def _local_layers(keras, hvd):
     shared = np.asarray(hvd.allgather(model.get_layer("shared").get_weights()[0][None]))
     own = np.asarray(hvd.allgather(own.get_weights()[0][None]))
     assert np.allclose(shared[0], shared[-1]) and not np.allclose(own[0], own[-1])
+
+
+def _checkpoint_of_this_door(hvd):
+    """Has no save_weights_only where the other door has it."""
+    names = list(inspect.signature(hvd.callbacks.BestModelCheckpoint).parameters)
+    assert names[:4] == ["monitor", "verbose", "mode", "save_freq"], names
+    assert not hvd.callbacks.BestModelCheckpoint("loss", 0, "max").save_weights_only
 
 
 def _elastic(keras, hvd):
