@@ -68,6 +68,20 @@ static void fail_context(TF_OpKernelContext *context, int code, const char *text
     tf_api.DeleteStatus(status);
 }
 
+// What elastic training may recover from names the operation: in a graph TensorFlow tells the node
+// only, whose name is the user's, and elastic.run must know whose failure it is.
+static void fail_collective(TF_OpKernelContext *context, const tf_collective_t *row,
+                            hvd_status_t status, const char *text)
+{
+    char named[HVD_TEXT_BYTES + 64];
+    int code = code_of(status);
+    if (code == TF_UNKNOWN) {
+        snprintf(named, sizeof named, "%s: %s", row->name, text);
+        text = named;
+    }
+    fail_context(context, code, text);
+}
+
 // --- Kernels -------------------------------------------------------------------------------------
 
 typedef struct collective_kernel {
@@ -387,8 +401,8 @@ static void settle(job_t *job, hvd_handle_t handle, hvd_status_t status)
     hvd_result_t result = {0};
     hvd_result(job->ctx, handle, &result);
     if (status != HVD_OK) {
-        fail_context(job->context, code_of(status),
-                     result.text != NULL ? result.text : hvd_status_text(status));
+        fail_collective(job->context, job->kernel->row, status,
+                        result.text != NULL ? result.text : hvd_status_text(status));
     } else if (job->kernel->row->op == HVD_ALLTOALL) {
         put_integers(job, 1, result.received_splits, 1, result.n_splits);
     } else if (job->kernel->row->op == HVD_JOIN) {
@@ -454,6 +468,7 @@ static bool submit(job_t *job, hvd_request_t *request, hvd_handle_t *handle_p)
 {
     char text[HVD_TEXT_BYTES];
     TF_OpKernelContext *context = job->context;
+    const tf_collective_t *row = job->kernel->row;
     pthread_rwlock_rdlock(&attached.lock);
     job->ctx = attached.ctx;
     if (attached.ctx != NULL && hvd_size(attached.ctx) == 1) {
@@ -463,7 +478,7 @@ static bool submit(job_t *job, hvd_request_t *request, hvd_handle_t *handle_p)
     hvd_status_t status = hvd_submit(attached.ctx, request, handle_p, text, sizeof text);
     pthread_rwlock_unlock(&attached.lock);
     if (status != HVD_OK) {
-        fail_context(context, code_of(status), text);
+        fail_collective(context, row, status, text);
     }
     return status == HVD_OK;
 }

@@ -5,7 +5,8 @@
     results = run_ranks(2, "test_file", "function", arg, ...)
 
 The function lives in a module of this folder tree, is called on every rank, and its return values
-come back by rank. A rank that fails makes run_ranks() fail with that rank's output.
+come back by rank. A rank that fails makes run_ranks() fail with that rank's output. Where a rank is
+to be lost, run_after_a_loss() has horovodrun start a script.
 """
 import os
 import pathlib
@@ -17,6 +18,7 @@ import tempfile
 import time
 
 from horovod import _core
+from horovod.runner.launch import find_launcher
 
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT_S = 240
@@ -91,6 +93,29 @@ def run_ranks(size, module, function, *args, env=None, hosts=1, timeout_s=TIMEOU
             raise RankFailed(f"{module}.{function} on {size} ranks\n" + "\n".join(parts))
         return [pickle.loads((scratch / f"result{rank}").read_bytes()) if codes[rank] == 0
                 else outputs[rank] for rank in range(size)]
+
+
+def run_after_a_loss(folder, script, env=None, timeout_s=300):
+    """Runs a script as an elastic job of three ranks, one of which ends itself with code 3.
+
+    That is the rank of host 127.0.0.1; it takes the file named in argv[1] away before. Returns what
+    the two others printed on stdout, and everything; fails unless they come to a good end.
+    """
+    (folder / "train.py").write_text(script)
+    (folder / "order").touch()
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("HOROVOD")}
+    environment.update(env or {}, OMP_NUM_THREADS="1",
+                       PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    done = subprocess.run(
+        [find_launcher(), "-np", "3", "--min-np", "2", "-H", "localhost:2,127.0.0.1:1",
+         sys.executable, folder / "train.py", folder / "order"], text=True, timeout=timeout_s,
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "Process 2 exit with status code 3." in said
+    assert done.stdout.count("done on 2 ranks") == 2, said
+    return done.stdout, said
 
 
 def _wait_for(ranks, codes, timeout_s):

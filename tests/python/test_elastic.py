@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic training with PyTorch under horovodrun: a rank dies, the others train every sample."""
-import os
 import pathlib
 import re
-import subprocess
-import sys
+
+from ranks import run_after_a_loss
 
 import horovod
-from horovod.runner.launch import find_launcher
-
-TIMEOUT_S = 300
 
 # Every rank trains its share of 64 samples, twice; a rank of the second host dies in the middle.
 TRAIN = """
@@ -57,22 +53,10 @@ print("done on", hvd.size(), "ranks", flush=True)
 
 
 def test_training_goes_on(tmp_path: pathlib.Path):
-    (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "order").touch()
-    environment = {name: value for name, value in os.environ.items()
-                   if not name.startswith("HOROVOD")}
-    environment.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    done = subprocess.run(
-        [find_launcher(), "-np", "3", "--min-np", "2", "-H", "localhost:2,127.0.0.1:1",
-         sys.executable, tmp_path / "train.py", tmp_path / "order"], text=True, timeout=TIMEOUT_S,
-        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    assert "Process 2 exit with status code 3." in said
-    assert done.stdout.count("done on 2 ranks") == 2, said
+    printed, said = run_after_a_loss(tmp_path, TRAIN)
     for epoch in range(2):
         trained = set()
-        for line in re.findall(rf"epoch {epoch} trained ([\d ]+)", done.stdout):
+        for line in re.findall(rf"epoch {epoch} trained ([\d ]+)", printed):
             trained.update(map(int, line.split()))
         assert trained == set(range(64)), f"epoch {epoch}: {sorted(trained)}\n{said}"
 

@@ -20,7 +20,7 @@ def _translate_errors(func):
         try:
             return func(*args, **kwargs)
         except tf.errors.UnknownError as error:
-            if "Horovod" in error.message:  # the name of the operation, or of the node
+            if "Horovod" in error.message:  # the name of the operation
                 raise HorovodInternalError(error.message) from error
             raise
 

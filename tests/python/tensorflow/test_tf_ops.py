@@ -281,7 +281,7 @@ def lost_peer():
 
 def test_a_lost_peer_is_named():
     message = run_tf(2, "test_tf_ops", "lost_peer", codes=[0, 3])[0]
-    assert "rank 1" in message, message
+    assert "HorovodAllreduce: rank 1" in message, message
 
 
 # --- Order and memory -----------------------------------------------------------------------------
