@@ -19,6 +19,7 @@
 #   make test-rdma    real verbs, in two emulated machines (installs an emulator), some minutes
 #   make chaos        faults at random for SECONDS=600, from SEED=1
 #   make test-images  the images of deploy/docker, built and used; some minutes, as root
+#   make test-openpai-image  the image of deploy/openpai, built, and jobs in it; as root
 #   make test-cluster the chart on a real Kubernetes made for it; half an hour the first time
 .PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
 	setup-spark \
@@ -117,6 +118,10 @@ test-images:
 
 test-cluster:
 	@tests/cluster/run.sh build
+
+.PHONY: test-openpai-image
+test-openpai-image: setup
+	@tests/openpai/image.sh build/openpai-image
 
 
 .PHONY: test-tensorflow-asan
