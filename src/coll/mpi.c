@@ -10,8 +10,9 @@
 //
 // A peer that dies must be noticed by the engine, not waited for. So small collectives are the
 // non-blocking ones, driven by MPI_Test. Libraries run these with simpler algorithms, which take up
-// to three times as long for large tensors: those go to a worker thread that may block. Errors are
-// returned, not fatal: our communicator has its own handler.
+// to three times as long for large tensors: those go to a worker thread that may block. It is also
+// the thread that initialises and finalises MPI; where that gives no more than MPI_THREAD_FUNNELED
+// it makes all calls. Errors are returned, not fatal: our communicator has its own handler.
 #define _GNU_SOURCE
 #include "coll/mpi.h"
 
@@ -59,7 +60,7 @@ typedef struct abi {
     const char *name;
     const char *libraries[3];      // file names, best first
     enum launch_var launcher;      // is set by launchers of such libraries
-    int serialized, multiple;      // levels of thread support
+    int funneled, serialized, multiple; // levels of thread support
     uintptr_t in_place, no_status; // special addresses
     uint32_t numbers[N_CONSTANTS]; // or
     const char *symbols[N_CONSTANTS];
@@ -69,6 +70,7 @@ static const abi_t abis[] = {
     {.name = "Open MPI",
      .libraries = {"libmpi.so.40"},
      .launcher = SEEN_OMPI_COMM_WORLD_SIZE,
+     .funneled = 1,
      .serialized = 2,
      .multiple = 3,
      .in_place = 1,
@@ -80,6 +82,7 @@ static const abi_t abis[] = {
     {.name = "MPI-5 standard ABI",
      .libraries = {"libmpi_abi.so.1"},
      .launcher = SEEN_PMI_RANK,
+     .funneled = 1024,
      .serialized = 2048,
      .multiple = 4096,
      .in_place = 1,
@@ -89,6 +92,7 @@ static const abi_t abis[] = {
     {.name = "MPICH ABI",
      .libraries = {"libmpi.so.12", "libmpich.so.12"},
      .launcher = SEEN_PMI_RANK,
+     .funneled = 1,
      .serialized = 2,
      .multiple = 3,
      .in_place = (uintptr_t)-1,
@@ -108,17 +112,18 @@ static const constant_t op_of[HVD_N_REDUCES] = {
 
 // --- The library ---------------------------------------------------------------------------------
 
-// Makes one blocking call at a time. Nothing can take back a call that a dead peer holds up: such a
-// worker, and the plane with it, stays until the process ends.
+// What the worker does; 0, or an error of MPI.
+typedef int work_t(mpi_plane_t *plane);
+
+// Does one thing at a time, which may block. Nothing can take back a call that a dead peer holds
+// up: such a worker, and the plane with it, stays until the process ends.
 enum { WORKER_IDLE, WORKER_ASKED, WORKER_DONE, WORKER_ENDS };
 
 typedef struct worker {
     pthread_t thread;
     bool runs;         // there is a thread
     atomic_uint state; // what follows belongs to the worker while it is WORKER_ASKED
-    const coll_args_t *args;
-    const void *input;
-    void *output;
+    work_t *work;
     int code;
 } worker_t;
 
@@ -127,11 +132,16 @@ struct mpi_plane {
     void *library;
     char name[256];
     handle_t constants[N_CONSTANTS];
-    handle_t comm, request;
-    bool is_ours; // we have initialised it
-    bool has_threads;
+    handle_t world, comm, request;
+    bool is_ours;  // we have initialised it
+    bool has_comm; // of our own
+    int level;     // of thread support
     worker_t worker;
-    int size;
+    uint64_t deadline_ns; // of make_comm
+    const coll_args_t *args; // of the collective that runs, and its memory
+    const void *input;
+    void *output;
+    int rank, size;
     int *counts, *offsets, *sent_counts, *sent_offsets; // by rank; kept while a collective runs
 
     int (*Initialized)(int *flag_p);
@@ -247,37 +257,6 @@ static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err
                 "with mpirun or horovodrun --mpi, or unset HOROVOD_CPU_OPERATIONS");
 }
 
-static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
-{
-    int initialized = 0, finalized = 0, given = 0;
-
-    plane->Initialized(&initialized);
-    plane->Finalized(&finalized);
-    if (finalized) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "MPI has been finalised in this process and cannot be used again; to init more "
-                    "than once, initialise MPI in the program (with mpi4py: import it first)");
-    }
-    if (!initialized) {
-        int code = plane->Init_thread(NULL, NULL, plane->abi->multiple, &given);
-        if (code != 0) {
-            return fail(err, HVD_SYSTEM, "%s cannot be initialised: MPI error %d", plane->name,
-                        code);
-        }
-        plane->is_ours = true;
-    } else {
-        plane->Query_thread(&given);
-    }
-    plane->has_threads = given >= plane->abi->multiple;
-    if (given < plane->abi->serialized) {
-        return fail(err, HVD_UNSUPPORTED,
-                    "%s was initialised without support for threads; ask for "
-                    "MPI_THREAD_MULTIPLE (MPI_Init_thread)",
-                    plane->name);
-    }
-    return HVD_OK;
-}
-
 const char *mpi_library_name(const mpi_plane_t *plane)
 {
     return plane->name;
@@ -285,7 +264,7 @@ const char *mpi_library_name(const mpi_plane_t *plane)
 
 bool mpi_has_threads(const mpi_plane_t *plane)
 {
-    return plane->has_threads;
+    return plane->level >= plane->abi->multiple;
 }
 
 // --- Collectives ---------------------------------------------------------------------------------
@@ -326,77 +305,78 @@ static void lay_out(const size_t *bytes, int n, size_t unit, int *counts, int *o
     }
 }
 
-// How to run a collective: at once if request_p is NULL, else as what *request_p stands for.
-typedef int run_t(mpi_plane_t *plane, const coll_args_t *args, const void *input, void *output,
-                  handle_t *request_p);
+// Runs the plane's collective: at once if request_p is NULL, else as what *request_p stands for.
+typedef int run_t(mpi_plane_t *plane, handle_t *request_p);
 
-static int run_allreduce(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                         void *output, handle_t *request_p)
+static int run_allreduce(mpi_plane_t *plane, handle_t *request_p)
 {
+    const coll_args_t *args = plane->args;
     int n = (int)(args->bytes / hvd_dtype_bytes(args->dtype));
-    uintptr_t in = input == output ? plane->abi->in_place : (uintptr_t)input;
+    uintptr_t in = plane->input == plane->output ? plane->abi->in_place : (uintptr_t)plane->input;
     handle_t type = plane->constants[type_of[args->dtype]];
     handle_t op = plane->constants[op_of[args->reduce]];
 
     return request_p == NULL
-               ? plane->Allreduce(in, output, n, type, op, plane->comm)
-               : plane->Iallreduce(in, output, n, type, op, plane->comm, request_p);
+               ? plane->Allreduce(in, plane->output, n, type, op, plane->comm)
+               : plane->Iallreduce(in, plane->output, n, type, op, plane->comm, request_p);
 }
 
-static int run_broadcast(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                         void *output, handle_t *request_p)
+static int run_broadcast(mpi_plane_t *plane, handle_t *request_p)
 {
+    const coll_args_t *args = plane->args;
     handle_t byte = plane->constants[BYTE];
     int n = (int)args->bytes;
 
-    if (args->member == args->root && input != output) {
-        memcpy(output, input, args->bytes);
+    if (args->member == args->root && plane->input != plane->output) {
+        memcpy(plane->output, plane->input, args->bytes);
     }
     return request_p == NULL
-               ? plane->Bcast(output, n, byte, args->root, plane->comm)
-               : plane->Ibcast(output, n, byte, args->root, plane->comm, request_p);
+               ? plane->Bcast(plane->output, n, byte, args->root, plane->comm)
+               : plane->Ibcast(plane->output, n, byte, args->root, plane->comm, request_p);
 }
 
-static int run_allgather(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                         void *output, handle_t *request_p)
+static int run_allgather(mpi_plane_t *plane, handle_t *request_p)
 {
+    const coll_args_t *args = plane->args;
     handle_t byte = plane->constants[BYTE];
     lay_out(args->blocks, plane->size, 1, plane->counts, plane->offsets);
     int n = plane->counts[args->member];
 
     return request_p == NULL
-               ? plane->Allgatherv(input, n, byte, output, plane->counts, plane->offsets, byte,
-                                   plane->comm)
-               : plane->Iallgatherv(input, n, byte, output, plane->counts, plane->offsets, byte,
-                                    plane->comm, request_p);
+               ? plane->Allgatherv(plane->input, n, byte, plane->output, plane->counts,
+                                   plane->offsets, byte, plane->comm)
+               : plane->Iallgatherv(plane->input, n, byte, plane->output, plane->counts,
+                                    plane->offsets, byte, plane->comm, request_p);
 }
 
-static int run_alltoall(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                        void *output, handle_t *request_p)
+static int run_alltoall(mpi_plane_t *plane, handle_t *request_p)
 {
+    const coll_args_t *args = plane->args;
     handle_t byte = plane->constants[BYTE];
     lay_out(args->recv_bytes, plane->size, 1, plane->counts, plane->offsets);
     lay_out(args->send_bytes, plane->size, 1, plane->sent_counts, plane->sent_offsets);
 
     return request_p == NULL
-               ? plane->Alltoallv(input, plane->sent_counts, plane->sent_offsets, byte, output,
-                                  plane->counts, plane->offsets, byte, plane->comm)
-               : plane->Ialltoallv(input, plane->sent_counts, plane->sent_offsets, byte, output,
-                                   plane->counts, plane->offsets, byte, plane->comm, request_p);
+               ? plane->Alltoallv(plane->input, plane->sent_counts, plane->sent_offsets, byte,
+                                  plane->output, plane->counts, plane->offsets, byte, plane->comm)
+               : plane->Ialltoallv(plane->input, plane->sent_counts, plane->sent_offsets, byte,
+                                   plane->output, plane->counts, plane->offsets, byte, plane->comm,
+                                   request_p);
 }
 
-static int run_reducescatter(mpi_plane_t *plane, const coll_args_t *args, const void *input,
-                             void *output, handle_t *request_p)
+static int run_reducescatter(mpi_plane_t *plane, handle_t *request_p)
 {
+    const coll_args_t *args = plane->args;
     handle_t type = plane->constants[type_of[args->dtype]];
     handle_t op = plane->constants[op_of[args->reduce]];
     lay_out(args->blocks, plane->size, hvd_dtype_bytes(args->dtype), plane->counts,
             plane->offsets);
 
     return request_p == NULL
-               ? plane->Reduce_scatter(input, output, plane->counts, type, op, plane->comm)
-               : plane->Ireduce_scatter(input, output, plane->counts, type, op, plane->comm,
-                                        request_p);
+               ? plane->Reduce_scatter(plane->input, plane->output, plane->counts, type, op,
+                                       plane->comm)
+               : plane->Ireduce_scatter(plane->input, plane->output, plane->counts, type, op,
+                                        plane->comm, request_p);
 }
 
 static run_t *const run_of[HVD_N_OPS] = {
@@ -424,7 +404,7 @@ static void *worker_main(void *arg)
             futex_wait(&w->state, state, NEVER_NS);
             continue;
         }
-        w->code = run_of[w->args->op](plane, w->args, w->input, w->output, NULL);
+        w->code = w->work(plane);
         worker_tell(w, WORKER_DONE);
     }
     return NULL;
@@ -445,11 +425,9 @@ static void worker_stop(worker_t *w)
     }
 }
 
-static void worker_ask(worker_t *w, const coll_args_t *args, const void *input, void *output)
+static void worker_ask(worker_t *w, work_t *work)
 {
-    w->args = args;
-    w->input = input;
-    w->output = output;
+    w->work = work;
     worker_tell(w, WORKER_ASKED);
 }
 
@@ -462,16 +440,38 @@ static bool worker_is_done(worker_t *w)
     return atomic_compare_exchange_strong(&w->state, &done, WORKER_IDLE);
 }
 
+// Has the worker do something and waits for it.
+static int worker_do(worker_t *w, work_t *work)
+{
+    worker_ask(w, work);
+    while (!worker_is_done(w)) {
+    }
+    return w->code;
+}
+
 // --- Starting and progress -----------------------------------------------------------------------
+
+static int run_blocking(mpi_plane_t *plane)
+{
+    return run_of[plane->args->op](plane, NULL);
+}
+
+static bool is_funnelled(const mpi_plane_t *plane)
+{
+    return plane->level < plane->abi->serialized;
+}
 
 hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total_bytes,
                        const void *input, void *output, err_t *err)
 {
-    if (total_bytes >= LARGE_BYTES) {
-        worker_ask(&plane->worker, args, input, output);
+    plane->args = args;
+    plane->input = input;
+    plane->output = output;
+    if (total_bytes >= LARGE_BYTES || is_funnelled(plane)) {
+        worker_ask(&plane->worker, run_blocking);
         return HVD_OK;
     }
-    int code = run_of[args->op](plane, args, input, output, &plane->request);
+    int code = run_of[args->op](plane, &plane->request);
     return code == 0 ? HVD_OK
                      : fail(err, HVD_SYSTEM, "%s does not start %s: MPI error %d", plane->name,
                             hvd_op_name(args->op), code);
@@ -497,6 +497,41 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
 
 // --- Opening and closing ------------------------------------------------------------------------
 
+// Asks whether the program has initialised MPI, and does it if not.
+static int init_thread(mpi_plane_t *plane)
+{
+    int initialized = 0;
+
+    plane->Initialized(&initialized);
+    plane->is_ours = !initialized;
+    return initialized ? plane->Query_thread(&plane->level)
+                       : plane->Init_thread(NULL, NULL, plane->abi->multiple, &plane->level);
+}
+
+static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
+{
+    int finalized = 0;
+
+    plane->Finalized(&finalized);
+    if (finalized) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "MPI has been finalised in this process and cannot be used again; to init more "
+                    "than once, initialise MPI in the program (with mpi4py: import it first)");
+    }
+    int code = worker_do(&plane->worker, init_thread);
+    if (code != 0) {
+        return fail(err, HVD_SYSTEM, "%s cannot be initialised: MPI error %d", plane->name, code);
+    }
+    // What the program has initialised, on a thread that is not ours, must allow others.
+    if (plane->level < (plane->is_ours ? plane->abi->funneled : plane->abi->serialized)) {
+        return fail(err, HVD_UNSUPPORTED,
+                    "%s was initialised without support for threads; ask for "
+                    "MPI_THREAD_MULTIPLE (MPI_Init_thread)",
+                    plane->name);
+    }
+    return HVD_OK;
+}
+
 hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
     mpi_plane_t *plane = calloc(1, sizeof *plane);
@@ -507,6 +542,7 @@ hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
     }
     TRY(find_library(plane, config, err), undo);
     TRY(find_symbols(plane, err), undo);
+    TRY(worker_start(plane, err), undo);
     TRY(initialize(plane, err), undo);
     *plane_p = plane;
     return HVD_OK;
@@ -515,37 +551,34 @@ undo:
     return status;
 }
 
-static hvd_status_t wait_until(mpi_plane_t *plane, uint64_t deadline_ns, err_t *err)
+static int look_at_world(mpi_plane_t *plane)
 {
-    hvd_status_t status;
-
-    while ((status = mpi_progress(plane, err)) == HVD_IN_PROGRESS) {
-        if (clock_ns() >= deadline_ns) {
-            return fail(err, HVD_TIMEOUT,
-                        "not all ranks use MPI for collectives, or some did not start in time; set "
-                        "HOROVOD_CPU_OPERATIONS alike on all, or raise HOROVOD_START_TIMEOUT");
-        }
-        usleep(POLL_US);
-    }
-    return status;
+    int code = plane->Comm_rank(plane->world, &plane->rank);
+    return code != 0 ? code : plane->Comm_size(plane->world, &plane->size);
 }
 
-hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
-                        uint64_t deadline_ns, err_t *err)
+// A communicator of our own, unless some rank does not come before the deadline.
+static int make_comm(mpi_plane_t *plane)
 {
-    handle_t world = comm != 0 ? comm : plane->constants[WORLD];
-    int mpi_rank = -1, mpi_size = -1;
-    hvd_status_t status;
+    int done = 0;
+    int code = plane->Comm_idup(plane->world, &plane->comm, &plane->request);
 
-    plane->Comm_rank(world, &mpi_rank);
-    plane->Comm_size(world, &mpi_size);
-    if (mpi_rank != rank || mpi_size != size) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "this is rank %d of %d, but MPI counts it as rank %d of %d; start the job with "
-                    "one mpirun, or unset HOROVOD_CPU_OPERATIONS",
-                    rank, size, mpi_rank, mpi_size);
+    while (code == 0 && !done && clock_ns() < plane->deadline_ns) {
+        code = plane->Test(&plane->request, &done, plane->abi->no_status);
+        if (!done) {
+            usleep(POLL_US);
+        }
     }
-    plane->size = size;
+    plane->has_comm = code == 0 && done;
+    return plane->has_comm
+               ? plane->Comm_set_errhandler(plane->comm, plane->constants[ERRORS_RETURN])
+               : code;
+}
+
+static hvd_status_t take_memory(mpi_plane_t *plane, err_t *err)
+{
+    int size = plane->size;
+
     plane->counts = calloc((size_t)size * 4, sizeof *plane->counts);
     if (plane->counts == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", size);
@@ -553,15 +586,41 @@ hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
     plane->offsets = plane->counts + size;
     plane->sent_counts = plane->offsets + size;
     plane->sent_offsets = plane->sent_counts + size;
-    int code = plane->Comm_idup(world, &plane->comm, &plane->request);
+    return HVD_OK;
+}
+
+hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
+                        uint64_t deadline_ns, err_t *err)
+{
+    hvd_status_t status;
+
+    plane->world = comm != 0 ? comm : plane->constants[WORLD];
+    plane->deadline_ns = deadline_ns;
+    if (worker_do(&plane->worker, look_at_world) != 0 || plane->rank != rank ||
+        plane->size != size) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "this is rank %d of %d, but MPI counts it as rank %d of %d; start the job with "
+                    "one mpirun, or unset HOROVOD_CPU_OPERATIONS",
+                    rank, size, plane->rank, plane->size);
+    }
+    TRY(take_memory(plane, err), out);
+    int code = worker_do(&plane->worker, make_comm);
     if (code != 0) {
         return fail(err, HVD_SYSTEM, "%s makes no communicator: MPI error %d", plane->name, code);
     }
-    TRY(wait_until(plane, deadline_ns, err), out);
-    plane->Comm_set_errhandler(plane->comm, plane->constants[ERRORS_RETURN]);
-    status = worker_start(plane, err);
+    if (!plane->has_comm) {
+        return fail(err, HVD_TIMEOUT,
+                    "not all ranks use MPI for collectives, or some did not start in time; set "
+                    "HOROVOD_CPU_OPERATIONS alike on all, or raise HOROVOD_START_TIMEOUT");
+    }
 out:
     return status;
+}
+
+static int leave(mpi_plane_t *plane)
+{
+    plane->Comm_free(&plane->comm);
+    return plane->is_ours ? plane->Finalize() : 0;
 }
 
 void mpi_close(mpi_plane_t *plane, bool ended_well)
@@ -569,13 +628,10 @@ void mpi_close(mpi_plane_t *plane, bool ended_well)
     if (plane == NULL || atomic_load(&plane->worker.state) == WORKER_ASKED) {
         return;
     }
-    worker_stop(&plane->worker);
-    if (ended_well && plane->comm != 0) {
-        plane->Comm_free(&plane->comm);
-        if (plane->is_ours) {
-            plane->Finalize();
-        }
+    if (ended_well && plane->has_comm) {
+        worker_do(&plane->worker, leave);
     }
+    worker_stop(&plane->worker);
     // The library stays loaded: it has threads and handlers of its own.
     free(plane->counts);
     free(plane);

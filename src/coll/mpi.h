@@ -9,7 +9,8 @@
 // 1 GiB, allgathers of very uneven blocks.
 //
 // Threads: mpi_open, mpi_attach and mpi_close by the thread that starts and ends the context; the
-// rest by the holder of the engine. MPI must allow calls from changing threads, one at a time.
+// rest by the holder of the engine. MPI that the program has initialised must allow calls from
+// changing threads, one at a time (MPI_THREAD_SERIALIZED); that of ours may be FUNNELED.
 #ifndef HVD_COLL_MPI_H
 #define HVD_COLL_MPI_H
 

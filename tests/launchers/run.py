@@ -4,8 +4,10 @@
 
 Usage: run.py BUILD [--only TEXT: "", "Debian", "srun", "Intel", ...] [--torchrun PROGRAM] [--keep]
 
-Every launcher runs every case; the result is a table in Markdown, as docs/launchers.md shows it.
-tests/launchers/setup.sh installs the launchers; torchrun is tested where PyTorch is installed.
+Every launcher runs every case; the results are tables in Markdown, as docs/launchers.md shows them:
+ranks under each launcher; every operation by each MPI; training, which must learn the same whoever
+starts the ranks and whatever moves the tensors. tests/launchers/setup.sh installs the launchers and
+mpi4py; torchrun and training are tested where PyTorch and TensorFlow are installed.
 Slurm's daemons are started here, on loopback, in a folder of their own, and ended here. The cases
 across hosts make two network namespaces and remove them; they and Slurm need root. Exit status 1 if
 any case failed.
@@ -261,17 +263,17 @@ def two_hosts(folder: pathlib.Path):
 # --- Running --------------------------------------------------------------------------------------
 
 
-def run(words: list, env: dict, cwd: str = "/tmp") -> tuple:
+def run(words: list, env: dict, cwd: str = "/tmp", seconds: float = TIMEOUT_S) -> tuple:
     """Exit status and all output. A run that does not end is killed with everything it started."""
     process = subprocess.Popen(list(map(str, words)), env=env, cwd=cwd, text=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired as late:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise Failed(f"did not end in {TIMEOUT_S} s: {output[-2000:]}") from late
+        raise Failed(f"did not end in {seconds} s: {output[-2000:]}") from late
     return process.returncode, output
 
 
@@ -293,17 +295,22 @@ class Programs:
     info: pathlib.Path
     horovodrun: pathlib.Path
     test_ops: pathlib.Path
+    funneled: pathlib.Path
     folder: pathlib.Path
 
 
 def compile_programs(build: pathlib.Path, folder: pathlib.Path) -> Programs:
     programs = Programs(folder / "launched", folder / "allreduce", build / "hvd-info",
-                        build / "horovodrun", build / "tests/test_ops", folder)
-    for source, target in [(ROOT / "tests/launchers/launched.c", programs.launched),
-                           (ROOT / "examples/c/allreduce.c", programs.example)]:
-        subprocess.run(["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include",
-                        source, f"-L{build}", "-lhvd", f"-Wl,-rpath,{build}", "-o", target],
-                       check=True)
+                        build / "horovodrun", build / "tests/test_ops",
+                        folder / "funneled.so", folder)
+    ours = [f"-I{ROOT}/include", f"-L{build}", "-lhvd", f"-Wl,-rpath,{build}"]
+    for source, target, flags in [
+            ("tests/launchers/launched.c", programs.launched, ours),
+            ("examples/c/allreduce.c", programs.example, ours),
+            ("tests/launchers/funneled.c", programs.funneled,
+             ["-shared", "-fPIC", "-Wl,-soname,libmpi.so.12"])]:
+        subprocess.run(["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", ROOT / source, *flags,
+                        "-o", target], check=True)
     return programs
 
 
@@ -546,26 +553,109 @@ def plane_killed(plane: Plane, programs: Programs) -> None:
     wait_for("ranks to end", lambda: not processes_of(programs.launched))
 
 
+def plane_funneled(plane: Plane, programs: Programs) -> None:
+    """A library that only the thread that initialised it may call."""
+    real = pathlib.Path(plane.launcher.env["LD_LIBRARY_PATH"]) / plane.library
+    first = dataclasses.replace(plane, library=str(programs.funneled))
+    words = [programs.test_ops, "--launched", "--only", "every kind"]
+    code, output = first.run(2, words, {"FUNNELED_MPI": str(real)})
+    expect(code == 0 and output.count(f"collectives by {plane.library}") == 2, output)
+    expect(output.count("1 subtests ok") == 2, output)
+
+
 PLANE_CASES = [
     ("used", plane_used),
     ("every operation and size", plane_grid),
     ("initialised by the program, 3 jobs", plane_beside),
     ("killed rank ends it", plane_killed),
+    ("one thread only", plane_funneled),
 ]
 
 
 def test_planes(only: str, programs: Programs) -> int:
     n_failed = 0
-    print("\n| launcher | library | ranks | " + " | ".join(name for name, _ in PLANE_CASES) + " |")
-    print("|---" * (len(PLANE_CASES) + 3) + "|")
+    print_head("launcher", "library", "ranks", *(name for name, _ in PLANE_CASES))
     for plane in planes():
         if only in plane.launcher.name or only in "planes":
-            results = [try_case(case, plane, programs) for _, case in PLANE_CASES]
+            results = [try_case(case, plane, programs)
+                       if plane.preload or case is not plane_funneled else "-"
+                       for _, case in PLANE_CASES]
             n_failed += results.count(False)
-            cells = [plane.launcher.name, f"`{plane.library}`", " and ".join(map(str, plane.ranks))]
-            cells += ["pass" if right else "FAIL" for right in results]
-            print("| " + " | ".join(cells) + " |", flush=True)
+            ranks = " and ".join(map(str, plane.ranks))
+            print_row(plane.launcher.name, f"`{plane.library}`", ranks, *results)
     return n_failed
+
+
+# --- Training -------------------------------------------------------------------------------------
+
+PYTHON = ROOT / ".venv/bin/python"
+MPI4PY = VENVS / "mpi4py"
+TRAINING_S = 600
+MOVED_BY = {"our transports": {}, "MPI": BY_MPI}
+# Runs a script with all random numbers of Keras from one seed.
+SEEDED = """import keras, runpy, sys
+keras.utils.set_random_seed(1)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")"""
+EXAMPLES = {
+    "PyTorch": [ROOT / "examples/pytorch_mnist.py", "--epochs", "1", "--limit", "6000"],
+    "Keras": ["-c", SEEDED, ROOT / "examples/tensorflow2/tensorflow2_keras_mnist.py",
+              "--epochs", "3"],
+}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+
+
+def learned(code: int, output: str) -> list:
+    """Every loss and accuracy that was printed: the same numbers wherever two ranks train."""
+    found = re.findall(r"(?:loss|accuracy):? ([\d.]+)", output)
+    expect(code == 0 and len(found) >= 3, output)
+    return found
+
+
+def train(plane: Plane, programs: Programs, words: list, by: dict) -> tuple:
+    """Two ranks of Python. With MPI the library must be used, by both; else by none."""
+    env = plane.launcher.environment() | QUIET | {"HOROVOD_LOG_LEVEL": "debug"} | by
+    code, output = run(plane.launcher.command(2, [PYTHON, *words]), env, programs.folder,
+                       TRAINING_S)
+    expect(output.count(f"collectives by {plane.library}") >= (2 if by else 0), output)
+    expect(by or "collectives by" not in output, output)
+    return code, output
+
+
+def train_example(plane: Plane, programs: Programs, words: list, by: dict, wanted: list) -> None:
+    got = learned(*train(plane, programs, words, by))
+    expect(got == wanted, f"learned {got}, with horovodrun {wanted}")
+
+
+def train_communicators(plane: Plane, programs: Programs, by: dict) -> None:
+    """Jobs of communicators of mpi4py, which initialises the library."""
+    script = ROOT / "tests/launchers/communicators.py"
+    mpi4py = {"PYTHONPATH": str(MPI4PY), "MPI4PY_LIBMPI": plane.launcher.mpi}
+    env = plane.launcher.environment() | QUIET | mpi4py | by
+    code, output = run(plane.launcher.command(2, [PYTHON, script]), env, programs.folder,
+                       TRAINING_S)
+    for rank in range(2):
+        expect(code == 0 and f"rank {rank} of 2: communicators ok" in output, output)
+
+
+def test_training(only: str, programs: Programs) -> int:
+    wanted = [plane for plane in planes() if 3 in plane.ranks and not plane.preload
+              and (only in plane.launcher.name or only in "training")]
+    if not wanted:
+        return 0
+    rights = []
+    print_head("launcher", *(f"{name}, {by}" for name in (*EXAMPLES, "mpi4py") for by in MOVED_BY))
+    alone = {name: learned(*run([programs.horovodrun, "-np", "2", PYTHON, *words],
+                                clean_environment() | QUIET, programs.folder, TRAINING_S))
+             for name, words in EXAMPLES.items()}
+    for plane in wanted:
+        results = [try_case(train_example, plane, programs, words, by, alone[name])
+                   for name, words in EXAMPLES.items() for by in MOVED_BY.values()]
+        results += [try_case(train_communicators, plane, programs, by) if MPI4PY.exists() else "-"
+                    for by in MOVED_BY.values()]
+        print_row(plane.launcher.name, *results)
+        rights += results
+    return rights.count(False)
 
 
 # --- The cases of the first table -----------------------------------------------------------------
@@ -595,7 +685,17 @@ def seed_command(programs: Programs) -> None:
         expect(code == 0 and f"<stdout>:rank {rank} of 3: 1 2 3 4" in output, output)
 
 
-# --- The table ------------------------------------------------------------------------------------
+# --- The tables -----------------------------------------------------------------------------------
+
+
+def print_head(*cells: str) -> None:
+    print("\n| " + " | ".join(cells) + " |\n" + "|---" * len(cells) + "|", flush=True)
+
+
+def print_row(*cells) -> None:
+    """Texts, or whether something is right."""
+    words = {True: "pass", False: "FAIL"}
+    print("| " + " | ".join(words.get(cell, cell) for cell in cells) + " |", flush=True)
 
 
 def version_of(launcher: Launcher) -> str:
@@ -611,7 +711,8 @@ def try_case(case: Callable, *args) -> bool:
         case(*args)
         return True
     except (Failed, OSError, subprocess.SubprocessError) as failure:
-        print(f"\n{case.__name__}, {getattr(args[0], 'name', '')}:\n{failure}\n", file=sys.stderr)
+        launcher = getattr(args[0], "launcher", args[0])
+        print(f"\n{case.__name__}, {getattr(launcher, 'name', '')}:\n{failure}\n", file=sys.stderr)
         return False
 
 
@@ -626,11 +727,10 @@ def test(launchers: list, programs: Programs, across: dict = {}) -> int:
             elif applies(case, launcher):
                 right = try_case(case, launcher, programs)
             else:
-                cells.append("-")
-                continue
-            n_failed += not right
-            cells.append("pass" if right else "FAIL")
-        print("| " + " | ".join(cells) + " |", flush=True)
+                right = "-"
+            n_failed += right is False
+            cells.append(right)
+        print_row(*cells)
     return n_failed
 
 
@@ -646,8 +746,7 @@ def main() -> None:
     n_failed = 0
     try:
         programs = compile_programs(options.build.resolve(), folder)
-        print("| launcher | way | " + " | ".join(name for name, _ in CASES) + " |")
-        print("|---" * (len(CASES) + 2) + "|")
+        print_head("launcher", "way", *(name for name, _ in CASES))
         TORCHRUN.program = options.torchrun
         found = MPIS + [TORCHRUN] * os.access(TORCHRUN.program, os.X_OK)
         wanted = [launcher for launcher in found if options.only in launcher.name]
@@ -657,6 +756,7 @@ def main() -> None:
             with slurm(folder / "slurm", [this_node()]) as conf:
                 n_failed += test(sruns(conf), programs, across)
         n_failed += test_planes(options.only, programs)
+        n_failed += test_training(options.only, programs)
         if options.only in "seed (Debian)":
             right = try_case(seed_command, programs)
             print("\nOpen MPI 4 with host file, MCA parameter, map and tags:",

