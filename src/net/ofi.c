@@ -472,9 +472,21 @@ static void tick(domain_t *d, uint64_t now_ns)
     d->next_tick_ns = now_ns + TICK_NS;
 }
 
+static void flush(domain_t *d)
+{
+    for (int r = 0; r < d->job->size; r++) {
+        if (d->links[r] != NULL) {
+            ofi_link_flush(d->links[r]);
+        }
+    }
+}
+
 static int ofi_progress(domain_t *d)
 {
     int n = ofi_link_completions(d);
+    if (n == 0 && d->n_begun > 0) {
+        flush(d);
+    }
     if (n == 0) {
         uint64_t now_ns = clock_ns();
         if (now_ns >= d->next_tick_ns) {

@@ -24,8 +24,8 @@
 #include <rdma/fi_tagged.h>
 
 #define OFI_TOKEN_BYTES 16
-#define OFI_BUFFERS 16 // in each direction of a link
-#define OFI_BUFFER_BYTES ((size_t)64 * 1024)
+#define OFI_BUFFERS 8 // in each direction of a link
+#define OFI_BUFFER_BYTES ((size_t)256 * 1024)
 
 // One message: its number of payload bytes, the receive buffers given back, its place in the order
 // of messages (without connections they may complete in another), then the payload.
@@ -66,6 +66,7 @@ struct ofi_link {
     ofi_slab_t *sends; // NULL while nothing is sent for a while
     ofi_buffer_t buffers[2 * OFI_BUFFERS]; // receive buffers first
     ofi_buffer_t *free_sends;
+    size_t begun; // bytes in the first of these that wait for what follows them
     int n_sending;
     int n_quiet_ticks; // since something was sent
     ofi_buffer_t *early[OFI_BUFFERS];  // came before one with a lower number; by number
@@ -128,6 +129,7 @@ struct domain {
     ofi_slab_t *spare;  // last given back first
     size_t spare_bytes;
     size_t registered_bytes; // of all slabs
+    int n_begun;             // links with a message that waits for more
     uint64_t next_tick_ns;
     err_t broken;
 };
@@ -156,6 +158,8 @@ void ofi_link_fail(ofi_link_t *link, const char *why);
 int ofi_link_completions(domain_t *domain); // how many there were
 // Now and then: gives buffers back that have not been used for a while.
 void ofi_link_tick(ofi_link_t *link);
+// Sends what has waited in vain for more.
+void ofi_link_flush(ofi_link_t *link);
 void ofi_link_free(ofi_link_t *link);
 
 // --- ofi_memory.c --------------------------------------------------------------------------------

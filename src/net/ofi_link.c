@@ -6,7 +6,8 @@
 // those to receive in are kept for the life of the link, those to send from while it sends. A
 // message may only be sent where the peer has a receive posted for it: that is what credits count.
 // A receiver gives credits back with its own messages, or in an empty one when half of them have
-// gathered; the last credit is kept for that.
+// gathered; the last credit is kept for that. The head of what follows at once waits for it, so
+// that both are one message.
 //
 // On a connection messages come in order. Without, all links share an endpoint: a message finds its
 // link by its tag, made of the receiver's token (which strangers do not know) and the sender's
@@ -186,11 +187,18 @@ static ofi_buffer_t *send_buffer(ofi_link_t *link)
 
 void ofi_link_tick(ofi_link_t *link)
 {
-    if (link->sends != NULL && link->n_sending == 0 && ++link->n_quiet_ticks > QUIET_TICKS) {
+    if (link->sends != NULL && link->n_sending == 0 && link->begun == 0 &&
+        ++link->n_quiet_ticks > QUIET_TICKS) {
         ofi_slab_give(link->domain, link->sends);
         link->sends = NULL;
         link->free_sends = NULL;
     }
+}
+
+static void set_begun(ofi_link_t *link, size_t bytes)
+{
+    link->domain->n_begun += (bytes > 0) - (link->begun > 0);
+    link->begun = bytes;
 }
 
 // Sends the message of a buffer that has been filled. False: not now.
@@ -219,6 +227,7 @@ static bool post_send(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
     link->next_out++;
     link->owed = 0;
     link->credits--;
+    set_begun(link, 0);
     return true;
 }
 
@@ -232,9 +241,12 @@ static ssize_t ofi_send(net_link_t *base, const void *data, size_t bytes)
     ofi_buffer_t *buffer;
     while (link->connected && sent < bytes && link->credits > RESERVED_CREDITS &&
            (buffer = send_buffer(link)) != NULL) {
-        size_t n = MIN(bytes - sent, OFI_BUFFER_BYTES);
-        memcpy(buffer->message->payload, (const uint8_t *)data + sent, n);
-        if (!post_send(link, buffer, n)) {
+        size_t n = MIN(bytes - sent, OFI_BUFFER_BYTES - link->begun);
+        memcpy(buffer->message->payload + link->begun, (const uint8_t *)data + sent, n);
+        bool waits = base->more && link->begun + n < OFI_BUFFER_BYTES;
+        if (waits) {
+            set_begun(link, link->begun + n);
+        } else if (!post_send(link, buffer, link->begun + n)) {
             break;
         }
         sent += n;
@@ -247,8 +259,15 @@ static void give_back_credits(ofi_link_t *link)
     if (link->owed >= OFI_BUFFERS / 2 && link->credits > 0) {
         ofi_buffer_t *buffer = send_buffer(link);
         if (buffer != NULL) {
-            post_send(link, buffer, 0);
+            post_send(link, buffer, link->begun);
         }
+    }
+}
+
+void ofi_link_flush(ofi_link_t *link)
+{
+    if (link->begun > 0 && !link->ended && link->credits > RESERVED_CREDITS) {
+        post_send(link, link->free_sends, link->begun);
     }
 }
 

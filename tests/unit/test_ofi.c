@@ -83,7 +83,8 @@ static void exchange(pair_t *p, size_t bytes)
     size_t sent[2] = {0}, got[2] = {0};
     while (got[0] < bytes || got[1] < bytes) {
         for (int r = 0; r < 2; r++) {
-            size_t n = MIN(bytes - sent[r], 1 + test_random(&state) % sizeof piece);
+            size_t wanted = 1 + test_random(&state) % sizeof piece;
+            size_t n = MIN(bytes - sent[r], wanted);
             for (size_t i = 0; i < n; i++) {
                 piece[i] = stream_byte((uint64_t)r, sent[r] + i);
             }
@@ -252,10 +253,54 @@ static void shm_reaches_one_host(void **state)
     close_pair(&p);
 }
 
+// Reads so many bytes on rank 1, which must be those of the stream from `at` on.
+static void read_stream(pair_t *p, size_t at, size_t bytes)
+{
+    uint8_t got[8192];
+    uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
+    size_t n = 0;
+    while (n < bytes) {
+        ssize_t moved = link_recv(p->links[1], got, MIN(sizeof got, bytes - n));
+        assert_true(moved >= 0);
+        for (ssize_t i = 0; i < moved; i++) {
+            assert_int_equal(got[i], stream_byte(0, at + n + (size_t)i));
+        }
+        n += (size_t)moved;
+        progress(p);
+        assert_true(clock_ns() < deadline_ns);
+    }
+}
+
+static void a_head_leaves_with_what_follows(void **unused)
+{
+    (void)unused;
+    pair_t p;
+    uint8_t bytes[5016];
+    open_pair(&p, by_tcp);
+    connect_links(&p);
+    exchange(&p, 1000);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = stream_byte(0, i);
+    }
+    ofi_link_t *link = (ofi_link_t *)p.links[0];
+    uint32_t n_messages = link->next_out;
+
+    assert_int_equal(link_send_head(p.links[0], bytes, 16), 16);
+    assert_int_equal(link_send(p.links[0], bytes + 16, 5000), 5000);
+    assert_int_equal(link->next_out, n_messages + 1);
+    read_stream(&p, 0, 5016);
+
+    assert_int_equal(link_send_head(p.links[0], bytes, 16), 16);
+    assert_int_equal(link->next_out, n_messages + 1);
+    read_stream(&p, 0, 16); // progress sends it though nothing follows
+    close_pair(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streams_cross),
+        cmocka_unit_test(a_head_leaves_with_what_follows),
         cmocka_unit_test(memory_is_kept_and_released),
         cmocka_unit_test(quiet_links_give_memory_back),
         cmocka_unit_test(strangers_are_refused),
