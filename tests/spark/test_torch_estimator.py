@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("horovod.torch")
 
+from horovod.spark.common.estimator import check_device  # noqa: E402
 from horovod.spark.common.store import Store  # noqa: E402
 from horovod.spark.torch import TorchEstimator, TorchModel  # noqa: E402
 
@@ -142,3 +143,9 @@ def test_an_empty_set_is_told(frame, tmp_path):
 def test_names_that_do_not_exist():
     with pytest.raises(TypeError, match="no parameter learning_rate"):
         TorchEstimator(learning_rate=1)
+
+
+def test_ranks_on_different_devices():
+    check_device("cpu", lambda kind: [kind, "cpu"])
+    with pytest.raises(RuntimeError, match="All ranks don't have same device type!.*cpu, cuda"):
+        check_device("cpu", lambda kind: [kind, "cuda"])

@@ -21,6 +21,14 @@ def as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def check_device(kind: str, allgather_object: Callable[[Any], List[Any]]) -> None:
+    """On every rank: a job of GPUs and CPUs would be as slow as its slowest, and unnoticed."""
+    kinds = allgather_object(kind)
+    if len(set(kinds)) > 1:
+        raise RuntimeError("All ranks don't have same device type! They train on "
+                           f"{', '.join(kinds)}, by rank")
+
+
 def pandas_transform(fn: Optional[Callable]) -> Optional[Callable[[Batch], Batch]]:
     """A function of a DataFrame as one of a batch."""
     if fn is None:

@@ -114,6 +114,20 @@ def batches(task: Dict[str, Any], model: Any, path: str, batch_size: int, shuffl
     return dataset.prefetch(ahead) if ahead else dataset, reader.steps_per_epoch
 
 
+def choose_device(task: Dict[str, Any]) -> None:
+    """One GPU for each rank of a host, or none; before TensorFlow uses any."""
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras as hvd
+    from horovod.spark.common.estimator import check_device
+    from horovod.tensorflow.functions import allgather_object
+
+    gpus = tf.config.list_physical_devices("GPU")
+    mine = [gpus[hvd.local_rank() % len(gpus)]] if gpus and task["use_gpu"] else []
+    tf.config.set_visible_devices(mine, "GPU")
+    check_device("GPU" if mine else "CPU", allgather_object)
+
+
 def compile_model(model: Any, task: Dict[str, Any]) -> float:
     """With a distributed optimizer; the learning rate, as many times as there are ranks."""
     import horovod.tensorflow.keras as hvd
@@ -159,6 +173,7 @@ def train(packed: bytes) -> Optional[Tuple[Dict[str, Any], bytes]]:
 
     hvd.init()
     task = cloudpickle.loads(packed)
+    choose_device(task)
     if task["random_seed"] is not None:
         keras.utils.set_random_seed(task["random_seed"] + hvd.rank())
     files = Files(task)

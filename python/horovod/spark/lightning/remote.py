@@ -112,7 +112,11 @@ def checkpoint(task: Dict[str, Any], hvd: Any, folder: str) -> Tuple[Optional[st
 def device_options(task: Dict[str, Any], hvd: Any) -> Dict[str, Any]:
     import torch
 
-    if task["use_gpu"] and torch.cuda.is_available():
+    from horovod.spark.common.estimator import check_device
+
+    has_gpu = task["use_gpu"] and torch.cuda.is_available()
+    check_device("cuda" if has_gpu else "cpu", hvd.allgather_object)
+    if has_gpu:
         return {"accelerator": "gpu", "devices": [hvd.local_rank() % torch.cuda.device_count()]}
     return {"accelerator": "cpu", "devices": 1}
 

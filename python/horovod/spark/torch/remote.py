@@ -49,6 +49,7 @@ class Trainer:
     def __init__(self, model: Any, optimizer: Any, task: Dict[str, Any]) -> None:
         import horovod.torch as hvd
         import torch
+        from horovod.spark.common.estimator import check_device
 
         self.hvd = hvd
         self.task = task
@@ -56,6 +57,7 @@ class Trainer:
         if task["use_gpu"] and torch.cuda.is_available():
             torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
             self.device = torch.device("cuda")
+        check_device(self.device.type, hvd.allgather_object)
         self.model = model.to(self.device)
         self.first_epoch = self._resume(model, optimizer)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
