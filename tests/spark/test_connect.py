@@ -61,7 +61,8 @@ def start(tmp_path, code, *args):
     script.write_text(code)
     (tmp_path / "events").mkdir()
     (tmp_path / "spark-defaults.conf").write_text(  # what the server, not the client, decides
-        f"spark.eventLog.enabled true\nspark.eventLog.dir file://{tmp_path}/events\n")
+        f"spark.eventLog.enabled true\nspark.eventLog.dir file://{tmp_path}/events\n"
+        "spark.eventLog.compress false\n")
     return subprocess.Popen([sys.executable, str(script), *args], text=True,
                             stdout=subprocess.PIPE,
                             env={**os.environ, "SPARK_CONF_DIR": str(tmp_path)})
@@ -85,7 +86,7 @@ def check_log(folder, secret):
     assert len(secret) == 64
     texts = [open(path, "rb").read() for path in glob.glob(f"{folder}/**", recursive=True)
              if os.path.isfile(path)]
-    assert any(b"horovod.spark.run" in text for text in texts)
+    assert any(b"SparkListenerJobStart" in text for text in texts)
     for text in texts:
         assert secret.encode() not in text and bytes.fromhex(secret) not in text
 
