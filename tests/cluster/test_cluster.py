@@ -246,6 +246,37 @@ class Restricted(Namespace):
         self.assertIn("%s-1.%s" % (JOB, JOB), log)
         self.workers_go()
 
+    def test_mpirun_without_root(self):
+        self.helm("install", hello(
+            mode="openmpi", ssh={"port": 2222},
+            podSecurityContext={"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000,
+                                "seccompProfile": {"type": "RuntimeDefault"}},
+            containerSecurityContext={"allowPrivilegeEscalation": False,
+                                      "capabilities": {"drop": ["ALL"]}},
+            master={"args": ["mpirun -np 3 sh -c 'echo user $(id -u) on $(hostname)'"]}))
+        log = self.completes()
+        for pod in ("master", "0", "1"):
+            self.assertIn("user 1000 on %s-%s" % (JOB, pod), log)
+        self.workers_go()
+
+    def test_workers_are_kept_for_another_try(self):
+        self.helm("install", hello(master={
+            "backoffLimit": 1, "args": ["horovodrun -np 3 true && exit 3"]}))
+        how, log = self.ended()
+        self.assertEqual(how, "Failed", log)
+        codes = [pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+                 for pod in self.get("pods", "-l", "role=master")["items"]]
+        self.assertEqual(codes, [3, 3])
+        self.workers_go()
+
+    def test_workers_go_when_the_deadline_passes(self):
+        self.helm("install", hello(master={"backoffLimit": 1, "args": [FOREVER]}))
+        self.until("in step")
+        self.kubectl("patch", "job", JOB, "-p", '{"spec":{"activeDeadlineSeconds":1}}')
+        how, log = self.ended()
+        self.assertEqual(how, "Failed", log)
+        self.workers_go()
+
     def test_an_elastic_job_outlives_a_worker(self):
         self.helm("install", hello(master={"args": [ELASTIC % [3, 2, 3]]}))
         self.until("twenty steps")
