@@ -14,14 +14,15 @@ tars=${2:+$(realpath -m "$2")}
 mkdir -p "$store" ${tars:+"$tars"}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 debian=localhost/debian:12-slim
+ubuntu=localhost/ubuntu:24.04
 
 # name | file of deploy/docker | base | build arguments. The second also stands for the image that
 # the chart's first users have in their values. The last is built as far as it goes without the
-# base and the gigabytes of CUDA.
+# gigabytes of CUDA.
 images="
 docker.io/horovod/horovod:1.0.0             | Dockerfile       | $debian          | TORCH_FROM=pypi
 docker.io/uber/horovod:0.12.1-tf1.8.0-py3.5 | Dockerfile.spark | docker.io/horovod/horovod:1.0.0 |
-localhost/horovod:1.0.0-gpu                 | Dockerfile.gpu   | $debian          | TORCH=
+localhost/horovod:1.0.0-gpu                 | Dockerfile.gpu   | $ubuntu          | TORCH=
 "
 # What must work in each of them.
 use='set -eux
@@ -57,24 +58,39 @@ bud() {
 }
 
 # With this machine's certificates and pip settings: packages may come through a proxy.
-make_base() {
-    local container
-    if bud images -q "$debian" >/dev/null 2>&1; then
+make_base() { # name, suite, other arguments of mmdebstrap
+    local name=$1 suite=$2 container
+    shift 2
+    if bud images -q "$name" >/dev/null 2>&1; then
         return
     fi
-    say "base: mmdebstrap"
-    mmdebstrap -q --variant=minbase --include=ca-certificates bookworm "$store/base.tar"
+    say "mmdebstrap: $name"
+    mmdebstrap -q --variant=minbase --include=apt,ca-certificates "$suite" "$store/base.tar" "$@"
     printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$store/pip.conf"
     container=$(bud from scratch)
     bud add -q "$container" "$store/base.tar" / >/dev/null
     bud copy -q "$container" /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ >/dev/null
     bud copy -q "$container" "$store/pip.conf" /etc/pip.conf >/dev/null
-    bud commit -q --rm "$container" "$debian" >/dev/null
+    bud commit -q --rm "$container" "$name" >/dev/null
     rm "$store/base.tar"
 }
 
+# With the user that Ubuntu's own images have.
+make_ubuntu() {
+    local archive=archive.ubuntu.com/ubuntu keys=$store/ubuntu-keyring
+    if [ ! -d "$keys" ]; then
+        curl -fsS -o "$keys.deb" \
+            "https://$archive/pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
+        dpkg -x "$keys.deb" "$keys"
+    fi
+    make_base "$ubuntu" noble "http://$archive" --components=main,universe \
+        --keyring="$keys/usr/share/keyrings/ubuntu-archive-keyring.gpg" \
+        --customize-hook='chroot "$1" useradd --create-home --uid 1000 ubuntu'
+}
+
 packages
-make_base
+make_base "$debian" bookworm
+make_ubuntu
 while IFS='|' read -r name file base arguments; do
     name=${name// /} file=${file// /} base=${base// /}
     [ -n "$name" ] || continue
