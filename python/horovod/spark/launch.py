@@ -82,8 +82,9 @@ def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, An
         print(f"Running {n} processes...", flush=True)
     output = Output(stdout, stderr, prefix=stdout is not None or stderr is not None,
                     timestamp=prefix_output_with_timestamp, bar_is_up=shows_bar(sc, stdout))
-    return job.run(n, Call(pickle_call(fn, args, kwargs),
-                           tunables(sc.getConf(), env, nics, start_timeout), output, executable))
+    environment = {**threads_of(resource_profile),
+                   **tunables(sc.getConf(), env, nics, start_timeout)}
+    return job.run(n, Call(pickle_call(fn, args, kwargs), environment, output, executable))
 
 
 def connect_session() -> Any:
@@ -154,6 +155,12 @@ def tunables(conf: Any, env: Optional[Mapping[str, Optional[str]]], nics: Any,
         environment["HOROVOD_GLOO_IFACE"] = nics if isinstance(nics, str) else ",".join(nics)
     environment.update(env or {})
     return environment
+
+
+def threads_of(profile: Any) -> Dict[str, Optional[str]]:
+    """Spark 3.5 sets OMP_NUM_THREADS by spark.task.cpus, whatever the profile says."""
+    cpus = profile.taskResources.get("cpus") if profile is not None else None
+    return {"OMP_NUM_THREADS": str(int(cpus.amount))} if cpus is not None else {}
 
 
 def driver_addresses(sc: Any) -> List[str]:
