@@ -67,14 +67,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         estimator = TorchEstimator(
             num_proc=args.num_proc, store=Store.create(args.work_dir or folder), model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5),
+            optimizer=torch.optim.Adam(model.parameters(), lr=0.002),
             loss=functional.nll_loss, feature_cols=["features"], label_cols=["label"],
             input_shapes=[[-1, 1, 28, 28]], validation=0.1, batch_size=args.batch_size,
             epochs=args.epochs, partitions_per_process=1, random_seed=1)
         fitted = estimator.fit(train).setOutputCols(["scores"])
-    scores = vector_to_array("scores")
-    told = fitted.transform(test).select(
-        "label", (F.array_position(scores, F.array_max(scores)) - 1).alias("told"))
+    told = fitted.transform(test).select("label", vector_to_array("scores").alias("scores"))
+    told = told.selectExpr("label", "array_position(scores, array_max(scores)) - 1 as told")
     right = told.select(F.avg((F.col("label") == F.col("told")).cast("double"))).head()[0]
     print(f"Test accuracy: {right:.3f}")
     spark.stop()

@@ -195,9 +195,12 @@ def open_reader(task: Dict[str, Any], path: str, batch_size: int, shuffle: bool)
 def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
     import cloudpickle
     import horovod.torch as hvd
+    import torch
 
     hvd.init()
     model, optimizer, task = cloudpickle.loads(packed)
+    if task["random_seed"] is not None:
+        torch.manual_seed(task["random_seed"] + hvd.rank())
     training = open_reader(task, task["train_path"], task["batch_size"], task["shuffle"])
     # Whole batches only, but at least one.
     steps = task["train_steps_per_epoch"] or max(training.rows_per_shard // task["batch_size"], 1)
