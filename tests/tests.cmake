@@ -108,6 +108,15 @@ file(GLOB rank_helpers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks
 list(REMOVE_ITEM rank_helpers ${rank_sources})
 add_library(rank_helpers OBJECT ${rank_helpers})
 target_link_libraries(rank_helpers PUBLIC hvd_flags)
+set(scene_definitions SCENE_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}"
+    SCENE_BUILD_DIR="${CMAKE_CURRENT_BINARY_DIR}")
+target_compile_definitions(rank_helpers PRIVATE ${scene_definitions})
+# The same for tests in Python.
+add_library(scene SHARED ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks/scene.c)
+target_compile_definitions(scene PRIVATE ${scene_definitions})
+target_link_libraries(scene PRIVATE hvd_flags)
+set_target_properties(scene PROPERTIES
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
 foreach(source IN LISTS rank_sources)
     hvd_test_program(${source})
     cmake_path(GET source STEM name)

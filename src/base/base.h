@@ -253,6 +253,8 @@ const char *peer_name(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]
 const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
 // The process table of this host says for sure that the peer has ended.
 bool peer_is_gone(const peers_t *peers, int rank);
+// It runs no more code, though it may still have files open.
+bool process_is_ending(int pid);
 
 // --- Knobs ---------------------------------------------------------------------------------------
 // One row in knobs.def is a whole knob: the field here, parsing, range, help, docs, origin.

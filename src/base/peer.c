@@ -139,6 +139,13 @@ static bool has_ended(const process_t *process)
     return process->is_exiting || process->state == 'Z' || process->state == 'X';
 }
 
+bool process_is_ending(int pid)
+{
+    process_t process;
+
+    return read_process(pid, &process) && has_ended(&process);
+}
+
 bool peer_is_gone(const peers_t *peers, int rank)
 {
     process_t process;

@@ -4,12 +4,14 @@
 //
 //   <base>/<job>/rank-<N>.sock     base: HOROVOD_MONITOR_DIR, or /tmp/hvd-<uid>
 //
+// Who leaves last removes <job>, and /tmp/hvd-<uid> with the last job of the user.
 // The directories belong to the user alone; that is all the protection there is, and all it takes:
 // nothing can be changed through the socket. It speaks just enough HTTP: GET of a page, one answer,
 // closed. At most LIVE_CLIENTS are served at a time, each for two seconds, and the others wait in
 // the kernel's queue. A socket gets its name when it already listens, so one that refuses belongs
 // to a process that is gone, and whoever finds it may remove it: the next job that starts,
-// hvd-info, and a rank that leaves a failed job.
+// hvd-info, and a rank that leaves a failed job. That rank may come before the kernel has closed
+// the socket of one that was killed: the process that listens is asked for, too.
 // Threads: the monitor thread; the last three functions of engine.h any.
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -49,9 +51,14 @@ struct live {
 
 // --- Files ---------------------------------------------------------------------------------------
 
+static bool is_base_given(const config_t *config)
+{
+    return config->monitor_dir != NULL && config->monitor_dir[0] != '\0';
+}
+
 void live_base_dir(const config_t *config, char path[LIVE_PATH_BYTES])
 {
-    if (config->monitor_dir != NULL && config->monitor_dir[0] != '\0') {
+    if (is_base_given(config)) {
         snprintf(path, LIVE_PATH_BYTES, "%s", config->monitor_dir);
     } else {
         snprintf(path, LIVE_PATH_BYTES, "/tmp/hvd-%u", (unsigned)getuid());
@@ -78,12 +85,16 @@ int live_connect(const char *path)
 
 bool live_remove_if_dead(const char *path)
 {
+    struct ucred listener;
+    socklen_t bytes = sizeof listener;
     int fd = live_connect(path);
+    bool is_dead = fd < 0 && errno == ECONNREFUSED;
     if (fd >= 0) {
+        is_dead = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &bytes) == 0 &&
+                  process_is_ending((int)listener.pid);
         close(fd);
-        return false;
     }
-    return errno == ECONNREFUSED && unlink(path) == 0;
+    return is_dead && unlink(path) == 0;
 }
 
 static void clean_job(const char *dir)
@@ -123,13 +134,8 @@ static void clean_all(const char *base)
 static bool own_dir(const hvd_ctx_t *ctx, const char *path)
 {
     struct stat seen;
-    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
-        log_info(&ctx->log, "monitor", "no live state: cannot make '%s': %s", path,
-                 strerror(errno));
-        return false;
-    }
-    if (lstat(path, &seen) != 0) {
-        return false; // somebody removed it, since it was empty
+    if ((mkdir(path, 0700) != 0 && errno != EEXIST) || lstat(path, &seen) != 0) {
+        return false; // ENOENT: somebody removed it, or the one above, since it was empty
     }
     if (!S_ISDIR(seen.st_mode) || seen.st_uid != geteuid() ||
         (seen.st_mode & 077) != 0) {
@@ -194,7 +200,8 @@ static bool appear(live_t *live, const char *base, const char *job, int turn)
         errno = ENAMETOOLONG;
         return false;
     }
-    if (!own_dir(live->ctx, live->dir) || (live->fd = listen_at(hidden)) < 0) {
+    if (!own_dir(live->ctx, base) || !own_dir(live->ctx, live->dir) ||
+        (live->fd = listen_at(hidden)) < 0) {
         return false;
     }
     live_remove_if_dead(live->path);
@@ -224,15 +231,8 @@ live_t *live_open(hvd_ctx_t *ctx)
         live->clients[i].fd = -1;
     }
     live_base_dir(&ctx->config, base);
-    if (!own_dir(ctx, base)) {
-        free(live);
-        return NULL;
-    }
-    if (ctx->job.local_rank == 0) {
-        clean_all(base);
-    }
     name_of_job(ctx, job);
-    // Again where another rank has just removed the directory it left empty.
+    // Again where somebody has just removed a directory that was left empty.
     for (int turn = 0, n = 0; live->fd < 0 && n < 2 * N_TRIES; n++) {
         if (!appear(live, base, job, turn) && errno == EEXIST) {
             turn++;
@@ -244,6 +244,9 @@ live_t *live_open(hvd_ctx_t *ctx)
         log_info(&ctx->log, "monitor", "no live state at '%s': %s", live->path, strerror(errno));
         free(live);
         return NULL;
+    }
+    if (ctx->job.local_rank == 0) {
+        clean_all(base);
     }
     return live;
 }
@@ -274,6 +277,11 @@ void live_close(live_t *live)
         clean_job(live->dir); // who died could not tidy up
     } else {
         rmdir(live->dir);
+    }
+    if (!is_base_given(&live->ctx->config)) {
+        char base[LIVE_PATH_BYTES];
+        live_base_dir(&live->ctx->config, base);
+        rmdir(base);
     }
     free(live);
 }

@@ -7,9 +7,7 @@
 #define _GNU_SOURCE
 #include "fault.h"
 
-#include <fcntl.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,33 +45,6 @@ bool fault_run(const char *format, ...)
     }
     int state = system(command);
     return WIFEXITED(state) && WEXITSTATUS(state) == 0;
-}
-
-bool fault_write_file(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY);
-    bool ok = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0) {
-        close(fd);
-    }
-    return ok;
-}
-
-bool fault_become_root(void)
-{
-    char map[64];
-    int uid = (int)getuid();
-    int gid = (int)getgid();
-    if (uid == 0) {
-        return true;
-    }
-    if (unshare(CLONE_NEWUSER) != 0 || !fault_write_file("/proc/self/setgroups", "deny")) {
-        return false;
-    }
-    snprintf(map, sizeof map, "0 %d 1", uid);
-    bool ok = fault_write_file("/proc/self/uid_map", map);
-    snprintf(map, sizeof map, "0 %d 1", gid);
-    return ok && fault_write_file("/proc/self/gid_map", map);
 }
 
 // --- The log ------------------------------------------------------------------------------------

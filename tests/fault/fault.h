@@ -44,9 +44,6 @@ int fault_n_logged(fault_rank_t *f, const char *part); // lines with it
 void fault_wait_logged(fault_rank_t *f, const char *part, double max_seconds);
 
 bool fault_run(const char *format, ...) PRINTF_LIKE(1, 2); // a shell command; true if it succeeds
-bool fault_write_file(const char *path, const char *text); // that exists
-// What namespaces and mounts need. Somebody else than root becomes root in a user namespace.
-bool fault_become_root(void);
 
 double fault_now(void); // seconds, monotonic
 // "rank 2 (host h1, pid 77)", as it must stand in sentences.

@@ -8,6 +8,8 @@
 #define _GNU_SOURCE
 #include "hosts.h"
 
+#include "scene.h"
+
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -59,9 +61,7 @@ static bool join_hosts(void)
 
 bool hosts_make(const char *program)
 {
-    if (fault_become_root() && unshare(CLONE_NEWNET) == 0 && make_holder() &&
-        hosts_run(false, "ip link set lo up") && hosts_run(true, "ip link set lo up") &&
-        join_hosts()) {
+    if (scene_make() && make_holder() && hosts_run(true, "ip link set lo up") && join_hosts()) {
         ranks_server_address = "*";
         return true;
     }

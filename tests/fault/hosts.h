@@ -2,7 +2,7 @@
 //
 // hosts.h - two hosts on one machine, for tests that break the network between them.
 //
-// The program moves into a network namespace of its own and makes a second one, joined to it by a
+// The program's scene (scene.h) is the first host. A second network namespace is joined to it by a
 // pair of virtual Ethernet ends: va in the first, vb in the second. Both namespaces have no name
 // and vanish with the processes in them, so nothing stays behind even if a test is killed.
 #ifndef TESTS_FAULT_HOSTS_H

@@ -8,7 +8,8 @@
 #define _GNU_SOURCE
 #include "harness.h"
 
-#include <dirent.h>
+#include "scene.h"
+
 #include <errno.h>
 #include <getopt.h>
 #include <pthread.h>
@@ -22,7 +23,7 @@
 
 #define JOB_SECONDS 60
 #define GRACE_NS (10 * NS_PER_S) // for the other ranks, after one has failed
-#define SEGMENT_GONE_NS (20 * NS_PER_S)
+#define LEFT_MS (6000 * PATIENCE) // for what is about to go: 2 s, times 3 on a busy machine
 #define CALL_MS (60000 * PATIENCE)
 #define FAILED_CHECK 99
 #define SECRET_DIGITS 64
@@ -333,73 +334,6 @@ void rank_check_sum(rank_t *r, const char *name, int set, int64_t mine, int64_t 
     CHECK_INT(r, value, expected);
 }
 
-// --- Shared-memory segments ---------------------------------------------------------------------
-
-typedef struct names {
-    char **names;
-    int n;
-} names_t;
-
-static names_t list_segments(void)
-{
-    names_t list = {0};
-    DIR *folder = opendir("/dev/shm");
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        if (strncmp(entry->d_name, "hvd-", 4) == 0) {
-            list.names = realloc(list.names, (size_t)(list.n + 1) * sizeof *list.names);
-            list.names[list.n++] = strdup(entry->d_name);
-        }
-    }
-    if (folder != NULL) {
-        closedir(folder);
-    }
-    return list;
-}
-
-static bool has_name(const names_t *list, const char *name)
-{
-    for (int i = 0; i < list->n; i++) {
-        if (strcmp(list->names[i], name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void free_names(names_t *list)
-{
-    for (int i = 0; i < list->n; i++) {
-        free(list->names[i]);
-    }
-    free(list->names);
-}
-
-// A segment has a name only while its ranks attach. One that is new may belong to a job of another
-// program that is starting just now; one that stays has been left behind.
-static bool no_segment_stays(const names_t *before)
-{
-    names_t after = list_segments();
-    bool clean = true;
-    uint64_t deadline_ns = clock_ns() + SEGMENT_GONE_NS;
-    for (int i = 0; i < after.n; i++) {
-        char path[512];
-        snprintf(path, sizeof path, "/dev/shm/%s", after.names[i]);
-        if (has_name(before, after.names[i])) {
-            continue;
-        }
-        while (access(path, F_OK) == 0 && clock_ns() < deadline_ns) {
-            usleep(20000);
-        }
-        if (access(path, F_OK) == 0) {
-            fprintf(stderr, "a shared-memory segment was left behind: %s\n", path);
-            clean = false;
-        }
-    }
-    free_names(&after);
-    return clean;
-}
-
 // --- A job of processes -------------------------------------------------------------------------
 
 typedef struct children {
@@ -530,7 +464,6 @@ static bool run_processes(job_t *job)
     if (!make_secret(job, secret)) {
         return false;
     }
-    names_t before = list_segments();
     children_t children = {0};
     int to_children[MAX_RANKS];
     bool started = fork_ranks(job, &children, to_children);
@@ -550,9 +483,7 @@ static bool run_processes(job_t *job)
     }
     reap_all(job, &children);
     hvd_rendezvous_stop(server);
-    bool clean = no_segment_stays(&before);
-    free_names(&before);
-    return started && clean && children.n_failed == 0;
+    return started && children.n_failed == 0;
 }
 
 static board_t *new_board(void)
@@ -569,7 +500,14 @@ static bool run_job(job_t *job)
         fprintf(stderr, "no memory for a job of %d ranks\n", job->n_ranks);
         return false;
     }
+    scene_t *before = scene_look();
     bool ok = run_processes(job);
+    const char *left = scene_left(before, LEFT_MS);
+    if (left[0] != '\0') {
+        fprintf(stderr, "left behind:\n%s", left);
+        ok = false;
+    }
+    scene_free(before);
     munmap(job->board, sizeof *job->board);
     return ok;
 }
@@ -639,6 +577,7 @@ void ranks_in_threads(const rank_t *outer, int n_ranks, layout_t layout, rank_fn
 static const char usage[] =
     "usage: %s [--ranks 2,3] [--layout one,apart,blocks,woven] [--env NAME=value]...\n"
     "       [--only PART] [--except PART] [--full] [--seed N] [--count N]\n"
+    "       [--alone] fails where it cannot see all that jobs leave behind\n"
     "       [--launched] as a rank that mpirun has started: subtests run in that job\n";
 
 static bool parse_ranks(options_t *o, char *list)
@@ -691,6 +630,9 @@ static bool parse_option(options_t *o, int option)
     case 'm':
         o->launched = true;
         return true;
+    case 'a':
+        o->alone = true;
+        return true;
     case 'f':
         o->full = true;
         return true;
@@ -710,7 +652,7 @@ static bool parse_options(int argc, char **argv, options_t *o)
     static const struct option long_options[] = {
         {"ranks", 1, 0, 'r'},  {"layout", 1, 0, 'l'}, {"env", 1, 0, 'e'},  {"only", 1, 0, 'o'},
         {"except", 1, 0, 'x'}, {"full", 0, 0, 'f'},   {"seed", 1, 0, 's'}, {"count", 1, 0, 'c'},
-        {"launched", 0, 0, 'm'}, {0},
+        {"launched", 0, 0, 'm'}, {"alone", 0, 0, 'a'}, {0},
     };
     *o = (options_t){
         .ranks = {2, 3}, .n_ranks = 2, .layouts = {LAYOUT_ONE, LAYOUT_APART}, .n_layouts = 2};
@@ -799,6 +741,15 @@ int ranks_main(int argc, char **argv, const subtest_t *subtests, int n_subtests)
     }
     if (o.launched) {
         return run_launched(&o, subtests, n_subtests);
+    }
+    if (!scene_make()) {
+        fprintf(stderr,
+                "%s needs root, or the right to make namespaces, to see which files and sockets "
+                "jobs leave behind%s\n",
+                argv[0], o.alone ? ": nothing was tested" : "");
+        if (o.alone) {
+            return 1;
+        }
     }
     int n_run = 0;
     int n_failed = 0;

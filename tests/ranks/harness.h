@@ -6,7 +6,8 @@
 // the command line (number of ranks x layout) each subtest is one job: its ranks are forked, get
 // their HOROVOD_ variables through hvd_options and the secret through a pipe, and meet at a
 // rendezvous server in the parent. A job fails when a check fails, a rank dies or hangs (the parent
-// then says in which step, and kills what it has started), or a shared-memory segment is left over.
+// then says in which step, and kills what it has started), or something is left behind: a process,
+// file, segment, socket (scene.h).
 //
 // Threads: a rank_t belongs to one thread; rank_thread() makes one for a further thread of a rank.
 #ifndef TESTS_RANKS_HARNESS_H
@@ -57,6 +58,7 @@ typedef struct options {
     const char *only;   // run subtests whose names contain this; NULL: all
     const char *except; // leave out those whose names contain this; NULL: none
     bool full;
+    bool alone;    // fail rather than see less of what is left behind
     bool launched; // this process is a rank that mpirun has started
     uint64_t seed;
     int count; // 0: the subtest's own

@@ -551,6 +551,7 @@ static void timeline_of_a_job(rank_t *r, void *arg)
 static void work_until_killed(rank_t *r, const char *path)
 {
     rank_setenv(r, "HOROVOD_TIMELINE", path);
+    rank_setenv(r, "HOROVOD_MONITOR", "0"); // nobody survives who could remove its socket
     rank_setenv(r, "HOROVOD_RANK", "0");
     rank_setenv(r, "HOROVOD_SIZE", "1");
     rank_setenv(r, "HOROVOD_LOCAL_RANK", "0");

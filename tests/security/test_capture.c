@@ -2,23 +2,22 @@
 //
 // test_capture.c - what somebody who hears every packet of a job can read.
 //
-// The program moves into a network namespace of its own, where the job's traffic is all there is,
-// and listens to its only interface while two hosts (a rank each) exchange tensors of known bytes
-// under a known name. Encrypted: nothing of it is heard. With HOROVOD_ENCRYPT=never tensors are
+// In the program's own network namespace (scene.h) the job's traffic is all there is. A listener at
+// its only interface hears two hosts (a rank each) exchange tensors of known bytes under a known
+// name. Encrypted: nothing of it is heard. With HOROVOD_ENCRYPT=never tensors are
 // heard, so the ears work, but names and what rides with the agreement still are not.
 //
 // Needs root, or a kernel that lets users make namespaces; without either it says so and fails. The
 // namespace goes with the last process in it.
 #define _GNU_SOURCE
 #include "harness.h"
+#include "scene.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <net/if.h>
 #include <netpacket/packet.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -168,41 +167,7 @@ static void capture(rank_t *r, void *arg)
     }
 }
 
-// --- The namespace -------------------------------------------------------------------------------
-
-static bool write_file(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool ok = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0) {
-        close(fd);
-    }
-    return ok;
-}
-
-// Users who may make namespaces of users are root in those.
-static bool become_root(void)
-{
-    char map[64];
-    snprintf(map, sizeof map, "0 %u 1", (unsigned)geteuid());
-    return unshare(CLONE_NEWUSER) == 0 && write_file("/proc/self/setgroups", "deny")
-           && write_file("/proc/self/uid_map", map);
-}
-
-static bool move_out(void)
-{
-    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
-
-    if (unshare(CLONE_NEWNET) != 0 && (!become_root() || unshare(CLONE_NEWNET) != 0)) {
-        return false;
-    }
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool up = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &lo) == 0;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return up;
-}
+// --- Table ---------------------------------------------------------------------------------------
 
 #define CAPTURE(name_, layout_, heard, ...)                                                        \
     {                                                                                              \
@@ -220,8 +185,9 @@ int main(int argc, char **argv)
                 "HOROVOD_ENCRYPT=always"),
         CAPTURE("between hosts, never", LAYOUT_APART, heard_without, "HOROVOD_ENCRYPT=never"),
     };
-    if (!move_out()) {
-        fprintf(stderr, "cannot make a network namespace: %s; run as root\n", strerror(errno));
+    if (!scene_make()) {
+        fprintf(stderr, "%s needs root, or the right to make namespaces: nothing was tested\n",
+                argv[0]);
         return 1;
     }
     return ranks_main(argc, argv, subtests, (int)N_ELEMENTS(subtests));
