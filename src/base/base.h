@@ -147,6 +147,8 @@ void futex_wake(atomic_uint *word, int n_waiters);
 
 // A thread that no signal of the user's reaches; 0, or an errno. Names have up to 15 characters.
 int thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), void *arg);
+// The sentence for that errno: what did not start, how many there may be, where that is set.
+hvd_status_t thread_failed(err_t *err, int code, const char *what);
 
 // --- Growable bytes ------------------------------------------------------------------------------
 // Keeps its memory when emptied, so steady use allocates nothing. On allocation failure `failed`

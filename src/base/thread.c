@@ -7,7 +7,9 @@
 #define _GNU_SOURCE // pthread_setname_np
 #include "base/base.h"
 
+#include <errno.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 int thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), void *arg)
 {
@@ -21,4 +23,21 @@ int thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), vo
         pthread_setname_np(*thread_p, name);
     }
     return code;
+}
+
+hvd_status_t thread_failed(err_t *err, int code, const char *what)
+{
+    struct rlimit limit;
+
+    if (code != EAGAIN || getrlimit(RLIMIT_NPROC, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return fail_errno(err, code,
+                          "cannot start %s; look at the limit of processes (pids.max of a control "
+                          "group, docker --pids-limit) and at free memory",
+                          what);
+    }
+    return fail(err, HVD_SYSTEM,
+                "cannot start %s: this user may have %llu processes and threads, and has them; a "
+                "rank needs up to four more. Raise the limit (ulimit -u, LimitNPROC= or docker "
+                "--ulimit nproc)",
+                what, (unsigned long long)limit.rlim_cur);
 }

@@ -679,8 +679,7 @@ static hvd_status_t open_polling(hvd_rendezvous_t *server, err_t *err)
 static hvd_status_t start_thread(hvd_rendezvous_t *server, err_t *err)
 {
     int code = thread_start(&server->thread, "hvd-rendezvous", serve, server);
-    return code == 0 ? HVD_OK
-                     : fail_errno(err, code, "the rendezvous server cannot start its thread");
+    return code == 0 ? HVD_OK : thread_failed(err, code, "the thread of the rendezvous server");
 }
 
 static void close_if_open(int fd)

@@ -414,7 +414,7 @@ static hvd_status_t worker_start(mpi_plane_t *plane, err_t *err)
 {
     int code = thread_start(&plane->worker.thread, "hvd-mpi", worker_main, plane);
     plane->worker.runs = code == 0;
-    return code == 0 ? HVD_OK : fail_errno(err, code, "cannot start the thread for MPI");
+    return code == 0 ? HVD_OK : thread_failed(err, code, "the thread for MPI");
 }
 
 static void worker_stop(worker_t *w)

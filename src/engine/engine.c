@@ -781,7 +781,7 @@ hvd_status_t engine_start(hvd_ctx_t *ctx, err_t *err)
 {
     int code = thread_start(&ctx->thread, "hvd-engine", engine_main, ctx);
     if (code != 0) {
-        return fail_errno(err, code, "cannot start the engine thread");
+        return thread_failed(err, code, "the engine thread");
     }
     ctx->has_thread = true;
     bind_thread(ctx, ctx->thread);

@@ -345,7 +345,7 @@ hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
     }
     if (code != 0) {
         monitor_free(m);
-        return fail_errno(err, code, "cannot start the monitor thread");
+        return thread_failed(err, code, "the monitor thread");
     }
     ctx->monitor = m;
     if (ctx->config.dump_signal) {

@@ -76,7 +76,7 @@ static hvd_status_t poller_start(sleeper_t *s, err_t *err)
 {
     int code = thread_start(&s->poller, "hvd-poll", poller_run, s);
     if (code != 0) {
-        return fail_errno(err, code, "cannot start the thread that watches sockets");
+        return thread_failed(err, code, "the thread that watches sockets");
     }
     s->has_poller = true;
     return HVD_OK;
