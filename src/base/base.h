@@ -150,6 +150,11 @@ int thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), vo
 // The sentence for that errno: what did not start, how many there may be, where that is set.
 hvd_status_t thread_failed(err_t *err, int code, const char *what);
 
+// --- Descriptors ---------------------------------------------------------------------------------
+
+void fd_not_for_children(int fd); // a child closes it as soon as it is forked
+void fd_close(int fd);            // for those
+
 // --- Growable bytes ------------------------------------------------------------------------------
 // Keeps its memory when emptied, so steady use allocates nothing. On allocation failure `failed`
 // is set and stays set: writers check once at the end.

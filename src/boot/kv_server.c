@@ -138,7 +138,7 @@ static void conn_free(conn_t *conn)
     kv_answer_drop(conn->answer);
     secure_free(conn->secure);
     buf_free(&conn->frame);
-    close(conn->fd);
+    fd_close(conn->fd);
     free(conn);
 }
 
@@ -437,6 +437,7 @@ static void admit(hvd_rendezvous_t *server, int fd)
         close(fd);
         return;
     }
+    fd_not_for_children(fd);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     conn->fd = fd;
@@ -672,6 +673,7 @@ static hvd_status_t open_polling(hvd_rendezvous_t *server, err_t *err)
         epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &stop) != 0) {
         return fail_errno(err, errno, "the rendezvous server cannot set up epoll");
     }
+    fd_not_for_children(server->listen_fd);
     server->is_listening = true;
     return HVD_OK;
 }
@@ -685,7 +687,7 @@ static hvd_status_t start_thread(hvd_rendezvous_t *server, err_t *err)
 static void close_if_open(int fd)
 {
     if (fd >= 0) {
-        close(fd);
+        fd_close(fd);
     }
 }
 

@@ -211,6 +211,8 @@ static bool appear(live_t *live, const char *base, const char *job, int turn)
     if (!done) {
         close(live->fd);
         live->fd = -1;
+    } else {
+        fd_not_for_children(live->fd);
     }
     errno = code;
     return done;
@@ -254,7 +256,7 @@ live_t *live_open(hvd_ctx_t *ctx)
 static void drop(client_t *c)
 {
     if (c->fd >= 0) {
-        close(c->fd);
+        fd_close(c->fd);
         c->fd = -1;
     }
     c->n_read = c->n_sent = 0;
@@ -270,7 +272,7 @@ void live_close(live_t *live)
         drop(&live->clients[i]);
         buf_free(&live->clients[i].answer);
     }
-    close(live->fd);
+    fd_close(live->fd);
     unlink(live->path);
     bool failed = live->ctx->ended.status != HVD_SHUTDOWN;
     if (failed) {
@@ -389,6 +391,7 @@ void live_serve(live_t *live, snapshot_t *scratch)
     client_t *c;
     while ((c = free_client(live)) != NULL &&
            (c->fd = accept4(live->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+        fd_not_for_children(c->fd);
         c->deadline_ns = clock_ns() + PATIENCE_NS;
     }
     for (int i = 0; i < LIVE_CLIENTS; i++) {

@@ -72,14 +72,15 @@ hvd_status_t tcp_watch(domain_t *domain, watch_t *watch, uint32_t events, err_t 
     if (epoll_ctl(domain->epoll, EPOLL_CTL_ADD, watch->fd, &event) != 0) {
         return fail_errno(err, errno, "cannot watch a descriptor");
     }
+    fd_not_for_children(watch->fd);
     return HVD_OK;
 }
 
 void tcp_unwatch(domain_t *domain, watch_t *watch)
 {
-    // close() alone would leave it watched if a forked child still has the descriptor.
+    // Closing alone would leave it watched if somebody else still has the descriptor.
     epoll_ctl(domain->epoll, EPOLL_CTL_DEL, watch->fd, NULL);
-    close(watch->fd);
+    fd_close(watch->fd);
     watch->fd = -1;
 }
 

@@ -252,7 +252,7 @@ void conn_close(conn_t *conn)
         if (conn->secure != NULL) {
             secure_flush(conn->secure, NULL);
         }
-        // A forked child may still hold the descriptor: say the end, do not leave it to close().
+        // Somebody else may still hold the descriptor: say the end, do not leave it to close().
         shutdown(conn->watch.fd, SHUT_WR);
     }
     secure_free(conn->secure);
