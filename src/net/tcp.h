@@ -81,6 +81,8 @@ struct conn {
     size_t n_hello_bytes; // sent or received
     tcp_addr_t remote;
     uint64_t n_acked_bytes, acked_ns; // as tcp_probe saw it grow last
+    uint64_t heard_ns;                // likewise, packets that came, also such as came before
+    uint32_t n_segments;
     uint64_t started_ns;
     uint64_t deadline_ns; // accepted: to have proved the secret
     tcp_link_t *link;     // whom it is for; NULL: accepted and not claimed yet

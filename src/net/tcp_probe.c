@@ -8,7 +8,8 @@
 // as long as packets get through, whatever its processes do. So a few times a second each
 // connection is asked how much of what it sent was acknowledged: something is under way and that
 // number stands still for HOROVOD_NETWORK_TIMEOUT_SECONDS, then the way there, or the way back, is
-// cut. Pulses (coord/pulse.c) see to it that control links always have something under way.
+// cut. Pulses (coord/pulse.c) see to it that control links always have something under way. Which
+// way it is: a peer whose packets arrive, if only the same again and again, lacks our answers.
 //
 // Cost: one system call per open connection and half second.
 // Thread: the holder of the engine.
@@ -29,13 +30,14 @@ static bool ask(const conn_t *conn, struct tcp_info *info_p)
            bytes >= offsetof(struct tcp_info, tcpi_notsent_bytes) + sizeof(uint32_t);
 }
 
-static void give_up(tcp_link_t *link, const struct tcp_info *info, uint64_t silent_ns)
+// Packets counted at the second probe or later came after the cut.
+static void give_up(tcp_link_t *link, uint64_t now_ns, uint64_t interval_ns)
 {
     const net_job_t *job = link->domain->job;
+    const conn_t *conn = link->conn;
     char name[TCP_ADDR_TEXT], who[PEER_TEXT_BYTES];
-    double seconds = (double)silent_ns / (double)NS_PER_S;
-    uint32_t heard_ms = MIN(info->tcpi_last_data_recv, info->tcpi_last_ack_recv);
-    bool is_heard = heard_ms * NS_PER_MS < silent_ns / 2;
+    double seconds = (double)(now_ns - conn->acked_ns) / (double)NS_PER_S;
+    bool is_heard = conn->heard_ns > conn->acked_ns + interval_ns * 3 / 2;
     err_t err;
 
     tcp_addr_text(&link->conn->remote, name);
@@ -51,7 +53,7 @@ static void give_up(tcp_link_t *link, const struct tcp_info *info, uint64_t sile
              "%s at %s cannot be reached: no packet from it for %.1f s; its host is down, or the "
              "network is cut on the way from it to rank %d. Look for a firewall or a failed link "
              "(HOROVOD_NETWORK_TIMEOUT_SECONDS)",
-             who, name, MAX(seconds, (double)heard_ms / 1000), job->rank);
+             who, name, seconds, job->rank);
     }
     tcp_link_cut(link, &err);
 }
@@ -64,7 +66,7 @@ static bool has_unanswered(const struct tcp_info *info)
            (info->tcpi_notsent_bytes > 0 && info->tcpi_probes >= UNANSWERED_PROBES);
 }
 
-static void look(tcp_link_t *link, uint64_t now_ns, uint64_t timeout_ns)
+static void look(tcp_link_t *link, uint64_t now_ns, uint64_t timeout_ns, uint64_t interval_ns)
 {
     conn_t *conn = link->conn;
     struct tcp_info info;
@@ -72,27 +74,32 @@ static void look(tcp_link_t *link, uint64_t now_ns, uint64_t timeout_ns)
     if (!ask(conn, &info)) {
         return;
     }
+    if (info.tcpi_segs_in != conn->n_segments) {
+        conn->n_segments = info.tcpi_segs_in;
+        conn->heard_ns = now_ns;
+    }
     if (!has_unanswered(&info) || info.tcpi_bytes_acked != conn->n_acked_bytes ||
         conn->acked_ns == 0) {
         conn->n_acked_bytes = info.tcpi_bytes_acked;
         conn->acked_ns = now_ns;
     } else if (now_ns - conn->acked_ns >= timeout_ns) {
-        give_up(link, &info, now_ns - conn->acked_ns);
+        give_up(link, now_ns, interval_ns);
     }
 }
 
 void tcp_probe(domain_t *domain, uint64_t now_ns)
 {
     uint64_t timeout_ns = (uint64_t)(domain->job->config->cut_timeout * (double)NS_PER_S);
+    uint64_t interval_ns = timeout_ns / PROBES_PER_TIMEOUT;
 
     if (now_ns < domain->next_probe_ns || domain->seats == NULL) {
         return;
     }
-    domain->next_probe_ns = now_ns + timeout_ns / PROBES_PER_TIMEOUT;
+    domain->next_probe_ns = now_ns + interval_ns;
     for (size_t i = 0; i < (size_t)domain->job->size * N_LANES; i++) {
         tcp_link_t *link = domain->seats[i].link;
         if (link != NULL && link->conn != NULL && link->base.err.status == HVD_OK) {
-            look(link, now_ns, timeout_ns);
+            look(link, now_ns, timeout_ns, interval_ns);
         }
     }
 }
