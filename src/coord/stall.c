@@ -226,6 +226,15 @@ static void report_add(report_t *report, const char *format, ...)
     report->len = MIN(report->len + (size_t)MAX(wanted, 0), sizeof(report->text) - 1);
 }
 
+// A name means something else in every process set; that of all ranks goes without saying.
+static void report_name(report_t *report, const asked_t *asked)
+{
+    report_add(report, "%.*s", MAX_NAME_SHOWN, asked->name);
+    if (asked->set > 0) {
+        report_add(report, " of process set %d", asked->set);
+    }
+}
+
 // Does the report have to say that this rank lacks this entry?
 static bool is_missing(const coord_t *coord, int asked, const entry_t *entry, int rank)
 {
@@ -251,8 +260,8 @@ static void report_rank(const coord_t *coord, report_t *report, entry_t *const *
             report_add(report, "\n%d: [", rank);
         }
         if (n_names < MAX_NAMES_PER_RANK) {
-            report_add(report, "%s%.*s", n_names > 0 ? ", " : "", MAX_NAME_SHOWN,
-                       inquiry->asked[i].name);
+            report_add(report, "%s", n_names > 0 ? ", " : "");
+            report_name(report, &inquiry->asked[i]);
         }
         n_names++;
     }
@@ -267,7 +276,9 @@ static void report_ready(const coord_t *coord, report_t *report, int asked)
     const uint8_t *bitmap = bitmap_of(coord, asked);
     int size = coord->params.size, n_shown = 0;
 
-    report_add(report, "\n[%.*s]", MAX_NAME_SHOWN, coord->inquiry.asked[asked].name);
+    report_add(report, "\n[");
+    report_name(report, &coord->inquiry.asked[asked]);
+    report_add(report, "]");
     for (int rank = 0; rank < size && n_shown < MAX_RANKS_SHOWN; rank++) {
         int last = rank;
         if (!bit_is_set(bitmap, rank)) {
