@@ -12,11 +12,30 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FIRST_PID 48 // among the numbers all ranks see
+#define IS_MARKED 46 // among the numbers all ranks see
+#define MARKED_MS 47
+#define FIRST_PID 48
 
 double fault_now(void)
 {
     return (double)clock_ns() / 1e9;
+}
+
+static int now_ms(void)
+{
+    return (int)(clock_ns() / NS_PER_MS % 1000000000);
+}
+
+void fault_mark(rank_t *r)
+{
+    atomic_store(rank_shared(r, MARKED_MS), now_ms());
+    atomic_store(rank_shared(r, IS_MARKED), 1);
+}
+
+double fault_since(fault_rank_t *f)
+{
+    rank_wait_for(f->r, rank_shared(f->r, IS_MARKED), 1);
+    return (double)(now_ms() - atomic_load(rank_shared(f->r, MARKED_MS))) / 1000;
 }
 
 pid_t fault_pid(const rank_t *r, int rank)

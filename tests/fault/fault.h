@@ -46,6 +46,9 @@ void fault_wait_logged(fault_rank_t *f, const char *part, double max_seconds);
 bool fault_run(const char *format, ...) PRINTF_LIKE(1, 2); // a shell command; true if it succeeds
 
 double fault_now(void); // seconds, monotonic
+// The fault is made now, by this rank; and how long ago that was, for any rank: it waits for it.
+void fault_mark(rank_t *r);
+double fault_since(fault_rank_t *f);
 // "rank 2 (host h1, pid 77)", as it must stand in sentences.
 void fault_name(const rank_t *r, int rank, char text[128]);
 

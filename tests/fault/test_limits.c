@@ -14,7 +14,10 @@
 #include "../json_check.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -23,13 +26,37 @@
 #include <unistd.h>
 
 #define SKIPPED 77 // as ctest is told in tests/tests.cmake
+#define NOBODY 65534
 
 // --- Shared memory, disk ------------------------------------------------------------------------
 
-// Sockets serve instead; the first rank says so, once, with numbers and what to do.
+// Seconds init takes, the best of three.
+static double time_init(rank_t *r, const char *transports)
+{
+    double best = 1e9;
+    rank_setenv(r, "HOROVOD_TRANSPORTS", transports);
+    for (int i = 0; i < 3; i++) {
+        fault_rank_t *f = fault_new(r);
+        double start = fault_now();
+        CHECK_OK(r, fault_join(f));
+        best = MIN(best, fault_now() - start);
+        rank_barrier(r);
+        fault_leave(f);
+    }
+    return best;
+}
+
+// Sockets serve instead; the first rank says so, once, with numbers and what to do. To find out
+// takes no time.
 static void small_shm(rank_t *r, void *arg)
 {
     (void)arg;
+    double sockets_only = time_init(r, "tcp");
+    double with_attempt = time_init(r, NULL);
+    if (with_attempt > sockets_only + 0.1 * LOADED) {
+        check_failed(r, __FILE__, __LINE__, "started in %.2f s, with sockets only in %.2f s",
+                     with_attempt, sockets_only);
+    }
     fault_rank_t *f = fault_open(r);
     for (int i = 0; i < 10; i++) {
         CHECK_OK(r, fault_step(f, "over sockets", 50000));
@@ -79,7 +106,26 @@ static void disk_full(rank_t *r, void *arg)
     }
 }
 
-// --- Descriptors, ports -------------------------------------------------------------------------
+// What is said goes to a disk that is full; the work goes on.
+static void log_on_full_disk(rank_t *r, void *arg)
+{
+    (void)arg;
+    int kept = dup(STDERR_FILENO), full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    CHECK(r, kept >= 0 && full >= 0 && dup2(full, STDERR_FILENO) == STDERR_FILENO);
+    rank_setenv(r, "HOROVOD_LOG_LEVEL", "trace");
+    rank_setenv(r, "HOROVOD_RECORDER_DIR", "/dev/full/nowhere");
+    rank_open(r);
+    kill(getpid(), SIGUSR2); // dumps cannot be written either
+    for (int i = 0; i < 20; i++) {
+        rank_check_sum(r, "goes on", 0, r->rank, r->size * (r->size - 1) / 2);
+    }
+    rank_close(r);
+    CHECK(r, dup2(kept, STDERR_FILENO) == STDERR_FILENO);
+    close(kept);
+    close(full);
+}
+
+// --- Descriptors, threads, ports -----------------------------------------------------------------
 
 static void few_descriptors(rank_t *r, void *arg)
 {
@@ -97,6 +143,27 @@ static void few_descriptors(rank_t *r, void *arg)
     CHECK_HAS(r, r->text, "ulimit -n");
 }
 
+// A user who may have no more processes, which threads count as.
+static void few_threads(rank_t *r, void *arg)
+{
+    (void)arg;
+    struct rlimit limit = {.rlim_cur = 1, .rlim_max = 1};
+    if (setgid(NOBODY) != 0 || setuid(NOBODY) != 0) { // root may have as many as it likes
+        CHECK_INT(r, errno, EINVAL);                  // but is not root but in this namespace
+    }
+    CHECK_INT(r, setrlimit(RLIMIT_NPROC, &limit), 0);
+    double start = fault_now();
+    hvd_status_t status = rank_try_open(r, NULL);
+    CHECK(r, status != HVD_OK);
+    CHECK(r, fault_now() - start < 1 * LOADED);
+    if (r->options->full) {
+        fprintf(stderr, "%s\n", r->text);
+    }
+    CHECK_STATUS(r, status, HVD_SYSTEM);
+    CHECK_HAS(r, r->text, "thread");
+    CHECK_HAS(r, r->text, "ulimit -u");
+}
+
 static void port_in_use(rank_t *r, void *arg)
 {
     (void)arg;
@@ -108,6 +175,7 @@ static void port_in_use(rank_t *r, void *arg)
     uint8_t secret[32] = {1};
     hvd_rendezvous_t *server;
     char port[32];
+    double start = fault_now();
     CHECK_STATUS(r, hvd_rendezvous_start(NULL, ntohs(name.sin_port), secret, &server, r->text,
                                          sizeof r->text),
                  HVD_SYSTEM);
@@ -116,6 +184,7 @@ static void port_in_use(rank_t *r, void *arg)
     snprintf(port, sizeof port, "(pid %d)", (int)getpid());
     CHECK_HAS(r, r->text, "in use by test_limits ");
     CHECK_HAS(r, r->text, port);
+    CHECK(r, fault_now() - start < 1 * LOADED);
     close(fd);
     CHECK_OK(r, hvd_rendezvous_start(NULL, 0, secret, &server, r->text, sizeof r->text));
     hvd_rendezvous_stop(server);
@@ -161,6 +230,7 @@ static void out_of_memory(rank_t *r, void *arg)
         rank_will_die(r);
         for (size_t i = 0; i < 300; i++) {
             volatile char *block = malloc(MIB);
+            fault_mark(r); // it may be the last
             for (size_t k = 0; block != NULL && k < MIB; k += 4 * KIB) {
                 block[k] = 1;
             }
@@ -168,6 +238,7 @@ static void out_of_memory(rank_t *r, void *arg)
         check_failed(r, __FILE__, __LINE__, "took 300 MiB in a group of 64");
     }
     CHECK_STATUS(r, fault_work(f, 1000, 20), HVD_PEER_LOST);
+    CHECK(r, fault_since(f) < 1 * LOADED);
     CHECK_NAMES(f, victim);
     CHECK_HAS(r, r->text, "OOM killer");
     fault_leave(f);
@@ -197,7 +268,9 @@ static int test_memory(int argc, char **argv)
 static const subtest_t subtests[] = {
     {.name = "small shm", .fn = small_shm, .min_ranks = 2},
     {.name = "disk full", .fn = disk_full, .min_ranks = 2},
+    {.name = "log on a full disk", .fn = log_on_full_disk, .min_ranks = 2},
     {.name = "few descriptors", .fn = few_descriptors, .min_ranks = 2},
+    {.name = "few threads", .fn = few_threads, .min_ranks = 2},
     {.name = "port in use", .fn = port_in_use, .one_world_only = true},
 };
 

@@ -20,7 +20,9 @@
 #include <unistd.h>
 
 #define READY 0 // numbers all ranks see: the network is as the test wants it,
-#define CUT 1   // the fault has been made
+#define CUT 1   // the fault has been made,
+#define TURNED_AWAY 2 // a rank has said so,
+#define LISTENS 3 // a stranger does
 
 static void enter_host(rank_t *r)
 {
@@ -38,6 +40,7 @@ typedef struct cut {
     const char *here, *there; // commands in the two namespaces; NULL: none
     size_t n;                 // elements of each operation; 0: nobody does anything
     double seconds;
+    int from, to; // hosts between which packets get lost, in this direction only; alike: in both
 } cut_t;
 
 static void *cut_later(void *arg)
@@ -65,6 +68,27 @@ static void check_named(fault_rank_t *f)
     check_failed(r, __FILE__, __LINE__, "names no rank: %s", r->text);
 }
 
+// "... the network is cut on the way from it to rank 0", or "... from rank 0 to it": "it" is who
+// the sentence begins with. Whichever rank wrote it, it must be the way that was cut.
+static void check_direction(fault_rank_t *f, const cut_t *c)
+{
+    rank_t *r = f->r;
+    int it, rank;
+    const char *start = strstr(r->text, "rank ");
+    const char *way = strstr(r->text, "the network is cut on the way from ");
+    CHECK_HAS(r, r->text, "HOROVOD_NETWORK_TIMEOUT_SECONDS");
+    CHECK_HAS(r, r->text, "cannot be reached: ");
+    CHECK(r, way != NULL && start != NULL && sscanf(start, "rank %d", &it) == 1);
+    bool from_it = sscanf(way, "the network is cut on the way from it to rank %d", &rank) == 1;
+    bool to_it = sscanf(way, "the network is cut on the way from rank %d to it", &rank) == 1;
+    CHECK(r, from_it || to_it);
+    int from = layout_host(r->layout, from_it ? it : rank, r->size);
+    int to = layout_host(r->layout, from_it ? rank : it, r->size);
+    if (from == to || (c->from != c->to && (from != c->from || to != c->to))) {
+        check_failed(r, __FILE__, __LINE__, "names the wrong way: %s", r->text);
+    }
+}
+
 static void cut_off(rank_t *r, void *arg)
 {
     const cut_t *c = arg;
@@ -82,7 +106,9 @@ static void cut_off(rank_t *r, void *arg)
     CHECK_WITHIN(f, start, c->seconds);
     check_named(f);
     if (c->seconds > 2) {
-        CHECK_HAS(r, r->text, "HOROVOD_NETWORK_TIMEOUT_SECONDS");
+        check_direction(f, c);
+    } else {
+        CHECK_HAS(r, r->text, "in the middle of a job");
     }
     if (r->rank == 0) {
         pthread_join(thread, NULL);
@@ -184,8 +210,12 @@ static void strangers(rank_t *r, void *arg)
     for (int i = 0; i < 20; i++) {
         CHECK_OK(r, fault_step(f, "unharmed", 20000));
     }
-    CHECK(r, fault_n_logged(f, "tcp") <= 1); // a line a minute at most
+    if (fault_logged(f, "turned away")) {
+        atomic_store(rank_shared(r, TURNED_AWAY), 1);
+    }
+    CHECK(r, fault_n_logged(f, "turned away") <= 1); // a line a minute at most
     rank_barrier(r);
+    CHECK_INT(r, atomic_load(rank_shared(r, TURNED_AWAY)), 1);
     fault_leave(f);
 }
 
@@ -201,6 +231,59 @@ static void wrong_address(rank_t *r, void *arg)
     CHECK(r, fault_now() - start < 10 * LOADED);
     CHECK_HAS(r, r->text, "127.0.1.1");
     CHECK_HAS(r, r->text, "10.77.0.9");
+}
+
+static void *be_stranger(void *arg)
+{
+    int listener = *(int *)arg;
+    for (int fd; (fd = accept(listener, NULL, NULL)) >= 0; close(fd)) {
+        char bytes[256];
+        (void)!recv(fd, bytes, sizeof bytes, 0);
+        (void)!send(fd, "HTTP/1.0 400 Bad Request\r\n\r\n", 28, MSG_NOSIGNAL);
+    }
+    return NULL;
+}
+
+// The name of the rendezvous host leads to 127.0.1.1 first, as Debian's installer writes it, where
+// on the second host somebody else listens: the address that proves the secret is taken.
+static void astray(rank_t *r, void *arg)
+{
+    (void)arg;
+    pthread_t thread;
+    bool listens = r->rank == r->size - 1;
+    struct sockaddr_in name = {.sin_family = AF_INET};
+    enter_host(r);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (r->rank == 0) {
+        CHECK(r, fault_run("printf '127.0.1.1 head\n%s head\n' > /tmp/hosts && "
+                           "mount --bind /tmp/hosts /etc/hosts",
+                           HOSTS_ADDRESS_A));
+        atomic_store(rank_shared(r, CUT), 1);
+    }
+    if (listens) {
+        name.sin_port = htons((uint16_t)atoi(rank_getenv(r, "HOROVOD_RENDEZVOUS_PORT")));
+        CHECK_INT(r, inet_pton(AF_INET, "127.0.1.1", &name.sin_addr), 1);
+        CHECK_INT(r, bind(fd, (struct sockaddr *)&name, sizeof name), 0);
+        CHECK_INT(r, listen(fd, 16), 0);
+        CHECK_INT(r, pthread_create(&thread, NULL, be_stranger, &fd), 0);
+        atomic_store(rank_shared(r, LISTENS), 1);
+    }
+    rank_wait_for(r, rank_shared(r, CUT), 1);
+    rank_wait_for(r, rank_shared(r, LISTENS), 1);
+    rank_setenv(r, "HOROVOD_RENDEZVOUS_ADDR", "head");
+    double start = fault_now();
+    fault_rank_t *f = fault_open(r);
+    CHECK_WITHIN(f, start, 10);
+    rank_barrier(r);
+    fault_leave(f);
+    if (listens) {
+        shutdown(fd, SHUT_RDWR);
+        pthread_join(thread, NULL);
+    }
+    close(fd);
+    if (r->rank == 0) {
+        CHECK(r, fault_run("umount /etc/hosts && rm /tmp/hosts"));
+    }
 }
 
 // No interface has the same name on both hosts, but for loopback, and nobody says which to take.
@@ -243,12 +326,13 @@ static void clock_apart(rank_t *r, void *arg)
 
 // --- Table --------------------------------------------------------------------------------------
 
-static const cut_t both_ways = {HOSTS_DROP("va"), HOSTS_DROP("vb"), 100000, 5};
-static const cut_t both_idle = {HOSTS_DROP("va"), HOSTS_DROP("vb"), 0, 5};
-static const cut_t one_way = {NULL, HOSTS_DROP("vb"), 100000, 5};
-static const cut_t other_way = {HOSTS_DROP("va"), NULL, 0, 5};
-static const cut_t unplugged = {"ip link del va", NULL, 100000, 5};
-static const cut_t reset = {"ss -K dst " HOSTS_ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1};
+static const cut_t both_ways = {HOSTS_DROP("va"), HOSTS_DROP("vb"), 100000, 5, 0, 0};
+static const cut_t both_idle = {HOSTS_DROP("va"), HOSTS_DROP("vb"), 0, 5, 0, 0};
+static const cut_t one_way = {NULL, HOSTS_DROP("vb"), 100000, 5, 0, 1};
+static const cut_t other_way = {HOSTS_DROP("va"), NULL, 0, 5, 1, 0};
+static const cut_t unplugged = {"ip link del va", NULL, 100000, 5, 0, 0};
+static const cut_t reset = {
+    "ss -K dst " HOSTS_ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1, 0, 0};
 
 #define TWO_HOSTS ONLY_LAYOUT(LAYOUT_BLOCKS)
 
@@ -280,6 +364,7 @@ static const subtest_t subtests[] = {
         .layouts = TWO_HOSTS,
         .env = {"HOROVOD_START_TIMEOUT=2"},
     },
+    {.name = "name leads astray", .fn = astray, .layouts = TWO_HOSTS},
     {.name = "interface names differ", .fn = names_differ, .layouts = TWO_HOSTS},
     {.name = "clock apart", .fn = clock_apart, .layouts = TWO_HOSTS},
 };

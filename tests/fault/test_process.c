@@ -3,8 +3,8 @@
 // test_process.c - processes that die, stop, fall silent, leave or skip something, in real jobs.
 //
 // Each case is a row of the table of failures in docs/troubleshooting.md: what is done to one rank,
-// what every other rank must be told, and how soon. The harness sees to it that no process and no
-// shared memory stays behind.
+// what every other rank must be told, and how soon. The harness sees to it that nothing stays
+// behind.
 #define _GNU_SOURCE
 #include "fault.h"
 
@@ -16,28 +16,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define DONE 0 // numbers all ranks see: the fault has been made,
-#define WHEN 1 // and when, in milliseconds
-#define OVER 2 // how many ranks have seen the end
+#define OVER 2    // numbers all ranks see: how many have seen the end,
 #define AT_WORK 3 // how many have begun to work
-
-static void mark_fault(rank_t *r)
-{
-    atomic_store(rank_shared(r, WHEN), (int)(clock_ns() / NS_PER_MS % 1000000000));
-    atomic_store(rank_shared(r, DONE), 1);
-}
-
-// Seconds since the fault, which must have been made by now.
-static double since_fault(fault_rank_t *f)
-{
-    rank_wait_for(f->r, rank_shared(f->r, DONE), 1);
-    int now = (int)(clock_ns() / NS_PER_MS % 1000000000);
-    return (double)(now - atomic_load(rank_shared(f->r, WHEN))) / 1000;
-}
 
 static void check_soon(fault_rank_t *f, double seconds)
 {
-    double took = since_fault(f);
+    double took = fault_since(f);
     if (took > seconds * LOADED) {
         check_failed(f->r, __FILE__, __LINE__, "was told after %.2f s, allowed are %.2f x %d: %s",
                      took, seconds, LOADED, f->r->text);
@@ -56,6 +40,7 @@ typedef struct fault_case {
     int signal;     // sent to the victim by the lowest rank that is not it
     int victim;     // -1: victim_of
     double seconds; // within which everybody must know
+    bool has_child; // the victim has forked one, which lives on with copies of all its descriptors
 } fault_case_t;
 
 static int victim_in(const rank_t *r, const fault_case_t *c)
@@ -68,14 +53,28 @@ static void *kill_later(void *arg)
     rank_t *r = ((void **)arg)[0];
     const fault_case_t *c = ((void **)arg)[1];
     usleep(150000);
-    mark_fault(r);
+    fault_mark(r);
     kill(fault_pid(r, victim_in(r, c)), c->signal);
     return NULL;
+}
+
+// As a data loader has it: it does nothing with what it inherited, and outlives its parent.
+static void fork_child(fault_rank_t *f)
+{
+    pid_t child = fork();
+    CHECK(f->r, child >= 0);
+    if (child == 0) {
+        rank_wait_for(f->r, rank_shared(f->r, OVER), f->r->size - 1);
+        _exit(0);
+    }
 }
 
 // The victim works on until the signal ends it.
 static void be_victim(fault_rank_t *f, const fault_case_t *c)
 {
+    if (c->has_child) {
+        fork_child(f);
+    }
     rank_will_die(f->r);
     signal(c->signal, SIG_DFL); // sanitizers would end the process in their own way
     if (c->n > 0) {
@@ -106,11 +105,17 @@ static void killed(rank_t *r, void *arg)
     CHECK_STATUS(r, c->n > 0 ? fault_work(f, c->n, 10) : fault_idle(f, 10), HVD_PEER_LOST);
     check_soon(f, c->seconds);
     CHECK_NAMES(f, victim);
+    if (r->layout == LAYOUT_ONE) { // the process table of the host has it
+        char fate[64];
+        snprintf(fate, sizeof fate, "its process was killed by signal %d (", c->signal);
+        CHECK_HAS(r, r->text, fate);
+    }
     if (kills) {
         pthread_join(thread, NULL);
     }
     CHECK(r, fault_step(f, "after", 10) != HVD_OK); // and so it stays
     CHECK_NAMES(f, victim);
+    atomic_fetch_add(rank_shared(r, OVER), 1);
     fault_leave(f);
 }
 
@@ -125,7 +130,7 @@ static void killed_at_once(rank_t *r, void *arg)
     if (r->rank == victim) {
         CHECK_OK(r, status);
         rank_will_die(r);
-        mark_fault(r);
+        fault_mark(r);
         kill(getpid(), c->signal);
     }
     rank_step(r, "works until rank %d, which never did, is missed", victim);
@@ -184,6 +189,7 @@ static void stopped(rank_t *r, void *arg)
     rank_step(r, "works until rank %d is stopped", victim);
     CHECK_STATUS(r, c->n > 0 ? fault_work(f, c->n, 30) : fault_idle(f, 30), HVD_PEER_LOST);
     if (r->rank == victim) {
+        check_soon(f, 2); // after it was continued
         CHECK_HAS(r, r->text, "did not run for");
         CHECK_HAS(r, r->text, "the other ranks have gone on without it: epoch ");
         CHECK(r, fault_logged(f, "this process did not run for"));
@@ -202,6 +208,7 @@ static void stopped(rank_t *r, void *arg)
     }
     if (stops) {
         rank_wait_for(r, rank_shared(r, OVER), r->size - 1);
+        fault_mark(r);
         kill(fault_pid(r, victim), SIGCONT);
         pthread_join(thread, NULL);
     }
@@ -244,13 +251,14 @@ static void exits_normally(rank_t *r, void *arg)
     if (r->rank == victim) {
         rank_wait_for(r, rank_shared(r, AT_WORK), r->size - 1);
         usleep(100000 * PATIENCE); // they wait in it
-        mark_fault(r);
+        fault_mark(r);
         _exit(0);
     }
     atomic_fetch_add(rank_shared(r, AT_WORK), 1);
     CHECK_STATUS(r, fault_work(f, 50000, 10), HVD_PEER_LOST);
     check_soon(f, 3);
     CHECK_NAMES(f, victim);
+    CHECK_HAS(r, r->text, "its process ");
     CHECK_HAS(r, r->text, "waited in 'work'");
     fault_leave(f);
 }
@@ -266,7 +274,7 @@ static void shuts_down_early(rank_t *r, void *arg)
     rank_barrier(r);
     if (r->rank == victim) {
         usleep(500000); // the others shall wait by then
-        mark_fault(r);
+        fault_mark(r);
         fault_leave(f);
         return;
     }
@@ -331,6 +339,39 @@ static void never_comes(rank_t *r, void *arg)
     fault_leave(f);
 }
 
+// The same name in different process sets is not the same tensor: both wait, and the report tells
+// them apart. Different ideas of what a set is are told at once.
+static void takes_another_set(rank_t *r, void *arg)
+{
+    (void)arg;
+    const int members[] = {0, 1, 2}, other[] = {0, 1, r->rank == 2 ? 3 : 2};
+    int64_t shape[1] = {1}, value = 1;
+    int set = -1;
+    fault_rank_t *f = fault_open(r);
+    CHECK_STATUS(r, hvd_process_set_add(r->ctx, other, 3, &set, r->text, sizeof r->text),
+                 HVD_MISMATCH);
+    CHECK_HAS(r, r->text, "Mismatched process sets: rank 0 submitted [0, 1, 2] and ");
+    CHECK_HAS(r, r->text, "[0, 1, 3]");
+    CHECK_OK(r, hvd_process_set_add(r->ctx, members, 3, &set, r->text, sizeof r->text));
+    hvd_tensor_t tensor = {.input = &value, .output = &value, .n_dims = 1, .shape = shape};
+    hvd_request_t request = {
+        .op = HVD_ALLREDUCE,
+        .name = "loss",
+        .dtype = HVD_INT64,
+        .reduce = HVD_SUM,
+        .process_set = r->rank == 2 || r->rank == 3 ? 0 : set,
+        .tensors = &tensor,
+        .n_tensors = 1,
+    };
+    double start = fault_now();
+    CHECK_STATUS(r, rank_call(r, &request), HVD_STALLED);
+    CHECK_WITHIN(f, start, 4);
+    CHECK_HAS(r, r->text, "\n0: [loss]\n1: [loss]\n2: [loss of process set 1]\nReady ranks:");
+    CHECK_HAS(r, r->text, "\n[loss of process set 1] 0-1");
+    CHECK_HAS(r, r->text, "\n[loss] 2-3");
+    fault_leave(f);
+}
+
 // --- Table --------------------------------------------------------------------------------------
 
 static const fault_case_t kill_small = {.n = 10, .signal = SIGKILL, .victim = -1, .seconds = 0.5};
@@ -339,6 +380,10 @@ static const fault_case_t kill_large = {
 static const fault_case_t kill_first = {
     .n = 300000, .signal = SIGKILL, .victim = 0, .seconds = 0.5};
 static const fault_case_t kill_idle = {.signal = SIGKILL, .victim = -1, .seconds = 0.5};
+static const fault_case_t kill_parent = {
+    .n = 50000, .signal = SIGKILL, .victim = -1, .seconds = 0.5, .has_child = true};
+static const fault_case_t kill_idle_parent = {
+    .signal = SIGKILL, .victim = -1, .seconds = 0.5, .has_child = true};
 static const fault_case_t kill_at_once = {
     .n = 1000, .signal = SIGKILL, .victim = -1, .seconds = 0.5};
 static const fault_case_t kill_first_at_once = {
@@ -357,6 +402,13 @@ static const subtest_t subtests[] = {
     {.name = "killed, large", .fn = killed, .arg = (void *)&kill_large, .min_ranks = 3},
     {.name = "killed, first rank", .fn = killed, .arg = (void *)&kill_first, .min_ranks = 3},
     {.name = "killed, idle", .fn = killed, .arg = (void *)&kill_idle, .min_ranks = 3},
+    {.name = "killed, with a child", .fn = killed, .arg = (void *)&kill_parent, .min_ranks = 3},
+    {
+        .name = "killed, idle with a child",
+        .fn = killed,
+        .arg = (void *)&kill_idle_parent,
+        .min_ranks = 3,
+    },
     {.name = "killed, fault", .fn = killed, .arg = (void *)&segfault, .min_ranks = 3},
     {.name = "killed at once", .fn = killed_at_once, .arg = (void *)&kill_at_once, .min_ranks = 3},
     {
@@ -395,6 +447,13 @@ static const subtest_t subtests[] = {
         .min_ranks = 3,
         .env = {"HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2",
                 "HOROVOD_HEARTBEAT_WARNING_SECONDS=60"}, // a busy machine is another matter
+    },
+    {
+        .name = "takes another set",
+        .fn = takes_another_set,
+        .min_ranks = 4,
+        .env = {"HOROVOD_STALL_CHECK_TIME_SECONDS=1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=2",
+                "HOROVOD_HEARTBEAT_WARNING_SECONDS=60", "HOROVOD_DYNAMIC_PROCESS_SETS=1"},
     },
     {.name = "exits normally", .fn = exits_normally, .min_ranks = 3},
     {.name = "shuts down early", .fn = shuts_down_early, .min_ranks = 3},

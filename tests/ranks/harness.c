@@ -149,14 +149,26 @@ int layout_host(layout_t layout, int rank, int size)
     return hosts[layout];
 }
 
-void rank_setenv(rank_t *r, const char *name, const char *value)
+// Where a variable is, or n_env.
+static int find_variable(const rank_t *r, const char *name)
 {
-    size_t name_bytes = strlen(name);
+    size_t bytes = strlen(name);
     int i = 0;
-    while (i < r->n_env &&
-           (strncmp(r->env[i], name, name_bytes) != 0 || r->env[i][name_bytes] != '=')) {
+    while (i < r->n_env && (strncmp(r->env[i], name, bytes) != 0 || r->env[i][bytes] != '=')) {
         i++;
     }
+    return i;
+}
+
+const char *rank_getenv(const rank_t *r, const char *name)
+{
+    int i = find_variable(r, name);
+    return i < r->n_env ? r->env[i] + strlen(name) + 1 : NULL;
+}
+
+void rank_setenv(rank_t *r, const char *name, const char *value)
+{
+    int i = find_variable(r, name);
     if (i < r->n_env) {
         free(r->env[i]);
         r->env[i] = r->env[--r->n_env];
@@ -396,11 +408,22 @@ static bool ended_well(const job_t *job, int rank, int state)
     return false;
 }
 
+// Ranks that die on purpose come last: until then the process table says how they ended.
+static bool may_collect(const job_t *job, const children_t *children, int rank)
+{
+    bool others_live = false;
+    for (int i = 0; i < children->n; i++) {
+        others_live |= children->pids[i] != 0 && !atomic_load(&job->board->dies[i]);
+    }
+    return !others_live || !atomic_load(&job->board->dies[rank]);
+}
+
 static void reap_ended(const job_t *job, children_t *children)
 {
     for (int i = 0; i < children->n; i++) {
         int state;
-        if (children->pids[i] != 0 && waitpid(children->pids[i], &state, WNOHANG) > 0) {
+        if (children->pids[i] != 0 && may_collect(job, children, i) &&
+            waitpid(children->pids[i], &state, WNOHANG) > 0) {
             children->pids[i] = 0;
             children->n_left--;
             children->n_failed += !ended_well(job, i, state);

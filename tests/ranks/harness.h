@@ -108,6 +108,7 @@ void ranks_in_threads(const rank_t *outer, int n_ranks, layout_t layout, rank_fn
 
 // Sets, or with NULL drops, a variable for the next init.
 void rank_setenv(rank_t *r, const char *name, const char *value);
+const char *rank_getenv(const rank_t *r, const char *name); // NULL: it is not there
 // hvd_init with the rank's environment; more, if not NULL, gives process sets and log.
 hvd_status_t rank_try_open(rank_t *r, const hvd_options_t *more);
 void rank_open(rank_t *r);  // and it must succeed

@@ -200,7 +200,8 @@ static void see_unix_sockets(scene_t *scene, int pid)
     FILE *file = fopen(path, "re");
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
         name[0] = '\0';
-        if (sscanf(line, "%*s %*s %*s %*s %x %*s %lu %255s", &type, &inode, name) >= 2) {
+        if (sscanf(line, "%*s %*s %*s %*s %x %*s %lu %255s", &type, &inode, name) >= 2 &&
+            inode != 0) {
             fprintf(scene->out, "socket unix type %u inode %lu %s\n", type, inode, name);
         }
     }
