@@ -51,6 +51,7 @@ def fit():
     _checkpoint(keras, hvd)
     _resumed(keras, hvd)
     _embeddings(keras, hvd)
+    _optimizers_of_keras_2(keras, hvd)
     _several_steps_at_once(keras, hvd)
     _overflow_on_one_rank(keras, hvd)
     _refused(keras, hvd)
@@ -165,6 +166,33 @@ def _embeddings(keras, hvd):
         moved = np.abs(model.get_weights()[0] - before).sum(1) > 0
         used = {rank + i for rank in range(hvd.size()) for i in (0, 3)}
         assert {int(i) for i in np.flatnonzero(moved)} == used, moved
+
+
+def _optimizers_of_keras_2(keras, hvd):
+    """Both generations: fit(), and gradients that are asked for are those of all ranks."""
+    if hasattr(keras.optimizers.Optimizer, "stateless_apply"):
+        return
+    import tensorflow as tf
+
+    variable = tf.Variable(1.0)
+    for sgd, compute in ((keras.optimizers.SGD, "compute_gradients"),
+                         (keras.optimizers.legacy.SGD, "_compute_gradients")):
+        for passes in (1, 3):
+            model = _model(keras, hvd.DistributedOptimizer(sgd(0.1, momentum=0.9),
+                                                           backward_passes_per_step=passes))
+            _fit(model, hvd)
+            _assert_equal_weights(model, hvd)
+        optimizer = hvd.DistributedOptimizer(sgd(1.0), op=hvd.Sum)
+        variable.assign(1.0)
+        with tf.GradientTape() as tape:
+            loss = variable * float(hvd.rank() + 1)
+        pairs = getattr(optimizer, compute)(loss, [variable], tape=tape)
+        total = hvd.size() * (hvd.size() + 1) / 2
+        assert float(pairs[0][0]) == total
+        optimizer.apply_gradients([(gradient / 2.0, used) for gradient, used in pairs])
+        assert float(variable) == 1.0 - total / 2.0  # not reduced again
+        optimizer.apply_gradients([(tf.constant(1.0), variable)])
+        assert float(variable) == 1.0 - total / 2.0 - hvd.size()
 
 
 def _several_steps_at_once(keras, hvd):
