@@ -22,7 +22,21 @@ once here: horovod.master is the values of the master with those of `driver` lai
 {{- end -}}
 
 {{- define "horovod.master" -}}
-{{- mergeOverwrite (deepCopy .Values.master) (deepCopy (default dict .Values.driver)) | toYaml -}}
+{{- $master := mergeOverwrite (deepCopy .Values.master) (deepCopy (default dict .Values.driver)) -}}
+{{- if and (include "horovod.masterApart" (dict "master" $master "root" .)) (not $master.affinity) -}}
+  {{- $labels := set (include "horovod.selector" . | fromYaml) "role" "worker" -}}
+  {{- $term := dict "labelSelector" (dict "matchLabels" $labels) "topologyKey" "kubernetes.io/hostname" -}}
+  {{- $required := dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term) -}}
+  {{- $_ := set $master "affinity" (dict "podAntiAffinity" $required) -}}
+{{- end -}}
+{{- toYaml $master -}}
+{{- end -}}
+
+{{/* "true" where the master needs a node without a worker: mpirun takes two names of the hostfile
+that lead to one machine for a mistake. (dict "master" ... "root" $) */}}
+{{- define "horovod.masterApart" -}}
+{{- $mpi := has (include "horovod.mode" .root) (list "openmpi" "intelmpi") -}}
+{{- if and $mpi .root.Values.useHostNetwork .master.runsRanks -}}true{{- end -}}
 {{- end -}}
 
 {{- define "horovod.mode" -}}
