@@ -438,7 +438,7 @@ end_pods() {
 end_shims() { # number
     local file pid
     for file in /proc/[0-9]*/cmdline; do
-        if tr '\0' ' ' <"$file" 2>/dev/null |
+        if tr '\0' ' ' 2>/dev/null <"$file" |
             grep -q "containerd-shim.* -address $LAB/n$1/containerd.sock"; then
             pid=${file#/proc/}
             kill -9 "${pid%/cmdline}" 2>/dev/null || true
