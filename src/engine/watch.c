@@ -99,6 +99,7 @@ void watch_silence(hvd_ctx_t *ctx, const decision_t *d)
 
     if (d->rank == ctx->job.rank) {
         warn_of_absence(ctx, d->silent_ns);
+        ctx->moved_ns = ctx->now_ns; // nothing could move meanwhile: that is no sign of lost data
         return;
     }
     if (d->status == HVD_OK) {

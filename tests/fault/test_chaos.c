@@ -197,6 +197,17 @@ static void check_ending(fault_rank_t *f, const chaos_plan_t *job, hvd_status_t 
     }
 }
 
+// Who dies last has nobody to remove what it leaves: somebody stays until all victims are gone.
+static void outlive_victims(rank_t *r)
+{
+    for (int rank = 0; rank < r->size; rank++) {
+        while (atomic_load(&board->must_die[rank]) != 0 &&
+               !process_is_ending(atomic_load(&board->pids[rank]))) {
+            usleep(500);
+        }
+    }
+}
+
 static void chaos_rank(rank_t *r, void *arg)
 {
     const chaos_plan_t *job = arg;
@@ -221,6 +232,7 @@ static void chaos_rank(rank_t *r, void *arg)
         }
     }
     check_ending(f, job, status);
+    outlive_victims(r);
     fault_leave(f);
 }
 
