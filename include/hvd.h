@@ -233,7 +233,8 @@ hvd_status_t hvd_process_set_ranks(hvd_ctx_t *ctx, int id, int *ranks, int n_ran
 // --- Seeing inside ------------------------------------------------------------------------------
 
 // docs/observability.md tells what these show.
-hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles);
+hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles, char *text,
+                                size_t text_bytes);
 hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx);
 
 // Sums since init, of this rank's submissions; times are sums over operations.
@@ -247,12 +248,13 @@ typedef struct hvd_counters {
     uint64_t batched;    // operations that ran in them; batched / batches is the fusion ratio
     uint64_t cache_hits; // agreements on names known by a small id
     uint64_t cache_misses;
-    uint64_t steps;        // as far as repeating names tell
+    uint64_t steps;        // as far as names that come again in the agreement tell
     uint64_t in_flight;    // now: submitted and not finished
     uint64_t in_flight_max;
     uint64_t negotiate_ns; // from submission until all members had submitted
     uint64_t queue_ns;     // from then until its batch began
     uint64_t run_ns;       // until it was finished; all three without those on the board
+    uint64_t strangers;    // clients turned away at this rank's ports: not of this job
 } hvd_counters_t;
 
 // bytes: sizeof(hvd_counters_t) as the caller knows it.

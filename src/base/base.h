@@ -260,6 +260,9 @@ const char *peer_name(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]
 const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
 // The process table of this host says for sure that the peer has ended.
 bool peer_is_gone(const peers_t *peers, int rank);
+// What the process table says of a process, as above; "" if nothing.
+const char *process_state(int pid);
+bool process_is_stopped(int pid); // by a signal or a debugger
 // It runs no more code, though it may still have files open.
 bool process_is_ending(int pid);
 

@@ -124,7 +124,9 @@ static void describe_end(const peers_t *peers, const process_t *process, char *t
     } else if (code >> 8 == 0) {
         snprintf(text, PEER_TEXT_BYTES, "its process ended normally (exit status 0)");
     } else {
-        snprintf(text, PEER_TEXT_BYTES, "its process ended with exit status %d", code >> 8 & 0xff);
+        snprintf(text, PEER_TEXT_BYTES,
+                 "its process ended with exit status %d (its own output tells why)",
+                 code >> 8 & 0xff);
     }
 }
 
@@ -137,6 +139,13 @@ static bool is_visible(const peers_t *peers, int rank)
 static bool has_ended(const process_t *process)
 {
     return process->is_exiting || process->state == 'Z' || process->state == 'X';
+}
+
+bool process_is_stopped(int pid)
+{
+    process_t process;
+
+    return read_process(pid, &process) && (process.state == 'T' || process.state == 't');
 }
 
 bool process_is_ending(int pid)
@@ -155,7 +164,8 @@ bool peer_is_gone(const peers_t *peers, int rank)
             process.started != peers->of[rank].started || has_ended(&process));
 }
 
-const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES])
+// "" for one we have no words for.
+static const char *words_for(char state)
 {
     static const struct {
         char state;
@@ -166,7 +176,25 @@ const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES
         {'D', "its process waits for a disk or device (state D)"},
         {'R', "its process is running (state R)"},
         {'S', "its process is alive (state S)"},
+        {'Z', "its process has ended (state Z)"},
     };
+    for (size_t i = 0; i < N_ELEMENTS(states); i++) {
+        if (states[i].state == state) {
+            return states[i].what;
+        }
+    }
+    return "";
+}
+
+const char *process_state(int pid)
+{
+    process_t process;
+
+    return read_process(pid, &process) ? words_for(process.state) : "";
+}
+
+const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES])
+{
     process_t process;
 
     text[0] = '\0';
@@ -187,10 +215,6 @@ const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES
         describe_end(peers, &process, text);
         return text;
     }
-    for (size_t i = 0; i < N_ELEMENTS(states); i++) {
-        if (states[i].state == process.state) {
-            snprintf(text, PEER_TEXT_BYTES, "%s", states[i].what);
-        }
-    }
+    snprintf(text, PEER_TEXT_BYTES, "%s", words_for(process.state));
     return text;
 }

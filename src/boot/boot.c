@@ -2,16 +2,17 @@
 //
 // boot.c - finds the job by the first way of being launched that fits, and meets its other ranks.
 //
-// A rank enters the rendezvous under the name "rank/<r>" and holds it while it is in the job: two
-// processes that claim one rank are found out there. How often the name has been taken (the turn)
-// goes into every key, so a rank that leaves and comes back (shutdown and init again) does not read
-// what was said the time before. Keys of an exchange are "<turn>/<round>/<rank>"; an exchange costs
-// each rank two round trips. Where rank 0 hosts the rendezvous it waits at the end until every rank
-// has said that it needs it no more.
+// A rank enters the rendezvous under the name "rank/<r>" and holds it until it has started: two
+// processes that claim one rank are found out there, and so is one that dies meanwhile. How often
+// the name has been taken (the turn) goes into every key, so a rank that leaves and comes back
+// (shutdown and init again) does not read what was said the time before. Keys of an exchange are
+// "<turn>/<round>/<rank>"; an exchange costs each rank two round trips. Where rank 0 hosts the
+// rendezvous it waits at the end until every rank has said that it needs it no more.
 #include "boot/way.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 // In order: ours, then the launcher that is nearest to the process (torchrun may run under srun,
 // mpirun inside an allocation of Slurm); the last always matches.
@@ -52,13 +53,21 @@ void boot_describe(const config_t *config, const char **way_p, const char **laun
     *launcher_p = way->launcher;
 }
 
+static hvd_status_t enter(boot_t *boot, const boot_job_t *job, uint64_t deadline_ns, err_t *err)
+{
+    char name[32], who[96];
+
+    snprintf(name, sizeof name, "rank/%d", job->rank);
+    snprintf(who, sizeof who, "host %.64s, pid %d", boot_host_name(job->host), (int)getpid());
+    return kv_enter(boot->meeting.client, name, who, deadline_ns, &boot->turn, err);
+}
+
 hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job_p, boot_t **boot_p,
                        err_t *err)
 {
     uint64_t deadline_ns = deadline_of(config->start_timeout);
     const boot_way_t *way = find_way(config);
     boot_job_t job = {0};
-    char name[32];
     hvd_status_t status;
 
     boot_t *boot = calloc(1, sizeof *boot);
@@ -72,8 +81,7 @@ hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job
     boot->size = job.size;
     boot->timeout_s = config->start_timeout;
     if (job.size > 1) {
-        snprintf(name, sizeof name, "rank/%d", job.rank);
-        TRY(kv_enter(boot->meeting.client, name, deadline_ns, &boot->turn, err), undo);
+        TRY(enter(boot, &job, deadline_ns, err), undo);
     }
     log_debug(log, "boot", "rank %d of %d by %s, turn %llu, host %s", job.rank, job.size, job.how,
               (unsigned long long)boot->turn, job.host);

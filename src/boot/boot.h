@@ -28,8 +28,8 @@ hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job
 
 // Gives this rank's value and returns everyone's, by rank: an allgather of small blobs (at most
 // 64 KiB each). `round` names the exchange (printable, no blanks) and must not repeat between one
-// boot_open and its boot_close. Blocks until all ranks have given or the start timeout passes; the
-// error then names the missing ranks.
+// boot_open and its boot_close. Blocks until all ranks have given, one that had come has left, or
+// the start timeout passes; the error then names who left, or the missing ranks.
 // values[r] has lengths[r] bytes and points into `storage`, which is overwritten.
 hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, size_t bytes,
                            const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err);
@@ -49,6 +49,8 @@ void boot_place(boot_job_t *job, const int *host_of);
 // Text that is equal for two processes exactly if they may share memory: kernel boot id, the
 // identity of /dev/shm (device and inode of its root mount) and HOROVOD_HOSTNAME where set.
 void boot_host_identity(const config_t *config, char text[256]);
+// The part of that text by which people know the host.
+const char *boot_host_name(const char *identity);
 // Who listens at a port, as "python3 (pid 77)"; "" if that cannot be seen.
 void boot_port_holder(int port, char *text, size_t bytes);
 
@@ -70,13 +72,16 @@ hvd_status_t kv_put(kv_client_t *client, const char *key, const void *value, siz
 hvd_status_t kv_get(kv_client_t *client, const char *key, uint64_t deadline_ns, buf_t *storage,
                     size_t *bytes_p, err_t *err);
 // All values of keys "<prefix>0".."<prefix>n-1" in one answer, when all exist (server-side wait).
-// The prefix must not end in a digit. On HVD_TIMEOUT the sentence names the missing ranks.
+// The prefix must not end in a digit. On HVD_TIMEOUT the sentence names the missing ranks. Once
+// somebody has left who held the same name with another number (see kv_enter), in the same turn,
+// what is not complete yet never will be: that is HVD_PEER_LOST, and the sentence names it.
 hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t deadline_ns,
                        const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err);
 // Holds `name` until disconnected, and says how many times it has been taken (1 at first). Waits
 // for another holder to leave; if it does not, HVD_INVALID_ARGUMENT names it. One name a client.
-hvd_status_t kv_enter(kv_client_t *client, const char *name, uint64_t deadline_ns, uint64_t *turn_p,
-                      err_t *err);
+// `who`, up to 128 bytes, is what others are told when this client leaves.
+hvd_status_t kv_enter(kv_client_t *client, const char *name, const char *who, uint64_t deadline_ns,
+                      uint64_t *turn_p, err_t *err);
 void kv_disconnect(kv_client_t *client); // safe on NULL
 
 // Connections the server has cut so far because they did not belong to the job.

@@ -31,6 +31,12 @@ static bool read_line(const char *path, char *text, size_t bytes)
     return text[0] != '\0';
 }
 
+const char *boot_host_name(const char *identity)
+{
+    const char *slash = strrchr(identity, '/');
+    return slash != NULL ? slash + 1 : identity;
+}
+
 void boot_host_identity(const config_t *config, char text[256])
 {
     static const char *const memory_paths[] = {"/dev/shm/.", "/proc/self/ns/mnt", "/"};

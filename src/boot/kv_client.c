@@ -229,8 +229,8 @@ static hvd_status_t fail_connect(const char *addresses, int port, uint64_t start
     double waited_s = (double)(clock_ns() - started_ns) / (double)NS_PER_S;
     if (kept->status == HVD_UNAUTHENTICATED) {
         return fail(err, HVD_UNAUTHENTICATED,
-                    "the rendezvous server at %s port %d refused this rank: %s", addresses, port,
-                    kept->text);
+                    "the rendezvous server at %s port %d has another secret than this rank: %s",
+                    addresses, port, kept->text);
     }
     return fail(
         err, HVD_PEER_LOST,
@@ -453,17 +453,31 @@ hvd_status_t kv_get(kv_client_t *client, const char *key, uint64_t deadline_ns, 
     return HVD_OK;
 }
 
-static hvd_status_t fail_gather(const kv_request_t *request, kv_code_t code, reader_t *body,
-                                err_t *err)
+static hvd_status_t fail_left(const kv_request_t *request, const kv_left_t *left, err_t *err)
+{
+    return fail(err, HVD_PEER_LOST,
+                "rank %u (%s) left before all ranks had started: its connection to the rendezvous "
+                "server was closed, by step \"%.*s\" at the latest; its output has the reason, or "
+                "ends there if it was killed",
+                left->number, left->who, (int)request->key_bytes, request->key);
+}
+
+static hvd_status_t fail_gather(const kv_request_t *request, uint64_t started_ns, kv_code_t code,
+                                reader_t *body, err_t *err)
 {
     kv_missing_t missing;
     char text[HVD_TEXT_BYTES / 2];
+    kv_left_t left;
 
     if (code == KV_DIFFERS) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "this rank was started in a job of %u ranks, others in one of "
                     "%u; give every rank the same HOROVOD_SIZE",
                     request->n, get_u32(body));
+    }
+    if (code == KV_LEFT) {
+        hvd_status_t status = kv_decode_left(body, &left, err);
+        return status != HVD_OK ? status : fail_left(request, &left, err);
     }
     if (code != KV_LATE) {
         return fail(err, HVD_NO_MEMORY, "the rendezvous server has no memory for all values");
@@ -476,7 +490,8 @@ static hvd_status_t fail_gather(const kv_request_t *request, kv_code_t code, rea
     return fail(err, HVD_TIMEOUT,
                 "waited %.1f s for rank%s %s of %u at step \"%.*s\"; look for the first "
                 "error in the output of these ranks, or raise HOROVOD_START_TIMEOUT",
-                request->wait_ms / 1000.0, missing.n_missing == 1 ? "" : "s", text, request->n,
+                (double)(clock_ns() - started_ns) / (double)NS_PER_S,
+                missing.n_missing == 1 ? "" : "s", text, request->n,
                 (int)request->key_bytes, request->key);
 }
 
@@ -484,6 +499,7 @@ hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t 
                        const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err)
 {
     kv_request_t request = request_of(KV_GATHER, prefix, deadline_ns);
+    uint64_t started_ns = clock_ns();
     kv_code_t code;
     reader_t body;
 
@@ -500,13 +516,13 @@ hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t 
         return status;
     }
     if (code != KV_OK) {
-        return fail_gather(&request, code, &body, err);
+        return fail_gather(&request, started_ns, code, &body, err);
     }
     return kv_decode_values(&body, n, values, lengths, err);
 }
 
-hvd_status_t kv_enter(kv_client_t *client, const char *name, uint64_t deadline_ns, uint64_t *turn_p,
-                      err_t *err)
+hvd_status_t kv_enter(kv_client_t *client, const char *name, const char *who, uint64_t deadline_ns,
+                      uint64_t *turn_p, err_t *err)
 {
     kv_request_t request = request_of(KV_ENTER, name, deadline_ns);
     buf_t answer = {0};
@@ -514,6 +530,8 @@ hvd_status_t kv_enter(kv_client_t *client, const char *name, uint64_t deadline_n
     reader_t body;
 
     request.wait_ms = MIN(request.wait_ms, ENTER_WAIT_MS);
+    request.value = (const uint8_t *)who;
+    request.value_bytes = MIN(strlen(who), KV_WHO_LIMIT);
     hvd_status_t status = ask(client, &request, deadline_ns, &answer, &code, &body, err);
     if (status == HVD_OK && code == KV_OK) {
         *turn_p = get_u64(&body);

@@ -77,8 +77,10 @@ hvd_status_t kv_decode_request(const void *body, size_t bytes, kv_request_t *req
     bool n_fits = request.op == KV_GATHER ? request.n >= 1 && request.n <= KV_GATHER_LIMIT &&
                                                 !is_digit(request.key[request.key_bytes - 1])
                                           : request.n == 0;
-    bool value_fits =
-        request.op == KV_PUT ? request.value_bytes <= KV_VALUE_LIMIT : request.value_bytes == 0;
+    size_t value_limit = request.op == KV_PUT     ? KV_VALUE_LIMIT
+                         : request.op == KV_ENTER ? KV_WHO_LIMIT
+                                                  : 0;
+    bool value_fits = request.value_bytes <= value_limit;
     if (!n_fits || !value_fits) {
         return fail(err, HVD_PROTOCOL,
                     "a rendezvous request (op %d) has a count or value it cannot have",
@@ -182,4 +184,24 @@ void kv_missing_format(const kv_missing_t *missing, char *text, size_t bytes)
     if (n_named < missing->n_missing) {
         snprintf(text + len, bytes - len, " and %u more", missing->n_missing - n_named);
     }
+}
+
+void kv_encode_left(buf_t *out, const kv_left_t *left)
+{
+    put_u32(out, left->number);
+    put_bytes(out, left->who, strlen(left->who));
+}
+
+hvd_status_t kv_decode_left(reader_t *r, kv_left_t *left_p, err_t *err)
+{
+    kv_left_t left = {.number = get_u32(r)};
+    size_t bytes = reader_left(r);
+    const uint8_t *who = get_bytes(r, bytes);
+
+    if (r->bad || bytes > KV_WHO_LIMIT || memchr(who, '\0', bytes) != NULL) {
+        return fail(err, HVD_PROTOCOL, "the rendezvous server's word of who left makes no sense");
+    }
+    memcpy(left.who, who, bytes);
+    *left_p = left;
+    return HVD_OK;
 }

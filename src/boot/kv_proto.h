@@ -6,12 +6,14 @@
 // A frame is a u32 body length and the body; all integers are little-endian.
 //
 //     request   op u8, wait_ms u32, n u32, key length u16, key, value (the rest)
+//               value: put: to be stored; enter: who enters, for sentences
 //     answer    kv_code_t u8, then
 //               KV_OK       put: nothing; get: the value; gather: n times (u32 length, value);
 //                           enter: turn u64
 //               KV_LATE     gather: u32 missing in all, u8 k, k times (u32 first, u32 last)
 //               KV_HELD     the holder's address, as text
 //               KV_DIFFERS  u32: the n that other ranks gather
+//               KV_LEFT     u32: the number in the name of who left first, and who that was
 //
 // Every length is checked before memory is taken. Pure functions; any thread. Decoded pointers
 // point into the body.
@@ -25,6 +27,7 @@
 #define KV_KEYS_LIMIT ((size_t)1048576)
 #define KV_STORED_LIMIT (1024 * MIB)
 #define KV_GATHER_LIMIT ((uint32_t)1048576)
+#define KV_WHO_LIMIT ((size_t)128)
 #define KV_FRAME_HEAD_BYTES ((size_t)4)
 #define KV_REQUEST_HEAD_BYTES ((size_t)11)
 #define KV_REQUEST_LIMIT (KV_REQUEST_HEAD_BYTES + KV_KEY_LIMIT + KV_VALUE_LIMIT)
@@ -38,6 +41,7 @@ typedef enum kv_code {
     KV_FULL,    // a limit of the store
     KV_HELD,    // enter: another connection holds the name
     KV_DIFFERS, // gather: others gather another number under this prefix
+    KV_LEFT,    // gather: it will not be complete, since one of the asker's crew has left
     KV_N_CODES
 } kv_code_t;
 
@@ -47,9 +51,15 @@ typedef struct kv_request {
     uint32_t n;      // gather
     const char *key; // not terminated
     size_t key_bytes;
-    const uint8_t *value; // put
+    const uint8_t *value; // put, enter
     size_t value_bytes;
 } kv_request_t;
+
+// Somebody who left: the number in the name it held, and who it said it was.
+typedef struct kv_left {
+    uint32_t number;
+    char who[KV_WHO_LIMIT + 1];
+} kv_left_t;
 
 // Which numbers of a gather have not come: as ranges, as many as fit.
 typedef struct kv_missing {
@@ -76,6 +86,10 @@ void kv_encode_missing(buf_t *out, const kv_missing_t *missing);
 hvd_status_t kv_decode_missing(reader_t *r, kv_missing_t *missing_p, err_t *err);
 // "0, 3-5 and 2 more"
 void kv_missing_format(const kv_missing_t *missing, char *text, size_t bytes);
+
+// What follows KV_LEFT.
+void kv_encode_left(buf_t *out, const kv_left_t *left);
+hvd_status_t kv_decode_left(reader_t *r, kv_left_t *left_p, err_t *err);
 
 // A key is printable ASCII without blanks.
 bool kv_key_is_valid(const char *key, size_t bytes);

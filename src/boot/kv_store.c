@@ -10,6 +10,13 @@
 //             made once, when the gate is, and goes down with each new key
 //     name    opens when the holder of the name leaves
 //
+// Holders of names that differ in their number only ("rank/0", "rank/1", ...) and have the same
+// turn are a crew. Crews gather what all their members put and leave when that is complete, so a
+// gather that still lacks something when the first of them leaves never ends: it is answered at
+// once, with who that was. Those who come back have the next turn and are not meant. One whose time
+// is over will leave, so all who wait with it are late with it: each hears what was missing, and
+// not only that somebody has left.
+//
 // So a job of P ranks that all put and all gather costs P look-ups to make the gate and one per
 // put. The answer to a gather is built once and shared; the latest stays for those who ask
 // afterwards. Memory: KV_STORED_LIMIT of keys and values, the answers under way, and what waits.
@@ -39,16 +46,23 @@ struct kv_gate {
     kv_waiter_t *waiters;
 };
 
+typedef struct crew {
+    uint64_t turn_left; // the latest turn that somebody has left; 0: none
+    kv_left_t first;    // to leave that turn
+} crew_t;
+
 struct kv_lease {
     uint64_t turn; // how many times the name has been taken
     kv_waiter_t *holder;
+    crew_t *crew; // NULL: the name has no number
+    uint32_t number;
     size_t name_bytes;
     char name[];
 };
 
 struct kv_store {
     uint64_t seed;
-    map_t entries, leases, gates;
+    map_t entries, leases, crews, gates;
     size_t stored_bytes;
     kv_waiter_t *ready;
     kv_answer_t *last_gather; // NULL, or the answer for this prefix and n
@@ -340,6 +354,58 @@ static kv_answer_t *answer_differs(uint32_t n)
     return answer_bytes(KV_DIFFERS, bytes, sizeof bytes);
 }
 
+static kv_answer_t *answer_left(const kv_left_t *left)
+{
+    kv_answer_t *answer = answer_new(KV_LEFT);
+    if (answer == NULL) {
+        return NULL;
+    }
+    kv_encode_left(&answer->frame, left);
+    return answer_done(answer);
+}
+
+static kv_answer_t *answer_late(const kv_store_t *store, const kv_request_t *request)
+{
+    kv_missing_t missing = find_missing(store, request);
+    kv_answer_t *answer = answer_new(KV_LATE);
+    if (answer == NULL) {
+        return NULL;
+    }
+    kv_encode_missing(&answer->frame, &missing);
+    return answer_done(answer);
+}
+
+static bool waits_in_vain(const kv_waiter_t *waiter)
+{
+    const kv_lease_t *lease = waiter->lease;
+    return waiter->is_late ||
+           (lease != NULL && lease->crew != NULL && lease->crew->turn_left >= lease->turn);
+}
+
+static kv_answer_t *answer_in_vain(const kv_store_t *store, const kv_waiter_t *waiter,
+                                   const kv_request_t *request)
+{
+    return waiter->is_late ? answer_late(store, request)
+                           : answer_left(&waiter->lease->crew->first);
+}
+
+// Whoever waits at the same gate for the sake of the same crew.
+static void be_late_together(kv_store_t *store, const kv_waiter_t *waiter)
+{
+    const kv_lease_t *lease = waiter->lease;
+    kv_waiter_t *next;
+
+    for (kv_waiter_t *other = waiter->gate->waiters; other != NULL; other = next) {
+        next = other->next;
+        if (other != waiter && lease != NULL && lease->crew != NULL && other->lease != NULL &&
+            other->lease->crew == lease->crew && other->lease->turn == lease->turn) {
+            gate_leave(store, other);
+            other->is_late = true;
+            list_add(&store->ready, other);
+        }
+    }
+}
+
 static bool is_last_gather(const kv_store_t *store, const gate_key_t *key, uint32_t n)
 {
     return store->last_gather != NULL && store->last_n == n &&
@@ -355,12 +421,18 @@ static kv_answer_t *run_gather(kv_store_t *store, kv_waiter_t *waiter, const kv_
     if (gate != NULL && gate->n != request->n) {
         return answer_differs(gate->n);
     }
+    if (gate != NULL && waits_in_vain(waiter)) {
+        return answer_in_vain(store, waiter, request);
+    }
     if (gate != NULL) {
         gate_join(gate, waiter);
         return NULL;
     }
     if (!is_last_gather(store, &key, request->n)) {
         uint32_t n_missing = find_missing(store, request).n_missing;
+        if (n_missing > 0 && waits_in_vain(waiter)) {
+            return answer_in_vain(store, waiter, request);
+        }
         if (n_missing > 0) {
             if ((gate = gate_new(store, &key)) == NULL) {
                 return answer_code(KV_FULL);
@@ -385,6 +457,19 @@ static kv_answer_t *run_gather(kv_store_t *store, kv_waiter_t *waiter, const kv_
 
 // --- Names ---------------------------------------------------------------------------------------
 
+// The crew of names with this prefix, made at first use; NULL: no memory.
+static crew_t *crew_find(kv_store_t *store, const char *prefix, size_t bytes)
+{
+    uint64_t hash = hash_of(store, prefix, bytes);
+    crew_t *crew = map_get(&store->crews, hash, prefix, bytes);
+    if (crew == NULL && (crew = calloc(1, sizeof *crew)) != NULL &&
+        !map_put(&store->crews, hash, prefix, bytes, crew)) {
+        free(crew);
+        crew = NULL;
+    }
+    return crew;
+}
+
 // The lease of this name, made at first use; NULL: no memory or too many names.
 static kv_lease_t *lease_find(kv_store_t *store, const kv_request_t *request)
 {
@@ -399,7 +484,13 @@ static kv_lease_t *lease_find(kv_store_t *store, const kv_request_t *request)
     }
     lease->name_bytes = request->key_bytes;
     memcpy(lease->name, request->key, request->key_bytes);
-    if (!map_put(&store->leases, hash, lease->name, lease->name_bytes, lease)) {
+    size_t prefix_bytes;
+    bool is_numbered = kv_key_split(lease->name, lease->name_bytes, &prefix_bytes, &lease->number);
+    if (is_numbered) {
+        lease->crew = crew_find(store, lease->name, prefix_bytes);
+    }
+    if ((is_numbered && lease->crew == NULL) ||
+        !map_put(&store->leases, hash, lease->name, lease->name_bytes, lease)) {
         free(lease);
         return NULL;
     }
@@ -420,10 +511,37 @@ static kv_answer_t *run_enter(kv_store_t *store, kv_waiter_t *waiter, const kv_r
     lease->holder = waiter;
     lease->turn++;
     waiter->lease = lease;
+    memcpy(waiter->who, request->value, request->value_bytes);
+    waiter->who[request->value_bytes] = '\0';
     for (size_t i = 0; i < sizeof turn; i++) {
         turn[i] = (uint8_t)(lease->turn >> (8 * i));
     }
     return answer_bytes(KV_OK, turn, sizeof turn);
+}
+
+// Another gate may move to where one was, so that place is looked at again.
+static void open_gathers(kv_store_t *store)
+{
+    for (size_t i = 0; i < store->gates.n_slots;) {
+        kv_gate_t *gate = store->gates.slots[i].value;
+        if (gate != NULL && gate->key.text[0] == GATE_GATHER) {
+            gate_open(store, gate);
+        } else {
+            i++;
+        }
+    }
+}
+
+static void leave_crew(kv_store_t *store, const kv_waiter_t *waiter)
+{
+    const kv_lease_t *lease = waiter->lease;
+    crew_t *crew = lease->crew;
+    if (crew != NULL && lease->turn > crew->turn_left) {
+        crew->turn_left = lease->turn;
+        crew->first.number = lease->number;
+        memcpy(crew->first.who, waiter->who, sizeof waiter->who);
+        open_gathers(store);
+    }
 }
 
 static void lease_end(kv_store_t *store, kv_lease_t *lease)
@@ -448,28 +566,29 @@ kv_answer_t *kv_store_run(kv_store_t *store, kv_waiter_t *waiter, const kv_reque
         [KV_GATHER] = run_gather,
         [KV_ENTER] = run_enter,
     };
-    return runs[request->op](store, waiter, request);
+    kv_answer_t *answer = runs[request->op](store, waiter, request);
+    waiter->is_late = false;
+    return answer;
 }
 
 kv_answer_t *kv_store_late(kv_store_t *store, kv_waiter_t *waiter, const kv_request_t *request)
 {
+    if (request->op == KV_GATHER) {
+        be_late_together(store, waiter);
+    }
     gate_leave(store, waiter);
     if (request->op == KV_ENTER) {
         const char *holder = lease_find(store, request)->holder->address;
         return answer_bytes(KV_HELD, holder, strlen(holder));
     }
-    kv_answer_t *answer = answer_new(KV_LATE);
-    if (answer != NULL && request->op == KV_GATHER) {
-        kv_missing_t missing = find_missing(store, request);
-        kv_encode_missing(&answer->frame, &missing);
-    }
-    return answer != NULL ? answer_done(answer) : NULL;
+    return request->op == KV_GATHER ? answer_late(store, request) : answer_code(KV_LATE);
 }
 
 void kv_store_leave(kv_store_t *store, kv_waiter_t *waiter)
 {
     gate_leave(store, waiter);
     if (waiter->lease != NULL) {
+        leave_crew(store, waiter);
         lease_end(store, waiter->lease);
         waiter->lease = NULL;
     }
@@ -502,6 +621,7 @@ void kv_store_free(kv_store_t *store)
     forget_last_gather(store);
     free_map_and_values(&store->entries);
     free_map_and_values(&store->leases);
+    free_map_and_values(&store->crews);
     free_map_and_values(&store->gates);
     free(store);
 }

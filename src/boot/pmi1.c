@@ -66,7 +66,8 @@ static hvd_status_t fail_late(const pmi_t *pmi, const char *cmd, err_t *err)
     if (strcmp(cmd, "barrier_in") == 0) {
         return fail(err, HVD_TIMEOUT,
                     "rank %d: the %d ranks that mpirun started did not all call init in time; let "
-                    "every rank call it, or raise HOROVOD_START_TIMEOUT",
+                    "every rank call it, with one and the same HOROVOD_CPU_OPERATIONS, or raise "
+                    "HOROVOD_START_TIMEOUT",
                     pmi->rank, pmi->size);
     }
     return fail(err, HVD_TIMEOUT, "rank %d: the process manager (PMI_FD=%d) does not answer \"%s\"",
@@ -170,7 +171,7 @@ static hvd_status_t get_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
                               pmi1_value(&pmi->line, "value", text, CARD_BYTES))) {
         status = fail(err, HVD_PROTOCOL,
                       "rank %d: rank 0 left nothing with the process manager; do all ranks run the "
-                      "same program?",
+                      "same program, with one and the same HOROVOD_CPU_OPERATIONS?",
                       pmi->rank);
     }
     return status;

@@ -308,8 +308,8 @@ static hvd_status_t fail_silent(const config_t *config, int code, err_t *err)
     if (code == ETIMEDOUT) {
         return fail(err, HVD_TIMEOUT,
                     "rank %.20s: the ranks that were started did not all call init in time, or the "
-                    "daemon of %s does not answer; let every rank call init, or raise "
-                    "HOROVOD_START_TIMEOUT",
+                    "daemon of %s does not answer; let every rank call init, with one and the "
+                    "same HOROVOD_CPU_OPERATIONS, or raise HOROVOD_START_TIMEOUT",
                     rank, boot_way_pmix.launcher);
     }
     return fail(err, HVD_SYSTEM,
@@ -364,8 +364,9 @@ static hvd_status_t check_answer(const answer_t *answer, int rank, err_t *err)
 {
     if (answer->outcome == FAILED) {
         return fail(err, HVD_SYSTEM,
-                    "rank %d: %s failed with PMIx code %d; this process looks launched by %s", rank,
-                    answer->step, answer->code, boot_way_pmix.launcher);
+                    "rank %d: %s failed with PMIx code %d; this process looks launched by %s; do "
+                    "all ranks run the same program, with one and the same HOROVOD_CPU_OPERATIONS?",
+                    rank, answer->step, answer->code, boot_way_pmix.launcher);
     }
     if (answer->outcome == NO_LIBRARY) {
         return fail(err, HVD_SYSTEM,

@@ -16,6 +16,8 @@
 #define _GNU_SOURCE
 #include "coll/mpi.h"
 
+#include "net/net.h"
+
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
@@ -59,7 +61,7 @@ typedef enum constant {
 typedef struct abi {
     const char *name;
     const char *libraries[3];      // file names, best first
-    enum launch_var launcher;      // is set by launchers of such libraries
+    enum launch_var launchers[2];  // one of them is set by launchers of such libraries
     int funneled, serialized, multiple; // levels of thread support
     uintptr_t in_place, no_status; // special addresses
     uint32_t numbers[N_CONSTANTS]; // or
@@ -69,7 +71,7 @@ typedef struct abi {
 static const abi_t abis[] = {
     {.name = "Open MPI",
      .libraries = {"libmpi.so.40"},
-     .launcher = SEEN_OMPI_COMM_WORLD_SIZE,
+     .launchers = {SEEN_OMPI_COMM_WORLD_SIZE, SEEN_PMIX_RANK},
      .funneled = 1,
      .serialized = 2,
      .multiple = 3,
@@ -81,7 +83,7 @@ static const abi_t abis[] = {
                  "ompi_mpi_op_sum", "ompi_mpi_op_min", "ompi_mpi_op_max", "ompi_mpi_op_prod"}},
     {.name = "MPI-5 standard ABI",
      .libraries = {"libmpi_abi.so.1"},
-     .launcher = SEEN_PMI_RANK,
+     .launchers = {SEEN_PMI_RANK, SEEN_PMI_SIZE},
      .funneled = 1024,
      .serialized = 2048,
      .multiple = 4096,
@@ -91,7 +93,7 @@ static const abi_t abis[] = {
                  0x22, 0x23, 0x24}},
     {.name = "MPICH ABI",
      .libraries = {"libmpi.so.12", "libmpich.so.12"},
-     .launcher = SEEN_PMI_RANK,
+     .launchers = {SEEN_PMI_RANK, SEEN_PMI_SIZE},
      .funneled = 1,
      .serialized = 2,
      .multiple = 3,
@@ -227,6 +229,11 @@ static bool load(mpi_plane_t *plane, const abi_t *abi, int flags)
     return false;
 }
 
+static bool is_launched(const abi_t *abi, const config_t *config)
+{
+    return config->seen[abi->launchers[0]] != NULL || config->seen[abi->launchers[1]] != NULL;
+}
+
 // What is merely installed says nothing: the library must be the launcher's.
 static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err_t *err)
 {
@@ -238,7 +245,7 @@ static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err
         }
     }
     for (size_t i = 0; i < N_ELEMENTS(abis); i++) {
-        if (config->seen[abis[i].launcher] != NULL) {
+        if (is_launched(&abis[i], config)) {
             launched = true;
             if (load(plane, &abis[i], 0)) {
                 return HVD_OK;
@@ -254,7 +261,8 @@ static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err
     }
     return fail(err, HVD_INVALID_ARGUMENT,
                 "HOROVOD_CPU_OPERATIONS is MPI, but no mpirun has started this process; start it "
-                "with mpirun or horovodrun --mpi, or unset HOROVOD_CPU_OPERATIONS");
+                "with mpirun, srun --mpi=pmix or horovodrun --mpi, or unset "
+                "HOROVOD_CPU_OPERATIONS");
 }
 
 const char *mpi_library_name(const mpi_plane_t *plane)
@@ -534,9 +542,14 @@ static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
 
 hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
-    mpi_plane_t *plane = calloc(1, sizeof *plane);
     hvd_status_t status;
 
+    if (config->encrypt == ENCRYPT_ALWAYS) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "HOROVOD_CPU_OPERATIONS is MPI, which does not encrypt tensors, but "
+                    "HOROVOD_ENCRYPT is always; unset one of them (our own collectives encrypt)");
+    }
+    mpi_plane_t *plane = calloc(1, sizeof *plane);
     if (plane == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }

@@ -284,8 +284,12 @@ typedef struct late {
 #define STALL_SAID_BYTES (4 * KIB)
 
 // How often the job does the same thing again: what is learned from it is when to wonder.
+typedef struct span {
+    uint64_t longest_ns, second_ns; // of its steps, and the next after that
+} span_t;
+
 typedef struct rhythm {
-    uint64_t longest_ns, longest_before_ns; // of this span of steps and the one before
+    span_t span, before; // of steps: this one and the last whole one
     uint64_t noted_ns;
     int n_steps;  // in this span
     bool is_known; // enough of them have been seen

@@ -10,8 +10,10 @@
 // with the same information.
 //
 // A job that does the same step again every 200 ms need not wait a minute to know that something is
-// wrong: the first report of a stall comes after LEARNED_FACTOR times the longest recent step, once
-// there have been LEARNED_STEPS of them. One that is slow by nature is left alone.
+// wrong: the first report of a stall comes after LEARNED_FACTOR times the 99th percentile of recent
+// steps, once there have been LEARNED_STEPS of them. Recent are the last fifty to hundred, so it is
+// the second longest of them: a single long step, for a checkpoint, changes nothing. A job that is
+// slow by nature is left alone.
 //
 // Rounds are kept in order of age, so as long as nothing stalls the cost is one comparison per call
 // of coord_next_tick. A branch that does not answer is taken to have nothing. The holder of the
@@ -45,6 +47,12 @@ static bool bit_is_set(const uint8_t *bitmap, int rank)
 
 // --- When to wonder -----------------------------------------------------------------------------
 
+static void note_in_span(span_t *span, uint64_t interval_ns)
+{
+    span->second_ns = MAX(span->second_ns, MIN(span->longest_ns, interval_ns));
+    span->longest_ns = MAX(span->longest_ns, interval_ns);
+}
+
 // Many names come again in one step; one of them stands for it.
 void stall_note_step(coord_t *coord, uint64_t interval_ns)
 {
@@ -54,12 +62,12 @@ void stall_note_step(coord_t *coord, uint64_t interval_ns)
         return;
     }
     rhythm->noted_ns = coord->now_ns;
-    rhythm->longest_ns = MAX(rhythm->longest_ns, interval_ns);
+    note_in_span(&rhythm->span, interval_ns);
     rhythm->n_steps++;
     rhythm->is_known |= rhythm->n_steps >= LEARNED_STEPS;
     if (rhythm->n_steps == STEPS_PER_SPAN) {
-        rhythm->longest_before_ns = rhythm->longest_ns;
-        rhythm->longest_ns = 0;
+        rhythm->before = rhythm->span;
+        rhythm->span = (span_t){0};
         rhythm->n_steps = 0;
     }
 }
@@ -69,8 +77,10 @@ static uint64_t first_warn_ns(const coord_t *coord)
 {
     const rhythm_t *rhythm = &coord->rhythm;
     uint64_t warn_ns = coord->params.stall_warn_ns;
-    uint64_t longest_ns = MAX(rhythm->longest_ns, rhythm->longest_before_ns);
-    uint64_t learned_ns = MAX(LEARNED_LEAST_NS, LEARNED_FACTOR * longest_ns);
+    span_t recent = rhythm->before;
+    note_in_span(&recent, rhythm->span.longest_ns);
+    note_in_span(&recent, rhythm->span.second_ns);
+    uint64_t learned_ns = MAX(LEARNED_LEAST_NS, LEARNED_FACTOR * recent.second_ns);
     bool was_early = coord->early_ns != 0 && coord->now_ns - coord->early_ns < warn_ns;
 
     return rhythm->is_known && !was_early ? MIN(warn_ns, learned_ns) : warn_ns;
@@ -238,9 +248,8 @@ static void report_name(report_t *report, const asked_t *asked)
 // Does the report have to say that this rank lacks this entry?
 static bool is_missing(const coord_t *coord, int asked, const entry_t *entry, int rank)
 {
-    return entry != NULL && entry->is_open && !entry->is_complete &&
-           !bit_is_set(bitmap_of(coord, asked), rank) && !coord->has_joined[rank] &&
-           set_position(entry->set, rank) >= 0;
+    return entry != NULL && !bit_is_set(bitmap_of(coord, asked), rank) &&
+           !coord->has_joined[rank] && set_position(entry->set, rank) >= 0;
 }
 
 static void report_rank(const coord_t *coord, report_t *report, entry_t *const *entries, int rank)
@@ -308,7 +317,7 @@ static void report_doings(coord_t *coord, report_t *report, entry_t *const *entr
     }
     report_add(report, "\nReady ranks:");
     for (int i = 0; i < inquiry->n_asked && n_names < MAX_NAMES_PER_RANK; i++) {
-        if (entries[i] != NULL && entries[i]->is_open && !entries[i]->is_complete) {
+        if (entries[i] != NULL) {
             report_ready(coord, report, i);
             n_names++;
         }
@@ -319,17 +328,58 @@ static void report_doings(coord_t *coord, report_t *report, entry_t *const *entr
     }
 }
 
+// "allreduce.loss" and "allgather.loss"?
+static bool differ_in_operation(const asked_t *a, const asked_t *b)
+{
+    const char *name_a = strchr(a->name, '.'), *name_b = strchr(b->name, '.');
+
+    return a->set == b->set && name_a != NULL && name_b != NULL && strcmp(name_a, name_b) == 0;
+}
+
+static bool have_no_rank_in_common(const coord_t *coord, int a, int b)
+{
+    uint8_t common = 0;
+
+    for (size_t i = 0; i < bitmap_bytes(coord); i++) {
+        common |= bitmap_of(coord, a)[i] & bitmap_of(coord, b)[i];
+    }
+    return common == 0;
+}
+
+// Frameworks put the operation in front of the user's name: who gives one name to two operations
+// waits under two names.
+static void report_mixed_up(const coord_t *coord, report_t *report, entry_t *const *entries)
+{
+    const inquiry_t *inquiry = &coord->inquiry;
+
+    for (int a = 0; a < inquiry->n_asked; a++) {
+        for (int b = a + 1; b < inquiry->n_asked; b++) {
+            if (entries[a] != NULL && entries[b] != NULL &&
+                differ_in_operation(&inquiry->asked[a], &inquiry->asked[b]) &&
+                have_no_rank_in_common(coord, a, b)) {
+                report_add(report,
+                           "\n[%.*s] and [%.*s] differ in the operation only: ranks must call the "
+                           "same operation with the same name.",
+                           MAX_NAME_SHOWN, inquiry->asked[a].name, MAX_NAME_SHOWN,
+                           inquiry->asked[b].name);
+            }
+        }
+    }
+}
+
 static void write_report(coord_t *coord, report_t *report)
 {
     const coord_params_t *params = &coord->params;
     entry_t *entries[CONTROL_MAX_ASKED];
 
     for (int i = 0; i < coord->inquiry.n_asked; i++) {
-        entries[i] = entry_of_asked(coord, &coord->inquiry.asked[i]);
-        if (entries[i] != NULL && entries[i]->is_open && !entries[i]->is_complete) {
-            entries[i]->asked_ns = coord->now_ns;
+        entry_t *entry = entry_of_asked(coord, &coord->inquiry.asked[i]);
+        bool still_waits = entry != NULL && entry->is_open && !entry->is_complete;
+        entries[i] = still_waits ? entry : NULL;
+        if (still_waits) {
+            entry->asked_ns = coord->now_ns;
             report->must_end |= params->stall_fail_ns > 0 &&
-                                coord->now_ns - entries[i]->since_ns >= params->stall_fail_ns;
+                                coord->now_ns - entry->since_ns >= params->stall_fail_ns;
         }
     }
     report_add(
@@ -347,6 +397,7 @@ static void write_report(coord_t *coord, report_t *report)
     }
     if (report->n_ranks > 0) {
         report_doings(coord, report, entries);
+        report_mixed_up(coord, report, entries);
     }
     if (coord->inquiry.warn_ns < params->stall_warn_ns) {
         report_add(report,

@@ -21,7 +21,8 @@ static hvd_status_t check_context(const hvd_ctx_t *ctx, err_t *err)
         return fail(
             err, HVD_FORKED,
             "this process was forked from rank %d and cannot use its parent's context: call "
-            "the library only in the parent, or start the child with exec (spawn)",
+            "the library only in the parent, start the child with exec (spawn), or call init in "
+            "the children of all ranks, which then are a job of their own",
             ctx->job.rank);
     }
     return HVD_OK;
@@ -336,13 +337,19 @@ static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err)
     return set;
 }
 
-// Ranks submit nameless operations in the same order, so counting names them alike.
-static const char *name_of(const hvd_request_t *asked, process_set_t *set, char *made, size_t bytes)
+// Ranks submit nameless operations in the same order, so counting names them alike. Each join has
+// numbers of its own: what was submitted before may still be in flight.
+static const char *name_of(const hvd_ctx_t *ctx, const hvd_request_t *asked, process_set_t *set,
+                           char *made, size_t bytes)
 {
     if (asked->name != NULL) {
         return asked->name;
     }
-    snprintf(made, bytes, "%s.noname.%llu", hvd_op_name(asked->op),
+    char joins[16] = "";
+    if (ctx->n_joins > 0) {
+        snprintf(joins, sizeof joins, "%u.", ctx->n_joins);
+    }
+    snprintf(made, bytes, "%s.noname.%s%llu", hvd_op_name(asked->op), joins,
              (unsigned long long)++set->n_nameless[asked->op]);
     return made;
 }
@@ -393,7 +400,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return err->status;
     }
     char made[64];
-    const char *name = name_of(asked, set, made, sizeof made);
+    const char *name = name_of(ctx, asked, set, made, sizeof made);
     uint64_t hash = hash_bytes(name, strlen(name), (uint64_t)asked->process_set);
     if ((status = check_request(asked, name, set, err)) != HVD_OK ||
         (status = check_name_is_free(ctx, asked, name, hash, err)) != HVD_OK) {

@@ -2,8 +2,9 @@
 //
 // counters.c - how much, how often, how long: sums that only grow, and what they are called.
 //
-// Every finished operation adds its record; times are kept in ticks and become nanoseconds when
-// somebody asks. One row of the table below is one metric of the Prometheus text.
+// Every finished operation adds its record, at the latest when somebody asks; times are kept in
+// ticks and become nanoseconds then. One row of the table below is one metric of the Prometheus
+// text.
 // Threads: under the context's lock; the sums about batches are written by the holder alone.
 #include "engine/engine.h"
 
@@ -20,7 +21,7 @@ static uint64_t between(uint64_t from, uint64_t to)
     return to > from ? to - from : 0;
 }
 
-void counters_add(counters_t *c, const record_t *record)
+static void add(counters_t *c, const record_t *record)
 {
     c->in_flight--;
     c->operations[record->op]++;
@@ -31,6 +32,15 @@ void counters_add(counters_t *c, const record_t *record)
         c->negotiate += between(record->submitted, record->agreed);
         c->queue += between(record->agreed, record->started);
         c->run += between(record->started, record->finished);
+    }
+}
+
+void counters_catch_up(hvd_ctx_t *ctx)
+{
+    const recorder_t *recorder = ctx->recorder;
+    counters_t *c = &ctx->counters;
+    for (; c->n_records < recorder->n; c->n_records++) {
+        add(c, &recorder->ring[c->n_records % RECORDER_SLOTS]);
     }
 }
 
@@ -47,7 +57,7 @@ void counters_add_batch(hvd_ctx_t *ctx, int n_entries)
     add_alone(&ctx->counters.batched, (uint64_t)n_entries);
 }
 
-// --- What coord knows ----------------------------------------------------------------------------
+// --- What coord and net know ---------------------------------------------------------------------
 
 static void warn_of(hvd_ctx_t *ctx, const coord_late_t *late, uint64_t now_ns)
 {
@@ -98,6 +108,7 @@ void counters_gather(hvd_ctx_t *ctx, uint64_t now_ns)
         c->late[b] = coord_late(ctx->coord, b);
     }
     c->agreement = agreement;
+    c->strangers = net_n_foreign(ctx->net);
     pthread_mutex_unlock(&ctx->lock);
     if (coord_latest(ctx->coord, &late)) {
         warn_of(ctx, &late, now_ns);
@@ -119,6 +130,7 @@ static uint64_t as_ns(uint64_t ticks, double pace)
 static hvd_counters_t read_counters(hvd_ctx_t *ctx)
 {
     pthread_mutex_lock(&ctx->lock);
+    counters_catch_up(ctx);
     const counters_t *c = &ctx->counters;
     double pace = ticks_pace(&ctx->origin);
     hvd_counters_t out = {
@@ -135,6 +147,7 @@ static hvd_counters_t read_counters(hvd_ctx_t *ctx)
         .negotiate_ns = as_ns(c->negotiate, pace),
         .queue_ns = as_ns(c->queue, pace),
         .run_ns = as_ns(c->run, pace),
+        .strangers = c->strangers,
     };
     memcpy(out.operations, c->operations, sizeof out.operations);
     memcpy(out.bytes, c->bytes, sizeof out.bytes);
@@ -197,7 +210,8 @@ static const metric_t metrics[] = {
     METRIC(batched, "counter", "operations run in batches", .name = "hvd_batched_operations_total"),
     METRIC(cache_hits, "counter", "submissions of known names", .name = "hvd_cache_hits_total"),
     METRIC(cache_misses, "counter", "submissions of new names", .name = "hvd_cache_misses_total"),
-    METRIC(steps, "counter", "steps, as far as repeating names tell", .name = "hvd_steps_total"),
+    METRIC(steps, "counter", "steps, as far as names that come again in the agreement tell",
+           .name = "hvd_steps_total"),
     METRIC(in_flight, "gauge", "operations submitted and not finished", .name = "hvd_in_flight"),
     METRIC(in_flight_max, "gauge", "most operations in flight so far", .name = "hvd_in_flight_max"),
     METRIC(negotiate_ns, "counter", "from submission until all had submitted",
@@ -206,6 +220,8 @@ static const metric_t metrics[] = {
            .name = "hvd_queue_seconds_total", .is_time = true),
     METRIC(run_ns, "counter", "from then until finished", .name = "hvd_run_seconds_total",
            .is_time = true),
+    METRIC(strangers, "counter", "clients turned away because they are not of this job",
+           .name = "hvd_strangers_total"),
 };
 
 static void put_value(buf_t *out, const metric_t *m, const char *label, uint64_t value)

@@ -277,8 +277,11 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
         set_forget(ctx, d->set);
         complete_tag(ctx, d);
         break;
-    case DECIDE_FAIL:
     case DECIDE_JOINED:
+        sets_count_anew(ctx);
+        complete_tag(ctx, d);
+        break;
+    case DECIDE_FAIL:
         complete_tag(ctx, d);
         break;
     case DECIDE_REPORT:

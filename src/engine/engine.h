@@ -110,7 +110,8 @@ typedef struct process_set {
     int member;        // this rank's position; -1: not a member
     uint64_t hash;     // of the ranks
     bool on_this_host; // all members share memory with this rank
-    uint64_t n_nameless[HVD_N_OPS]; // under lock; by set: ranks outside do not count what it does
+    // Under lock; by set: ranks outside do not count what it does. Since all ranks last joined.
+    uint64_t n_nameless[HVD_N_OPS];
 } process_set_t;
 
 // --- One batch being run ------------------------------------------------------------------------
@@ -207,11 +208,13 @@ typedef struct recorder {
 typedef struct counters {
     uint64_t operations[HVD_N_OPS], bytes[HVD_N_OPS], failed;
     uint64_t by_route[N_ROUTES];
+    uint64_t n_records; // of the recorder's that are in these sums
     uint64_t negotiate, queue, run; // ticks
     uint64_t in_flight, in_flight_max;
     atomic_uint_fast64_t batches, batched; // batched: submissions in those batches
     coord_counters_t agreement;            // as last gathered
     coord_late_t *late;                    // by branch, likewise
+    uint64_t strangers;                    // likewise
 } counters_t;
 
 struct hvd_ctx {
@@ -236,6 +239,7 @@ struct hvd_ctx {
     int n_by_name;        // power of two
     process_set_t **sets; // changed by the holder only, who may read them without the lock
     int n_sets;
+    unsigned n_joins; // under lock: so often have all ranks joined
     uint64_t n_submitted; // operations, and the last of them: see watch.c
     const request_t *newest;
     recorder_t *recorder;
@@ -313,6 +317,8 @@ request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *n
 void request_register(hvd_ctx_t *ctx, request_t *request); // its name is in flight from here on
 void request_enqueue(hvd_ctx_t *ctx, request_t *request);  // for the engine
 process_set_t *set_find(const hvd_ctx_t *ctx, int id);
+// All ranks have joined: whatever each had submitted by then, they count alike again.
+void sets_count_anew(hvd_ctx_t *ctx);
 int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest); // how many in all
 
 // Any thread.
@@ -442,7 +448,8 @@ void snapshot_status(const hvd_ctx_t *ctx, const snapshot_t *snapshot, buf_t *ou
 
 void counters_page(hvd_ctx_t *ctx, buf_t *out); // Prometheus text
 
-void counters_add(counters_t *counters, const record_t *record); // under lock
+// Under lock: adds the records that are not in the sums yet.
+void counters_catch_up(hvd_ctx_t *ctx);
 // By the holder.
 void counters_add_batch(hvd_ctx_t *ctx, int n_entries);
 // Now and then: what coord knows, and a warning about who keeps the others waiting.
@@ -465,12 +472,12 @@ void timeline_close(hvd_ctx_t *ctx, timeline_t *timeline); // writes the rest; s
 // --- monitor.c ----------------------------------------------------------------------------------
 
 hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err); // the thread
-void monitor_stop(hvd_ctx_t *ctx);
+bool monitor_stop(hvd_ctx_t *ctx); // false: it hangs in a write, and is left with what it uses
 void monitor_wake(hvd_ctx_t *ctx); // any thread
 typedef enum dump_reason { DUMP_SIGNAL, DUMP_STALL, DUMP_FAILURE, N_DUMP_REASONS } dump_reason_t;
 void monitor_dump(hvd_ctx_t *ctx, dump_reason_t reason); // any thread; done soon, elsewhere
 // Replaces the timeline; the old one, if any, has been written and closed on return.
-hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline);
+hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline, err_t *err);
 
 // --- live.c -------------------------------------------------------------------------------------
 // By the monitor thread.
@@ -486,9 +493,24 @@ int live_wants(const live_t *live, struct pollfd fds[1 + LIVE_CLIENTS]); // how 
 void live_serve(live_t *live, snapshot_t *scratch);
 uint64_t live_deadline_ns(const live_t *live); // of the client that has waited longest
 const char *live_path(const live_t *live);
-// For whoever looks for the sockets of others.
-void live_base_dir(const config_t *config, char path[LIVE_PATH_BYTES]);
-int live_connect(const char *path); // a socket, or -1 with errno
+
+// --- live_files.c -------------------------------------------------------------------------------
+// Any thread, and whoever looks for the sockets of others.
+
+#define LIVE_NAME "rank-%d.sock"   // of a socket: the rank
+#define LIVE_HIDDEN_NAME ".%d-%d" // before it listens: the rank, its process
+
+// HOROVOD_MONITOR_DIR, or where sockets are without it. False: it is too long for any.
+bool live_base_dir(const char *given, char path[LIVE_PATH_BYTES]);
+bool live_rank_of(const char *name, int *rank_p); // false: no file of that name is a rank's socket
+int live_connect(const char *path);               // a socket, or -1 with errno
+bool live_own_dir(const char *path); // made if need be. False: errno, ENOTDIR if not ours alone
+void live_remove_base(const char *base); // if it is not the user's own and nothing is in it
+// Each removes only what is surely ours and has nobody who listens.
 bool live_remove_if_dead(const char *path);
+// In the directory of a job, and then the directory. How many sockets are left.
+int live_clean_job(const char *dir);
+// The same for all jobs below a base (NULL), or for the one of that name and its generations.
+int live_clean(const char *base, const char *job);
 
 #endif

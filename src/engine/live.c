@@ -4,26 +4,21 @@
 //
 //   <base>/<job>/rank-<N>.sock     base: HOROVOD_MONITOR_DIR, or /tmp/hvd-<uid>
 //
-// Who leaves last removes <job>, and /tmp/hvd-<uid> with the last job of the user.
+// Who leaves last removes <job>, and /tmp/hvd-<uid> with the last job of the user; live_files.c
+// knows what may be removed of those who could not.
 // The directories belong to the user alone; that is all the protection there is, and all it takes:
 // nothing can be changed through the socket. It speaks just enough HTTP: GET of a page, one answer,
 // closed. At most LIVE_CLIENTS are served at a time, each for two seconds, and the others wait in
-// the kernel's queue. A socket gets its name when it already listens, so one that refuses belongs
-// to a process that is gone, and whoever finds it may remove it: the next job that starts,
-// hvd-info, and a rank that leaves a failed job. That rank may come before the kernel has closed
-// the socket of one that was killed: the process that listens is asked for, too.
-// Threads: the monitor thread; the last three functions of engine.h any.
+// the kernel's queue. Thread: the monitor thread.
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -44,110 +39,13 @@ typedef struct client {
 struct live {
     hvd_ctx_t *ctx;
     int fd;
+    char base[LIVE_PATH_BYTES];
     char dir[LIVE_PATH_BYTES];
     char path[LIVE_PATH_BYTES];
     client_t clients[LIVE_CLIENTS];
 };
 
-// --- Files ---------------------------------------------------------------------------------------
-
-static bool is_base_given(const config_t *config)
-{
-    return config->monitor_dir != NULL && config->monitor_dir[0] != '\0';
-}
-
-void live_base_dir(const config_t *config, char path[LIVE_PATH_BYTES])
-{
-    if (is_base_given(config)) {
-        snprintf(path, LIVE_PATH_BYTES, "%s", config->monitor_dir);
-    } else {
-        snprintf(path, LIVE_PATH_BYTES, "/tmp/hvd-%u", (unsigned)getuid());
-    }
-}
-
-int live_connect(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path) {
-        errno = ENAMETOOLONG;
-        return -1;
-    }
-    memcpy(address.sun_path, path, strlen(path) + 1);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
-        int code = errno;
-        close(fd);
-        errno = code;
-        return -1;
-    }
-    return fd;
-}
-
-bool live_remove_if_dead(const char *path)
-{
-    struct ucred listener;
-    socklen_t bytes = sizeof listener;
-    int fd = live_connect(path);
-    bool is_dead = fd < 0 && errno == ECONNREFUSED;
-    if (fd >= 0) {
-        is_dead = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &bytes) == 0 &&
-                  process_is_ending((int)listener.pid);
-        close(fd);
-    }
-    return is_dead && unlink(path) == 0;
-}
-
-static void clean_job(const char *dir)
-{
-    DIR *folder = opendir(dir);
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        char path[LIVE_PATH_BYTES + sizeof entry->d_name + 1];
-        snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
-        if (strncmp(entry->d_name, "rank-", 5) == 0) {
-            live_remove_if_dead(path);
-        }
-    }
-    if (folder != NULL) {
-        closedir(folder);
-        rmdir(dir); // unless somebody is left in it
-    }
-}
-
-static void clean_all(const char *base)
-{
-    DIR *folder = opendir(base);
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        char path[LIVE_PATH_BYTES];
-        int n = snprintf(path, sizeof path, "%s/%s", base, entry->d_name);
-        if (entry->d_name[0] != '.' && n < (int)sizeof path) {
-            clean_job(path);
-        }
-    }
-    if (folder != NULL) {
-        closedir(folder);
-    }
-}
-
-// Ours and nobody else's, made if it is not there.
-static bool own_dir(const hvd_ctx_t *ctx, const char *path)
-{
-    struct stat seen;
-    if ((mkdir(path, 0700) != 0 && errno != EEXIST) || lstat(path, &seen) != 0) {
-        return false; // ENOENT: somebody removed it, or the one above, since it was empty
-    }
-    if (!S_ISDIR(seen.st_mode) || seen.st_uid != geteuid() ||
-        (seen.st_mode & 077) != 0) {
-        log_warn(&ctx->log, "monitor",
-                 "no live state: '%s' must be a directory of mode 0700 that belongs to user %u; "
-                 "set HOROVOD_MONITOR_DIR to another one",
-                 path, (unsigned)geteuid());
-        errno = EPERM;
-        return false;
-    }
-    return true;
-}
+// --- Listening -----------------------------------------------------------------------------------
 
 static void name_of_job(const hvd_ctx_t *ctx, char name[JOB_BYTES])
 {
@@ -167,8 +65,6 @@ static void name_of_job(const hvd_ctx_t *ctx, char name[JOB_BYTES])
     }
 }
 
-// --- Listening -----------------------------------------------------------------------------------
-
 static int listen_at(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -185,7 +81,7 @@ static int listen_at(const char *path)
 }
 
 // Under a name nobody looks at until it listens.
-static bool appear(live_t *live, const char *base, const char *job, int turn)
+static bool appear(live_t *live, const char *job, int turn)
 {
     char hidden[LIVE_PATH_BYTES];
     int rank = live->ctx->job.rank;
@@ -193,14 +89,14 @@ static bool appear(live_t *live, const char *base, const char *job, int turn)
     if (turn > 0) {
         snprintf(suffix, sizeof suffix, "-%d", turn + 1);
     }
-    int n = snprintf(live->dir, sizeof live->dir, "%s/%s%s", base, job, suffix);
-    int m = snprintf(hidden, sizeof hidden, "%s/.%d-%d", live->dir, rank, (int)getpid());
-    int k = snprintf(live->path, sizeof live->path, "%s/rank-%d.sock", live->dir, rank);
+    int n = snprintf(live->dir, sizeof live->dir, "%s/%s%s", live->base, job, suffix);
+    int m = snprintf(hidden, sizeof hidden, "%s/" LIVE_HIDDEN_NAME, live->dir, rank, (int)getpid());
+    int k = snprintf(live->path, sizeof live->path, "%s/" LIVE_NAME, live->dir, rank);
     if (MAX(MAX(n, m), k) >= LIVE_PATH_BYTES) {
         errno = ENAMETOOLONG;
         return false;
     }
-    if (!own_dir(live->ctx, base) || !own_dir(live->ctx, live->dir) ||
+    if (!live_own_dir(live->base) || !live_own_dir(live->dir) ||
         (live->fd = listen_at(hidden)) < 0) {
         return false;
     }
@@ -218,9 +114,30 @@ static bool appear(live_t *live, const char *base, const char *job, int turn)
     return done;
 }
 
+// Somebody who has named a directory wants to know, once on each host.
+static void tell_why_not(const live_t *live)
+{
+    static const struct {
+        int code;
+        const char *why;
+    } reasons[] = {
+        {ENOTDIR, "it, and what is made in it, must be a directory of mode 0700 that belongs to "
+                  "this user; set HOROVOD_MONITOR_DIR to another one"},
+        {ENOENT, "it cannot be made: the directory above it is not there"},
+        {ENAMETOOLONG, "it is too long: the path of a socket has at most 107 bytes"},
+    };
+    const char *why = strerror(errno), *given = live->ctx->config.monitor_dir;
+    bool is_given = given != NULL && given[0] != '\0';
+    bool is_loud = (is_given || errno == ENOTDIR) && live->ctx->job.local_rank == 0;
+    for (size_t i = 0; i < N_ELEMENTS(reasons); i++) {
+        why = reasons[i].code == errno ? reasons[i].why : why;
+    }
+    log_at(&live->ctx->log, is_loud ? LOG_WARN : LOG_INFO, "monitor",
+           "no live state in '%s': %s", is_given ? given : live->base, why);
+}
+
 live_t *live_open(hvd_ctx_t *ctx)
 {
-    char base[LIVE_PATH_BYTES];
     char job[JOB_BYTES];
     live_t *live = calloc(1, sizeof *live);
     if (live == NULL || !ctx->config.monitor) {
@@ -232,23 +149,23 @@ live_t *live_open(hvd_ctx_t *ctx)
     for (int i = 0; i < LIVE_CLIENTS; i++) {
         live->clients[i].fd = -1;
     }
-    live_base_dir(&ctx->config, base);
     name_of_job(ctx, job);
+    live_base_dir(ctx->config.monitor_dir, live->base); // too long: nothing below it will fit
     // Again where somebody has just removed a directory that was left empty.
     for (int turn = 0, n = 0; live->fd < 0 && n < 2 * N_TRIES; n++) {
-        if (!appear(live, base, job, turn) && errno == EEXIST) {
+        if (!appear(live, job, turn) && errno == EEXIST) {
             turn++;
         } else if (live->fd < 0 && errno != ENOENT) {
             break;
         }
     }
     if (live->fd < 0) {
-        log_info(&ctx->log, "monitor", "no live state at '%s': %s", live->path, strerror(errno));
+        tell_why_not(live);
         free(live);
         return NULL;
     }
     if (ctx->job.local_rank == 0) {
-        clean_all(base);
+        live_clean(live->base, NULL);
     }
     return live;
 }
@@ -274,17 +191,11 @@ void live_close(live_t *live)
     }
     fd_close(live->fd);
     unlink(live->path);
-    bool failed = live->ctx->ended.status != HVD_SHUTDOWN;
-    if (failed) {
-        clean_job(live->dir); // who died could not tidy up
-    } else {
-        rmdir(live->dir);
+    if (live->ctx->ended.status != HVD_SHUTDOWN) {
+        live_clean_job(live->dir); // who died could not tidy up
     }
-    if (!is_base_given(&live->ctx->config)) {
-        char base[LIVE_PATH_BYTES];
-        live_base_dir(&live->ctx->config, base);
-        rmdir(base);
-    }
+    rmdir(live->dir); // unless somebody is left in it
+    live_remove_base(live->base);
     free(live);
 }
 

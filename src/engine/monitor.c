@@ -26,6 +26,7 @@
 
 #define WRITE_EVERY_MS 50 // while a timeline runs
 #define ANSWER_NS (30 * NS_PER_S)
+#define STOP_NS (10 * NS_PER_S)
 #define DUMP_EVERY_NS (10 * NS_PER_S) // while it stalls
 #define MAX_BELLS 64
 #define SIGNAL_RING ((uint64_t)1 << 32) // added to a bell by the handler, 1 by everyone else
@@ -55,6 +56,7 @@ struct monitor {
     pthread_mutex_t timeline_lock; // one change at a time
     timeline_t *next_timeline;
     atomic_uint n_changes; // futex: timelines changed so far
+    atomic_uint has_ended; // futex: the thread touches nothing any more
 };
 
 static void ring(int bell, uint64_t how)
@@ -176,14 +178,14 @@ static hvd_status_t write_file(const char *path, const buf_t *text, err_t *err)
     return HVD_OK;
 }
 
-static void log_stacks(hvd_ctx_t *ctx, const buf_t *page)
+static void log_stacks(hvd_ctx_t *ctx, log_level_t level, const buf_t *page)
 {
     // The lines of stacks are those behind a bar.
     char *text = (char *)page->data;
     for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
          line = strtok_r(NULL, "\n", &save)) {
         if (strncmp(line, "      | ", 8) == 0) {
-            log_warn(&ctx->log, "recorder", "%s", line + 8);
+            log_at(&ctx->log, level, "recorder", "%s", line + 8);
         }
     }
 }
@@ -222,7 +224,8 @@ static void dump(monitor_t *m, dump_reason_t reason)
         log_at(&ctx->log, idle ? LOG_INFO : LOG_WARN, "recorder", "%s: %s%s%s",
                reason_names[reason], (char *)summary.data, to_file ? "; more: " : "",
                err.status == HVD_OK ? path : err.text);
-        log_stacks(ctx, &page);
+        // The error of a failed operation has the line that submitted it.
+        log_stacks(ctx, reason == DUMP_FAILURE ? LOG_INFO : LOG_WARN, &page);
     }
     buf_free(&summary);
     buf_free(&page);
@@ -243,7 +246,7 @@ static void change_timeline(monitor_t *m)
     futex_wake(&m->n_changes, INT32_MAX);
 }
 
-hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline)
+hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline, err_t *err)
 {
     monitor_t *m = ctx->monitor;
     uint64_t deadline_ns = clock_ns() + ANSWER_NS;
@@ -256,7 +259,11 @@ hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline)
     }
     bool done = atomic_load(&m->n_changes) != seen;
     pthread_mutex_unlock(&m->timeline_lock);
-    return done ? HVD_OK : HVD_TIMEOUT; // the disk is slow: it will be done later
+    return done ? HVD_OK
+                : fail(err, HVD_TIMEOUT,
+                       "the disk has not taken what there is of the timeline within %d s; the "
+                       "change comes when it has",
+                       (int)(ANSWER_NS / NS_PER_S));
 }
 
 // --- The thread ----------------------------------------------------------------------------------
@@ -313,6 +320,8 @@ static void *monitor_main(void *arg)
     }
     timeline_close(ctx, ctx->timeline);
     ctx->timeline = NULL;
+    atomic_store(&m->has_ended, 1);
+    futex_wake(&m->has_ended, 1);
     return NULL;
 }
 
@@ -354,18 +363,31 @@ hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
     return HVD_OK;
 }
 
-void monitor_stop(hvd_ctx_t *ctx)
+bool monitor_stop(hvd_ctx_t *ctx)
 {
     monitor_t *m = ctx->monitor;
+    uint64_t deadline_ns = clock_ns() + STOP_NS;
     if (m == NULL) {
         timeline_close(ctx, ctx->timeline);
-        return;
+        return true;
     }
     ignore_signals(m);
     ask(m, ASKED_STOP);
+    while (atomic_load(&m->has_ended) == 0 && clock_ns() < deadline_ns) {
+        futex_wait(&m->has_ended, 0, deadline_ns);
+    }
+    if (atomic_load(&m->has_ended) == 0) {
+        log_warn(&ctx->log, "monitor",
+                 "the disk has not taken the timeline or a dump of the recorder for %d s: they may "
+                 "stay incomplete. Look at HOROVOD_TIMELINE and HOROVOD_RECORDER_DIR",
+                 (int)(STOP_NS / NS_PER_S));
+        pthread_detach(m->thread);
+        return false;
+    }
     pthread_join(m->thread, NULL);
     ctx->monitor = NULL;
     monitor_free(m);
+    return true;
 }
 
 void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg)

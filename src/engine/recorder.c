@@ -73,6 +73,7 @@ void record_submitted(hvd_ctx_t *ctx, request_t *request)
     }
     request->thread = (uint64_t)(uintptr_t)pthread_self();
     request->bytes = tensor_bytes(request);
+    counters_catch_up(ctx);
     counters->in_flight++;
     counters->in_flight_max = MAX(counters->in_flight_max, counters->in_flight);
     // On the board it will most likely be the next to end, and now is the time to write most of it.
@@ -89,13 +90,16 @@ void record_completed(hvd_ctx_t *ctx, const request_t *request)
         return;
     }
     record_t *record = next_record(recorder);
-    if (recorder->drafted != request) {
+    bool is_drafted = recorder->drafted == request;
+    if (!is_drafted) {
         draft(record, request);
     }
     complete(record, request);
     recorder->drafted = NULL;
     recorder->n++;
-    counters_add(&ctx->counters, record);
+    if (!is_drafted) { // else while the next one waits
+        counters_catch_up(ctx);
+    }
     if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed)) &&
         ctx->timeline != NULL) {
         timeline_add(ctx->timeline, request, record);
@@ -267,9 +271,10 @@ static void put_flights(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
             put_stack(ctx, "", f->thread, out);
         }
     }
-    // A rank that others wait for is in its program: where, only its thread can tell.
+    // A rank that others wait for is in its program: where, only its thread can tell. After a
+    // failure nothing is in flight any more, and the last to submit is whom it hit.
     const record_t *last = snapshot_last(s);
-    if (s->n_flights == 0 && last != NULL && s->ended.status == HVD_OK) {
+    if (s->n_flights == 0 && last != NULL) {
         put_stack(ctx, "      | the thread that submitted the last operation is now here:\n",
                   last->thread, out);
     }

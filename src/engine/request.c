@@ -312,6 +312,16 @@ process_set_t *set_find(const hvd_ctx_t *ctx, int id)
     return NULL;
 }
 
+void sets_count_anew(hvd_ctx_t *ctx)
+{
+    pthread_mutex_lock(&ctx->lock);
+    ctx->n_joins++;
+    for (int i = 0; i < ctx->n_sets; i++) {
+        memset(ctx->sets[i]->n_nameless, 0, sizeof ctx->sets[i]->n_nameless);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+}
+
 static process_set_t *set_copy(hvd_ctx_t *ctx, int id)
 {
     int n;

@@ -32,13 +32,6 @@
 
 #define CARD_PROCESS_BYTES 20 // pid, start and namespace of the process, behind the host
 
-// The part of a host's identity that people know it by.
-static const char *host_name(const char *identity)
-{
-    const char *slash = strrchr(identity, '/');
-    return slash != NULL ? slash + 1 : identity;
-}
-
 // What each rank tells all others before anything else: its host, its process, and the process sets
 // it was given.
 static void put_card(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *out)
@@ -65,7 +58,7 @@ static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t 
     peer->pid = (int)get_u32(&in);
     peer->started = get_u64(&in);
     peer->space = get_u64(&in);
-    snprintf(peer->host, sizeof peer->host, "%s", host_name(host));
+    snprintf(peer->host, sizeof peer->host, "%s", boot_host_name(host));
 }
 
 static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *cards, const size_t *lengths,
@@ -365,7 +358,7 @@ static void free_batches(hvd_ctx_t *ctx)
 static void take_down(hvd_ctx_t *ctx)
 {
     engine_stop(ctx);
-    monitor_stop(ctx);
+    bool is_alone = monitor_stop(ctx);
     if (ctx->runner != NULL) {
         batches_drop(ctx);
     }
@@ -381,6 +374,9 @@ static void take_down(hvd_ctx_t *ctx)
     mpi_close(ctx->mpi, ctx->ended_well);
     secure_keys_free(ctx->keys);
     boot_close(ctx->boot);
+    if (!is_alone) {
+        return; // the rest is what the monitor thread still looks at, once its disk answers
+    }
     requests_free(ctx);
     free(ctx->recorder);
     free(ctx->counters.late);
@@ -427,7 +423,9 @@ static hvd_status_t read_knobs(hvd_ctx_t *ctx, const hvd_options_t *options, err
     return status;
 }
 
-// MPI comes first where it is used: under PMI it must be initialised before the ranks meet.
+// MPI comes first where it is used, before the ranks can compare that: it must be the first whom
+// the launcher serves. Open MPI 5 fails where PMIx is initialised already, Open MPI 4 where a child
+// of its process has been a client of PMIx.
 static hvd_status_t open_mpi(hvd_ctx_t *ctx, err_t *err)
 {
     const config_t *config = &ctx->config;
@@ -448,6 +446,13 @@ static hvd_status_t attach_mpi(hvd_ctx_t *ctx, const hvd_options_t *options, err
         return HVD_OK;
     }
     log_debug(&ctx->log, "start", "collectives by %s", mpi_library_name(ctx->mpi));
+    if (ctx->config.encrypt == ENCRYPT_AUTO && ctx->n_hosts > 1 && ctx->job.rank == 0) {
+        log_warn(&ctx->log, "start",
+                 "tensors between hosts travel by %s, which does not encrypt them; without "
+                 "HOROVOD_CPU_OPERATIONS=MPI they are, HOROVOD_ENCRYPT=never says that it is meant "
+                 "so",
+                 mpi_library_name(ctx->mpi));
+    }
     return mpi_attach(ctx->mpi, comm, ctx->job.rank, ctx->job.size, deadline, err);
 }
 
@@ -590,28 +595,32 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
 
 // --- Timeline ------------------------------------------------------------------------------------
 
-hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles)
+static hvd_status_t start_timeline(hvd_ctx_t *ctx, const char *path, bool mark_cycles, err_t *err)
 {
+    timeline_t *timeline;
     if (ctx == NULL) {
         return HVD_NOT_INITIALIZED;
     }
     if (ctx->config.timeline == NULL || ctx->config.timeline[0] == '\0') {
-        return HVD_UNSUPPORTED; // HOROVOD_TIMELINE was not set: users expect to be told
+        return fail(err, HVD_UNSUPPORTED,
+                    "HOROVOD_TIMELINE was not set at init: set it to DYNAMIC to start timelines "
+                    "later");
     }
     if (ctx->job.rank != 0) {
         return HVD_OK;
     }
-    err_t err;
-    timeline_t *timeline;
-    hvd_status_t status = timeline_open(ctx, path, mark_cycles, &timeline, &err);
-    if (status != HVD_OK) {
-        log_error(&ctx->log, "timeline", "%s", err.text);
-        return status;
-    }
-    return monitor_set_timeline(ctx, timeline);
+    hvd_status_t status = timeline_open(ctx, path, mark_cycles, &timeline, err);
+    return status == HVD_OK ? monitor_set_timeline(ctx, timeline, err) : status;
+}
+
+hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles, char *text,
+                                size_t text_bytes)
+{
+    err_t err = {0};
+    return err_export(&err, start_timeline(ctx, path, mark_cycles, &err), text, text_bytes);
 }
 
 hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx)
 {
-    return ctx == NULL ? HVD_NOT_INITIALIZED : monitor_set_timeline(ctx, NULL);
+    return ctx == NULL ? HVD_NOT_INITIALIZED : monitor_set_timeline(ctx, NULL, NULL);
 }

@@ -35,6 +35,7 @@ static const transport_t *const transports[] = {
 #define N_TRANSPORTS ((int)N_ELEMENTS(transports))
 #define NO_ROW (-1)
 #define ADDRESS_VERSION 1
+#define UNENCRYPTED_BIT 0x80 // in a rank's answer, behind the bits of the rows
 #define MAX_NAME_BYTES 15
 #define MAX_OFFERS 16             // transports in one rank's address, known or not
 #define MAX_BLOB_BYTES (16 * KIB) // one transport's address
@@ -401,20 +402,6 @@ uint8_t net_attached_bit(const transport_t *transport)
     return (uint8_t)(1u << row_of(transport));
 }
 
-uint8_t net_attached(net_t *net)
-{
-    uint8_t bits = 0;
-
-    for (int i = 0; i < N_TRANSPORTS; i++) {
-        domain_t *domain = net->rows[i].domain;
-        if (domain != NULL &&
-            (transports[i]->is_attached == NULL || transports[i]->is_attached(domain))) {
-            bits |= (uint8_t)(1u << i);
-        }
-    }
-    return bits;
-}
-
 // Forgets offers of ranks that could not attach, and tells each transport who could.
 static hvd_status_t spread_answers(net_t *net, const uint8_t *attached_by_rank, err_t *err)
 {
@@ -490,6 +477,50 @@ static int choose_row(net_t *net, int peer)
     return NO_ROW;
 }
 
+// The row by which tensors of this rank reach another host unencrypted, or NO_ROW. It is the same
+// before everyone's answers are known: only shm may fail to attach, and it leads to no other host.
+static int unencrypted_row(net_t *net)
+{
+    bool is_meant = net->job.config->encrypt == ENCRYPT_NEVER;
+
+    for (int r = 0; !is_meant && r < net->job.size; r++) {
+        int row = same_host(net, r) ? NO_ROW : choose_row(net, r);
+        if (row != NO_ROW && transports[row]->warn_unencrypted != NULL) {
+            return row;
+        }
+    }
+    return NO_ROW;
+}
+
+uint8_t net_attached(net_t *net)
+{
+    uint8_t bits = unencrypted_row(net) != NO_ROW ? UNENCRYPTED_BIT : 0;
+
+    _Static_assert(N_TRANSPORTS < 8, "the highest bit is no row's");
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        domain_t *domain = net->rows[i].domain;
+        if (domain != NULL &&
+            (transports[i]->is_attached == NULL || transports[i]->is_attached(domain))) {
+            bits |= (uint8_t)(1u << i);
+        }
+    }
+    return bits;
+}
+
+// Once in a job, by a rank that knows it of itself.
+static void warn_unencrypted(net_t *net, const uint8_t *attached_by_rank)
+{
+    int row = unencrypted_row(net);
+    int lowest = 0;
+
+    while (lowest < net->job.rank && (attached_by_rank[lowest] & UNENCRYPTED_BIT) == 0) {
+        lowest++;
+    }
+    if (row != NO_ROW && lowest == net->job.rank) {
+        transports[row]->warn_unencrypted(net->rows[row].domain);
+    }
+}
+
 static hvd_status_t add_lifeline(net_t *net, int peer, err_t *err)
 {
     domain_t *tcp = net_domain(net, &transport_tcp);
@@ -563,6 +594,7 @@ hvd_status_t net_settle(net_t *net, const uint8_t *attached_by_rank, err_t *err)
         net->offers[r].chosen = (int8_t)choose_row(net, r);
     }
     net->settled = true;
+    warn_unencrypted(net, attached_by_rank);
     cores_init(&net->cores, net_domain(net, &transport_shm), &net->job);
     status = share_sleeper(net, err);
     return status == HVD_OK ? open_lifelines(net, err) : status;
@@ -754,6 +786,18 @@ hvd_status_t net_health(net_t *net, lane_t lane, err_t *err)
         }
     }
     return status;
+}
+
+uint64_t net_n_foreign(const net_t *net)
+{
+    uint64_t n = 0;
+
+    for (int i = 0; i < N_TRANSPORTS; i++) {
+        if (net->rows[i].domain != NULL && transports[i]->n_foreign != NULL) {
+            n += transports[i]->n_foreign(net->rows[i].domain);
+        }
+    }
+    return n;
 }
 
 bool net_is_opening(net_t *net)

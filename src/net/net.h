@@ -94,8 +94,8 @@ static inline void link_close(net_link_t *l)
 
 typedef struct domain domain_t; // a transport's state in one context; each transport has its own
 
-// attach, is_attached, settle, progress, wait_fd, wake_word, health, is_opening and arm may be
-// NULL.
+// attach, is_attached, settle, warn_unencrypted, progress, wait_fd, wake_word, health, n_foreign,
+// is_opening and arm may be NULL.
 typedef struct transport {
     const char *name;
     // May answer HVD_UNSUPPORTED with the reason in err: the transport is then left out.
@@ -114,6 +114,9 @@ typedef struct transport {
     // answer alike: decide from what all ranks know (addresses, host_of, settle), never from what
     // only this rank has seen.
     bool (*reaches)(domain_t *domain, int peer, char *why, size_t why_bytes);
+    // Only of a transport that cannot encrypt. Asked of the lowest rank that it links to another
+    // host, unless HOROVOD_ENCRYPT=never.
+    void (*warn_unencrypted)(domain_t *domain);
     // A link object at once; it may still be connecting, its movers then return 0.
     hvd_status_t (*connect)(domain_t *domain, int peer, lane_t lane, net_link_t **link_p,
                             err_t *err);
@@ -125,7 +128,8 @@ typedef struct transport {
     atomic_uint *(*wake_word)(domain_t *domain);
     // The first link of this lane that ended by itself; HVD_OK if none did.
     hvd_status_t (*health)(domain_t *domain, lane_t lane, err_t *err);
-    bool (*is_opening)(domain_t *domain); // links are being made
+    uint64_t (*n_foreign)(const domain_t *domain); // clients cut off: they are not of this job
+    bool (*is_opening)(domain_t *domain);          // links are being made
     void (*close)(domain_t *domain);
     // About to sleep: wait_fd must tell of everything from here on.
     void (*arm)(domain_t *domain);
@@ -166,8 +170,9 @@ hvd_status_t net_open(const net_job_t *job, net_t **net_p, err_t *err);
 hvd_status_t net_address(net_t *net, buf_t *out, err_t *err);
 hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths,
                         uint64_t deadline_ns, err_t *err);
-// After net_attach: this rank's answers for all transports, one byte each (bits by table row), and
-// everyone's back; only then are links made.
+// After net_attach: this rank's answers for all transports, one byte (bits by table row, and
+// whether its tensors reach another host unencrypted), and everyone's back; only then are links
+// made.
 uint8_t net_attached(net_t *net);
 uint8_t net_attached_bit(const transport_t *transport);
 hvd_status_t net_settle(net_t *net, const uint8_t *attached_by_rank, err_t *err);
@@ -183,6 +188,7 @@ domain_t *net_domain(net_t *net, const transport_t *transport);
 
 int net_progress(net_t *net);
 hvd_status_t net_health(net_t *net, lane_t lane, err_t *err);
+uint64_t net_n_foreign(const net_t *net); // clients cut off so far
 bool net_is_opening(net_t *net); // some link is on its way, and has a deadline
 
 // Sleeping: announce, look once more whether there is something to do, then sleep.

@@ -25,6 +25,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -48,6 +49,23 @@ const char *ofi_text(const domain_t *d, long code)
 
 // --- The library ---------------------------------------------------------------------------------
 
+// Code of some providers (psm) puts handlers of its own in place when it is loaded, for Ctrl-C too:
+// those of the program stay.
+static void *open_library(void)
+{
+    struct sigaction kept[NSIG], now;
+    for (int s = 1; s < NSIG; s++) {
+        sigaction(s, NULL, &kept[s]); // some numbers are no signals, now and below
+    }
+    void *library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+    for (int s = 1; s < NSIG; s++) {
+        if (sigaction(s, NULL, &now) == 0 && now.sa_sigaction != kept[s].sa_sigaction) {
+            sigaction(s, &kept[s], NULL);
+        }
+    }
+    return library;
+}
+
 // Only versions of these functions that take the structures as they are declared here will do.
 static hvd_status_t load_library(ofi_library_t *lib, err_t *err)
 {
@@ -61,7 +79,7 @@ static hvd_status_t load_library(ofi_library_t *lib, err_t *err)
         {"fi_fabric", "FABRIC_1.1", offsetof(ofi_library_t, fabric)},
         {"fi_strerror", "FABRIC_1.0", offsetof(ofi_library_t, strerror)},
     };
-    lib->handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+    lib->handle = open_library();
     if (lib->handle == NULL) {
         return fail(err, HVD_UNSUPPORTED, "libfabric.so.1 is not installed");
     }
@@ -412,13 +430,15 @@ static hvd_status_t ofi_attach(domain_t *d, const uint8_t *const *addresses, con
             learn_peer(d, &d->peers[r], addresses[r], lengths[r]);
         }
     }
-    if (d->job->rank == 0 && d->job->config->encrypt != ENCRYPT_NEVER && !d->kind->is_one_host) {
-        log_warn(d->job->log, "ofi",
-                 "tensors between hosts travel by libfabric (%s), which does not encrypt them; "
-                 "HOROVOD_TRANSPORTS=shm,tcp does, HOROVOD_ENCRYPT=never says that it is meant so",
-                 d->provider);
-    }
     return HVD_OK;
+}
+
+static void ofi_warn_unencrypted(domain_t *d)
+{
+    log_warn(d->job->log, "ofi",
+             "tensors between hosts travel by libfabric (%s), which does not encrypt them; "
+             "HOROVOD_TRANSPORTS=shm,tcp does, HOROVOD_ENCRYPT=never says that it is meant so",
+             d->provider);
 }
 
 static bool ofi_reaches(domain_t *d, int peer, char *why, size_t why_bytes)
@@ -538,6 +558,7 @@ const transport_t transport_ofi = {
     .address = ofi_address,
     .attach = ofi_attach,
     .reaches = ofi_reaches,
+    .warn_unencrypted = ofi_warn_unencrypted,
     .connect = ofi_connect,
     .progress = ofi_progress,
     .arm = ofi_arm,

@@ -24,7 +24,7 @@
 #include <rdma/fi_tagged.h>
 
 #define OFI_TOKEN_BYTES 16
-#define OFI_BUFFERS 8 // in each direction of a link
+#define OFI_BUFFERS 4 // in each direction of a link: with more, what is sent leaves the caches
 #define OFI_BUFFER_BYTES ((size_t)256 * 1024)
 
 // One message: its number of payload bytes, the receive buffers given back, its place in the order

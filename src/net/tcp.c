@@ -391,6 +391,11 @@ static int tcp_wait_fd(domain_t *domain)
     return domain->epoll;
 }
 
+static uint64_t tcp_n_foreign(const domain_t *domain)
+{
+    return domain->n_foreign;
+}
+
 static hvd_status_t tcp_health(domain_t *domain, lane_t lane, err_t *err)
 {
     const err_t *broken = &domain->broken[lane];
@@ -731,6 +736,7 @@ const transport_t transport_tcp = {
     .progress = tcp_progress,
     .wait_fd = tcp_wait_fd,
     .health = tcp_health,
+    .n_foreign = tcp_n_foreign,
     .is_opening = tcp_is_opening,
     .close = tcp_close,
 };

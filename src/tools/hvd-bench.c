@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "coll/reduce.h"
+#include "engine/engine.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -37,7 +38,7 @@ typedef struct options {
     double budget_s;
     int max_samples;
     bool json, pin, no_fork, serve, demo, out_of_place;
-    const char *env[32];
+    const char *env[32]; // ends in NULL
     int n_env;
 } options_t;
 
@@ -282,6 +283,7 @@ static int compare_doubles(const void *a, const void *b)
 
 typedef struct figures {
     double median_us, p99_us, min_us;
+    double middle_us; // mean of the middle half: finer than a tick of the clock
     int samples;
     bool ok;
 } figures_t;
@@ -301,6 +303,15 @@ static int choose_samples(rank_t *r, workload_t *w)
     max_over_ranks(r, &best, 1);
     double n = r->options->budget_s * 1e6 / MAX(best, 0.1);
     return (int)MAX(3, MIN(n, r->options->max_samples));
+}
+
+static double mean(const double *values, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += values[i];
+    }
+    return sum / MAX(n, 1);
 }
 
 static figures_t measure(rank_t *r, workload_t *w)
@@ -329,6 +340,7 @@ static figures_t measure(rank_t *r, workload_t *w)
     max_over_ranks(r, times, f.samples);
     qsort(times, (size_t)f.samples, sizeof *times, compare_doubles);
     f.median_us = times[f.samples / 2];
+    f.middle_us = mean(times + f.samples / 4, MAX(f.samples / 2, 1));
     f.p99_us = times[(int)((f.samples - 1) * 0.99)];
     f.min_us = times[0];
     free(times);
@@ -348,11 +360,11 @@ static void print_json(const rank_t *r, const workload_t *w, const figures_t *f)
 {
     const options_t *o = r->options;
     printf("{\"op\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"hosts\": %d, "
-           "\"median_us\": %.3f, "
+           "\"median_us\": %.3f, \"middle_us\": %.4f, "
            "\"p99_us\": %.3f, \"min_us\": %.3f, \"samples\": %d, \"bus_gb_s\": %.3f, \"ok\": %s}\n",
-           w->op, hvd_dtype_name(o->dtype), w->bytes, r->size, o->hosts, f->median_us, f->p99_us,
-           f->min_us, f->samples, bus_gb_s(w->op, w->bytes, r->size, f->median_us),
-           f->ok ? "true" : "false");
+           w->op, hvd_dtype_name(o->dtype), w->bytes, r->size, o->hosts, f->median_us,
+           f->middle_us, f->p99_us, f->min_us, f->samples,
+           bus_gb_s(w->op, w->bytes, r->size, f->median_us), f->ok ? "true" : "false");
     fflush(stdout);
 }
 
@@ -478,6 +490,20 @@ static int reap(const pid_t *pids, int n)
     return worst;
 }
 
+// Of ranks that were killed, or ended before they could leave the job.
+static void remove_sockets(const options_t *o)
+{
+    config_t config;
+    err_t err;
+    char base[LIVE_PATH_BYTES];
+    if (config_load(&config, o->env, NULL, &err) == HVD_OK) {
+        if (live_base_dir(config.monitor_dir, base)) {
+            live_clean(base, NULL);
+        }
+        config_free(&config);
+    }
+}
+
 static int fork_ranks(const options_t *o)
 {
     uint8_t secret[32];
@@ -518,6 +544,7 @@ static int fork_ranks(const options_t *o)
         close(to_child[i]);
     }
     int code = reap(pids, o->ranks);
+    remove_sockets(o);
     hvd_rendezvous_stop(server);
     return code;
 }
@@ -571,7 +598,7 @@ static const char usage[] =
 static void add_env(options_t *o, const char *name, const char *value)
 {
     char *text;
-    if (o->n_env < (int)N_ELEMENTS(o->env) && asprintf(&text, "%s=%s", name, value) > 0) {
+    if (o->n_env < (int)N_ELEMENTS(o->env) - 1 && asprintf(&text, "%s=%s", name, value) > 0) {
         o->env[o->n_env++] = text;
     }
 }

@@ -634,6 +634,10 @@ static int print_own_job(void)
     }
     printf("transports of rank %d of %d\n", hvd_rank(ctx), hvd_size(ctx));
     print_table(&table);
+    if (ctx->mpi != NULL) {
+        printf("collectives by %s; the links carry the agreement, and what MPI cannot do\n",
+               mpi_library_name(ctx->mpi));
+    }
     hvd_shutdown(ctx);
     return 0;
 }

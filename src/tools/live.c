@@ -3,8 +3,9 @@
 // live.c - asks every rank of this host what it is doing, and puts the answers side by side.
 //
 // A rank knows what it waits with, not for whom. Whoever sees all ranks of a host can tell: the
-// ranks that do not have the operation another one waits with are those it waits for. A rank that
-// does not answer within a second is shown as such: its process has been stopped, or is very busy.
+// ranks that do not have the operation another one waits with are those it waits for. All ranks of
+// a job are asked at once. One that does not answer within a second is shown as such, with what
+// the process table says of it: it has been stopped, or is very busy.
 #define _GNU_SOURCE
 #include "tools/live.h"
 
@@ -34,6 +35,8 @@ typedef struct seen_flight {
 
 typedef struct seen_rank {
     int rank, size, pid;
+    int fd; // its answer comes there; -1: it has come, or will not
+    buf_t text;
     bool answers;
     char state[16];
     char last[CELL_BYTES];
@@ -43,29 +46,6 @@ typedef struct seen_rank {
 } seen_rank_t;
 
 // --- Asking --------------------------------------------------------------------------------------
-
-static bool ask(int fd, char *text, size_t bytes)
-{
-    static const char request[] = "GET /status HTTP/1.0\r\n\r\n";
-    uint64_t deadline_ns = deadline_in_ms(ANSWER_MS);
-    size_t len = 0;
-    if (send(fd, request, strlen(request), MSG_NOSIGNAL) != (ssize_t)strlen(request)) {
-        return false;
-    }
-    for (;;) {
-        uint64_t now_ns = clock_ns();
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        int wait_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / NS_PER_MS) : 0;
-        if (poll(&p, 1, wait_ms) <= 0) {
-            return false;
-        }
-        ssize_t n = recv(fd, text + len, bytes - 1 - len, 0);
-        if (n <= 0 || (len += (size_t)n) == bytes - 1) {
-            text[len] = '\0';
-            return n == 0 && strncmp(text, "HTTP/1.0 200", 12) == 0;
-        }
-    }
-}
 
 static void read_flight(seen_rank_t *r, char *value)
 {
@@ -93,7 +73,7 @@ static void read_status(seen_rank_t *r, char *text)
 {
     char *save = NULL;
     char *body = strstr(text, "\r\n\r\n");
-    for (char *line = strtok_r(body, "\r\n", &save); line != NULL;
+    for (char *line = body != NULL ? strtok_r(body, "\r\n", &save) : NULL; line != NULL;
          line = strtok_r(NULL, "\r\n", &save)) {
         char *value = strchr(line, '\t');
         if (value == NULL) {
@@ -119,28 +99,72 @@ static void read_status(seen_rank_t *r, char *text)
 }
 
 // False: nobody is there.
-static bool look_at(const char *path, seen_rank_t *r)
+static bool ask(const char *path, seen_rank_t *r)
 {
-    static char text[ANSWER_BYTES];
-    int fd = live_connect(path);
-    if (fd < 0) {
-        if (errno == ECONNREFUSED) {
-            live_remove_if_dead(path);
-            return false;
-        }
-        return errno == EAGAIN; // so many wait there that it must be stuck
-    }
+    static const char request[] = "GET /status HTTP/1.0\r\n\r\n";
     struct ucred owner;
     socklen_t bytes = sizeof owner;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes) == 0) {
+    r->fd = live_connect(path);
+    if (r->fd < 0) {
+        return errno == EAGAIN; // so many wait there that it must be stuck
+    }
+    if (getsockopt(r->fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes) == 0) {
         r->pid = (int)owner.pid;
     }
-    r->answers = ask(fd, text, sizeof text);
-    close(fd);
-    if (r->answers) {
-        read_status(r, text);
+    if (send(r->fd, request, strlen(request), MSG_NOSIGNAL) != (ssize_t)strlen(request)) {
+        close(r->fd);
+        r->fd = -1;
     }
     return true;
+}
+
+// A part of its answer has come, or the end of it.
+static void hear(seen_rank_t *r)
+{
+    char part[16 * KIB];
+    ssize_t n = recv(r->fd, part, sizeof part, 0);
+    if (n > 0 && r->text.len < ANSWER_BYTES) {
+        buf_append(&r->text, part, (size_t)n);
+        return;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return;
+    }
+    close(r->fd);
+    r->fd = -1;
+    buf_append(&r->text, "", 1);
+    r->answers = n == 0 && !r->text.failed &&
+                 strncmp((char *)r->text.data, "HTTP/1.0 200", 12) == 0;
+    if (r->answers) {
+        read_status(r, (char *)r->text.data);
+    }
+}
+
+static void hear_all(seen_rank_t *ranks, int n)
+{
+    struct pollfd polled[MAX_RANKS_SHOWN];
+    uint64_t deadline_ns = deadline_in_ms(ANSWER_MS), now_ns;
+    int n_open = n;
+    while (n_open > 0 && (now_ns = clock_ns()) < deadline_ns) {
+        n_open = 0;
+        for (int i = 0; i < n; i++) {
+            polled[i] = (struct pollfd){.fd = ranks[i].fd, .events = POLLIN};
+            n_open += ranks[i].fd >= 0;
+        }
+        int wait_ms = n_open > 0 ? (int)((deadline_ns - now_ns) / NS_PER_MS) + 1 : 0;
+        int n_heard = poll(polled, (nfds_t)n, wait_ms);
+        for (int i = 0; i < n && n_heard > 0; i++) {
+            if (polled[i].revents != 0) {
+                hear(&ranks[i]);
+            }
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (ranks[i].fd >= 0) {
+            close(ranks[i].fd);
+        }
+        buf_free(&ranks[i].text);
+    }
 }
 
 static int by_rank(const void *a, const void *b)
@@ -158,13 +182,14 @@ static int look_at_all(const char *dir, seen_rank_t *ranks)
         seen_rank_t *r = &ranks[n];
         *r = (seen_rank_t){.last = "-"};
         snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
-        if (sscanf(entry->d_name, "rank-%d.sock", &r->rank) == 1 && look_at(path, r)) {
+        if (live_rank_of(entry->d_name, &r->rank) && ask(path, r)) {
             n++;
         }
     }
     if (folder != NULL) {
         closedir(folder);
     }
+    hear_all(ranks, n);
     qsort(ranks, (size_t)n, sizeof *ranks, by_rank);
     return n;
 }
@@ -219,7 +244,9 @@ static void fill_row(const seen_rank_t *ranks, int n, const seen_rank_t *r, row_
     snprintf(row->cells[2], CELL_BYTES, "%s", state);
     snprintf(row->cells[3], CELL_BYTES, "-");
     snprintf(row->cells[4], CELL_BYTES, "-");
-    if (r->ended[0] != '\0') {
+    if (!r->answers && r->pid > 0) {
+        snprintf(row->cells[4], CELL_BYTES, "%s", process_state(r->pid));
+    } else if (r->ended[0] != '\0') {
         snprintf(row->cells[4], CELL_BYTES, "%.100s", r->ended);
     } else if (oldest != NULL) {
         char more[32] = "";
@@ -273,6 +300,7 @@ static int print_job(const char *dir)
 static int print_jobs(const char *base)
 {
     int n = 0;
+    live_clean(base, NULL);
     DIR *folder = opendir(base);
     struct dirent *entry;
     while (folder != NULL && (entry = readdir(folder)) != NULL) {
@@ -296,17 +324,24 @@ int print_live(const char *target)
         fprintf(stderr, "hvd-info: %s\n", err.text);
         return 1;
     }
-    live_base_dir(&config, base);
+    bool fits = live_base_dir(config.monitor_dir, base);
     config_free(&config);
+    if (!fits) {
+        fprintf(stderr, "hvd-info: HOROVOD_MONITOR_DIR is too long: the path of a socket has at "
+                        "most %d bytes\n", LIVE_PATH_BYTES - 1);
+        return 1;
+    }
     int n = 0;
     if (target == NULL) {
         n = print_jobs(base);
     } else if (strchr(target, '/') != NULL) {
+        live_clean_job(target);
         n = print_job(target);
         n = n > 0 ? n : print_jobs(target); // a directory of jobs will do as well
     } else {
         char path[LIVE_PATH_BYTES + 256];
         snprintf(path, sizeof path, "%s/%s", base, target);
+        live_clean_job(path);
         n = print_job(path);
     }
     if (n == 0) {

@@ -11,7 +11,7 @@
 #include "base/base.h"
 
 #define HELLO_BYTES 64
-#define WIRE_VERSION 3
+#define WIRE_VERSION 4
 
 typedef enum hello_role { HELLO_KV = 1, HELLO_LINK = 2, HELLO_CHANNEL = 4 } hello_role_t;
 

@@ -63,6 +63,7 @@ typedef enum phase { SHAKING, ENCRYPTED, PLAIN } phase_t;
 struct secure {
     phase_t phase;
     int fd;
+    char peer[64];    // its address, for sentences: a socket that was reset no longer knows
     SSL *tls;         // NULL after the handshake
     bool wants_write; // SHAKING: which way the handshake waits
     bool is_server;
@@ -158,14 +159,12 @@ void secure_refuse(int fd)
 
 static hvd_status_t fail_lost(secure_t *s, const char *when, err_t *err)
 {
-    char peer[64];
-    secure_peer_name(s->fd, peer, sizeof peer);
     if (s->socket_errno != 0) {
         char why[128];
         const char *reason = strerror_r(s->socket_errno, why, sizeof why);
-        return fail(err, HVD_PEER_LOST, "lost the connection to %s %s: %s", peer, when, reason);
+        return fail(err, HVD_PEER_LOST, "lost the connection to %s %s: %s", s->peer, when, reason);
     }
-    return fail(err, HVD_PEER_LOST, "%s closed the connection %s", peer, when);
+    return fail(err, HVD_PEER_LOST, "%s closed the connection %s", s->peer, when);
 }
 
 // --- The BIO -------------------------------------------------------------------------------------
@@ -381,6 +380,7 @@ hvd_status_t secure_new(secure_keys_t *keys, int fd, bool is_server,
     }
     ERR_clear_error();
     s->fd = fd;
+    secure_peer_name(fd, s->peer, sizeof s->peer);
     s->is_server = is_server;
     if (!derive_psk(keys, hello, s->psk) || !attach_tls(s, keys)) {
         secure_free(s);
@@ -420,7 +420,6 @@ static hvd_status_t read_client_head(secure_t *s, err_t *err)
 
 static hvd_status_t fail_handshake(secure_t *s, err_t *err)
 {
-    char peer[64];
     if (s->eof || s->socket_errno != 0) {
         ERR_clear_error();
         return fail_lost(s,
@@ -428,13 +427,12 @@ static hvd_status_t fail_handshake(secure_t *s, err_t *err)
                          "another job",
                          err);
     }
-    secure_peer_name(s->fd, peer, sizeof peer);
     return fail(
         err, HVD_UNAUTHENTICATED,
         "%s and this rank do not have the same job secret (TLS: %s); "
         "check that HOROVOD_SECRET_FILE holds the same 64 digits on every host and that the "
         "address and port belong to this job",
-        peer, take_reason());
+        s->peer, take_reason());
 }
 
 // The handshake is over: TLS leaves its keys, and goes.
@@ -604,14 +602,11 @@ ssize_t secure_send_later(secure_t *s, const void *data, size_t bytes, err_t *er
 
 static hvd_status_t fail_record(secure_t *s, const char *what, err_t *err)
 {
-    char peer[64];
-
     s->broken = true;
-    secure_peer_name(s->fd, peer, sizeof peer);
     return fail(err, HVD_PROTOCOL,
                 "what came from %s %s: it was changed, repeated or lost on the way; if this comes "
                 "again, look for a faulty or hostile device between the hosts",
-                peer, what);
+                s->peer, what);
 }
 
 // Room for a piece of `bytes` at in_at. What has been opened there must have been consumed.

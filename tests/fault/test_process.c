@@ -141,6 +141,41 @@ static void killed_at_once(rank_t *r, void *arg)
     fault_leave(f);
 }
 
+static void *kill_self_when_entered(void *arg)
+{
+    fault_rank_t *f = arg;
+    fault_wait_logged(f, "by env, turn 1,", 10);
+    fault_mark(f->r);
+    kill(getpid(), SIGKILL);
+    return NULL;
+}
+
+// Dies in the rendezvous, while the last rank has not come yet. Those who wait there are told at
+// once, and the last when it comes: of the same rank, although by then all others have left too.
+static void killed_while_starting(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = victim_of(r), last = r->size - 1;
+    fault_rank_t *f = fault_new(r);
+    pthread_t thread;
+
+    if (r->rank == victim) {
+        rank_will_die(r);
+        CHECK_INT(r, pthread_create(&thread, NULL, kill_self_when_entered, f), 0);
+    }
+    if (r->rank == last) {
+        rank_wait_for(r, rank_shared(r, OVER), r->size - 2);
+        fault_mark(r);
+    }
+    rank_step(r, "starts, until rank %d is missed", victim);
+    CHECK_STATUS(r, fault_join(f), HVD_PEER_LOST);
+    check_soon(f, 0.5);
+    CHECK_NAMES(f, victim);
+    CHECK_HAS(r, r->text, "left before all ranks had started");
+    atomic_fetch_add(rank_shared(r, OVER), 1);
+    fault_leave(f);
+}
+
 // A rank that is killed while it starts leaves a segment with a name: the next job removes it, and
 // not one that is in use.
 static void starts_after_a_crash(rank_t *r, void *arg)
@@ -423,6 +458,12 @@ static const subtest_t subtests[] = {
         .fn = killed_at_once,
         .arg = (void *)&kill_first_at_once,
         .min_ranks = 3,
+    },
+    {
+        .name = "killed while starting",
+        .fn = killed_while_starting,
+        .min_ranks = 3,
+        .env = {"HOROVOD_LOG_LEVEL=debug"},
     },
     {.name = "crashed before", .fn = starts_after_a_crash, .layouts = ONLY_LAYOUT(LAYOUT_ONE)},
     {

@@ -72,10 +72,23 @@ static void fuzz_missing(const uint8_t *body, size_t bytes)
     buf_free(&again);
 }
 
+static void fuzz_left(const uint8_t *body, size_t bytes)
+{
+    reader_t reader = reader_of(body, bytes);
+    kv_left_t left;
+    buf_t again = {0};
+
+    if (kv_decode_left(&reader, &left, NULL) == HVD_OK) {
+        kv_encode_left(&again, &left);
+        MUST(again.len == bytes && memcmp(again.data, body, bytes) == 0);
+    }
+    buf_free(&again);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    static void (*const decoders[])(const uint8_t *, size_t) = {fuzz_request, fuzz_head,
-                                                                fuzz_values, fuzz_missing};
+    static void (*const decoders[])(const uint8_t *, size_t) = {
+        fuzz_request, fuzz_head, fuzz_values, fuzz_missing, fuzz_left};
     input_t in = {data, bytes};
     uint8_t which = take_u8(&in);
     size_t n = in.left;

@@ -715,12 +715,13 @@ static bool run_subtest(const options_t *o, const subtest_t *s, int n_ranks, lay
     return ok;
 }
 
-// Rank and size as mpirun of MPICH, Intel MPI and Open MPI tell them, and horovodrun.
+// Rank and size as mpirun of MPICH, Intel MPI and Open MPI tell them, horovodrun and srun.
 static bool find_place(int *rank_p, int *size_p)
 {
     static const char *const names[][2] = {{"PMI_RANK", "PMI_SIZE"},
                                            {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                           {"HOROVOD_RANK", "HOROVOD_SIZE"}};
+                                           {"HOROVOD_RANK", "HOROVOD_SIZE"},
+                                           {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
     for (size_t i = 0; i < N_ELEMENTS(names); i++) {
         const char *rank = getenv(names[i][0]), *size = getenv(names[i][1]);
         if (rank != NULL && size != NULL) {

@@ -183,8 +183,27 @@ static void join_itself(rank_t *r, void *arg)
     rank_close(r);
 }
 
+// Names made by counting are the same everywhere again, whoever had how much to do before.
+static void nameless_afterwards(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_open(r);
+    for (int round = 0; round < 3; round++) {
+        for (int step = 0; step <= r->rank; step++) {
+            rank_step(r, "round %d, step %d", round, step);
+            reduce_partly(r, NULL, 10, HVD_SUM, r->size - step);
+        }
+        join(r);
+        rank_step(r, "round %d, after join", round);
+        reduce_partly(r, NULL, 3000, HVD_AVERAGE, r->size);
+        CHECK_OK(r, rank_call(r, &(hvd_request_t){.op = HVD_BARRIER}));
+    }
+    rank_close(r);
+}
+
 static const subtest_t subtests[] = {
     {.name = "uneven steps", .fn = uneven_steps},
+    {.name = "nameless afterwards", .fn = nameless_afterwards},
     {.name = "last is known", .fn = last_is_known},
     {.name = "others cannot", .fn = others_cannot, .min_ranks = 2},
     {.name = "join itself", .fn = join_itself, .min_ranks = 2},

@@ -522,7 +522,7 @@ static void timeline(rank_t *r, void *arg)
                                         "start_time_since_epoch_in_micros"};
     snprintf(path, sizeof path, "/tmp/hvd-test-timeline-%d.json", (int)getpid());
     rank_open(r);
-    CHECK_OK(r, hvd_timeline_start(r->ctx, path, true));
+    CHECK_OK(r, hvd_timeline_start(r->ctx, path, true, NULL, 0));
     rank_barrier(r);
     for (int i = 0; i < 5; i++) {
         rank_check_sum(r, "traced", 0, 1, r->size);

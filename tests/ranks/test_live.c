@@ -515,13 +515,8 @@ static void check_trace(const rank_t *r, const char *text)
     }
 }
 
-// Marks of every rank inside the negotiation, and a new start in the same process.
-static void timeline_of_a_job(rank_t *r, void *arg)
+static void work_with_timeline(rank_t *r, const char *path)
 {
-    (void)arg;
-    char path[PATH_BYTES];
-    trace_path(r, path);
-    rank_setenv(r, "HOROVOD_TIMELINE", path);
     rank_open(r);
     usleep(50000); // rank 0 begins to listen for the others with its first housekeeping
     for (int i = 0; i < 50; i++) {
@@ -543,6 +538,21 @@ static void timeline_of_a_job(rank_t *r, void *arg)
             CHECK(r, r->size == 1 || count(text, mark) > 0);
         }
         free(text);
+    }
+}
+
+// Marks of every rank inside the negotiation, and a new start in the same process, which writes the
+// file anew.
+static void timeline_of_a_job(rank_t *r, void *arg)
+{
+    (void)arg;
+    char path[PATH_BYTES];
+    trace_path(r, path);
+    rank_setenv(r, "HOROVOD_TIMELINE", path);
+    for (int start = 0; start < 2; start++) {
+        work_with_timeline(r, path);
+    }
+    if (r->rank == 0) {
         unlink(path);
     }
 }

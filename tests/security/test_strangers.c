@@ -370,6 +370,9 @@ static void strangers_do_no_harm(rank_t *r, void *arg)
     CHECK(r, fault_n_logged(f, "turned away") <= n_minutes);
     CHECK(r, fault_n_logged(f, "cannot accept") <= n_minutes);
     CHECK_OK(r, hvd_health(r->ctx, r->text, sizeof r->text));
+    hvd_counters_t counters;
+    CHECK_OK(r, hvd_counters(r->ctx, &counters, sizeof counters));
+    CHECK(r, counters.strangers >= N_ELEMENTS(foreign));
     rank_barrier(r);
     fault_leave(f);
 }

@@ -1347,6 +1347,32 @@ static void joined_ranks_are_not_missing(void **state)
     world_free(world);
 }
 
+// broadcast("x") here and allreduce("x") there wait for each other under two names. A rank that has
+// both is merely late.
+static void one_name_for_two_operations_is_told(void **state)
+{
+    coord_params_t params = world_params();
+
+    (void)state;
+    params.stall_warn_ns = 60 * NS_PER_S;
+    for (int n_late = 0; n_late < 2; n_late++) {
+        world_t *world = world_new(3, params);
+        submit(world, 0, (ask_t){.name = "broadcast.x", .op = HVD_BROADCAST});
+        submit(world, 1, (ask_t){.name = "allreduce.x"});
+        submit(world, 2, (ask_t){.name = "allreduce.x"});
+        if (n_late > 0) {
+            submit(world, 2, (ask_t){.name = "broadcast.x", .op = HVD_BROADCAST});
+        }
+        world_settle(world);
+        for (int i = 0; i < 80; i++) {
+            world_tick(world, NS_PER_S);
+        }
+        const char *told = strstr(report_on(world, 1, 0)->text, "differ in the operation only");
+        assert_true((told != NULL) == (n_late == 0));
+        world_free(world);
+    }
+}
+
 static void a_stall_beyond_the_second_limit_ends_the_job(void **state)
 {
     coord_params_t params = world_params();
@@ -1392,7 +1418,8 @@ static void a_rank_that_does_not_answer_is_missing(void **state)
     world_free(world);
 }
 
-// A job that repeats a step every 100 ms is told after 3 s, once, and then as the knob says.
+// A job that repeats a step every 100 ms is told after 3 s, once, and then as the knob says; also
+// if one of its steps took much longer.
 static void a_stall_out_of_rhythm_is_reported_early(void **state)
 {
     coord_params_t params = world_params();
@@ -1403,7 +1430,8 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
     world_t *world = world_new(5, params);
     for (int i = 0; i < 30; i++) {
         submit(world, ALL_RANKS, (ask_t){.name = "grad"});
-        world_tick(world, 100 * NS_PER_MS);
+        world_settle(world);
+        world_tick(world, i == 25 ? 20 * NS_PER_S : 100 * NS_PER_MS);
     }
     coord_set_progress(world->ranks[4], &doing);
     for (int rank = 0; rank < 4; rank++) {
@@ -1985,6 +2013,7 @@ int main(void)
         cmocka_unit_test(stalls_are_reported_with_the_missing_ranks),
         cmocka_unit_test(long_reports_are_cut),
         cmocka_unit_test(joined_ranks_are_not_missing),
+        cmocka_unit_test(one_name_for_two_operations_is_told),
         cmocka_unit_test(a_stall_beyond_the_second_limit_ends_the_job),
         cmocka_unit_test(a_rank_that_does_not_answer_is_missing),
         cmocka_unit_test(a_stall_out_of_rhythm_is_reported_early),

@@ -59,7 +59,7 @@ def backticked(text):
 def known_words():
     files = [ROOT / "include/hvd.h", *ROOT.glob("src/*/*.*"), *ROOT.glob("tools/*"),
              *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/spark/*.py"),
-             *ROOT.glob("deploy/**/Dockerfile")]
+             *ROOT.glob("tests/cluster/*.py"), *ROOT.glob("deploy/**/Dockerfile")]
     return set(re.findall(r"\w+", "\n".join(file.read_text() for file in files)))
 
 

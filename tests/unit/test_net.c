@@ -24,6 +24,7 @@
 
 typedef struct world {
     int size;
+    const int *host_of;
     place_t places[MAX_PLACES];
     net_t *nets[MAX_PLACES];
     buf_t addresses[MAX_PLACES];
@@ -37,6 +38,7 @@ static world_t *world_new(int size)
     world_t *w = calloc(1, sizeof *w);
     assert_non_null(w);
     w->size = size;
+    w->host_of = one_host;
     return w;
 }
 
@@ -44,6 +46,7 @@ static void world_open(world_t *w, int rank, const char *const *knobs)
 {
     err_t err = {0};
     place_init(&w->places[rank], rank, w->size, knobs, "the secret");
+    w->places[rank].job.host_of = w->host_of;
     must(net_open(&w->places[rank].job, &w->nets[rank], &err), &err);
     must(net_address(w->nets[rank], &w->addresses[rank], &err), &err);
 }
@@ -264,6 +267,48 @@ static void unattached_transports_are_not_used(void **state)
             assert_string_equal(net_transport_name(w->nets[r], 1 - r, why, sizeof why), left[i]);
             assert_non_null(strstr(why, "shm: "));
             assert_string_equal(net_transport_name(w->nets[r], r, NULL, 0), "self");
+        }
+        world_free(w);
+    }
+}
+
+// --- Encryption ----------------------------------------------------------------------------------
+
+// Which ranks have the provider, on which hosts they are, and who says that tensors travel
+// unencrypted: the lowest rank that really sends them to another host so, once in a job.
+static void unencrypted_links_are_told(void **state)
+{
+    static const char *const with[] = {"HOROVOD_OFI_PROVIDER=tcp", NULL};
+    static const char *const meant[] = {"HOROVOD_OFI_PROVIDER=tcp", "HOROVOD_ENCRYPT=never", NULL};
+    static const char *const last[] = {"HOROVOD_OFI_PROVIDER=tcp", "HOROVOD_TRANSPORTS=tcp,ofi",
+                                       NULL};
+    static const struct {
+        const char *const *knobs[4];
+        int host_of[4];
+        int told_by; // -1: nobody
+    } rows[] = {
+        {{with, with, with, with}, {0, 0, 1, 1}, 0},
+        {{NULL, with, with, with}, {0, 1, 2, 3}, 1},
+        {{NULL, NULL, with, with}, {0, 0, 1, 2}, 2},
+        {{with, with, with, with}, {0, 1, 1, 1}, 0},
+        {{with, with, NULL, NULL}, {0, 0, 1, 1}, -1},
+        {{with, NULL, NULL, NULL}, {0, 1, 2, 3}, -1},
+        {{with, with, with, with}, {0, 0, 0, 0}, -1},
+        {{last, with, with, NULL}, {0, 1, 1, 2}, -1},
+        {{meant, meant, meant, meant}, {0, 0, 1, 1}, -1},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        world_t *w = world_new(4);
+        w->host_of = rows[i].host_of;
+        for (int r = 0; r < 4; r++) {
+            world_open(w, r, rows[i].knobs[r]);
+        }
+        world_settle(w);
+        for (int r = 0; r < 4; r++) {
+            const char *said = strstr(w->places[r].last_log, "libfabric (tcp), which does not enc");
+            assert_int_equal(said != NULL, r == rows[i].told_by);
         }
         world_free(w);
     }
@@ -920,6 +965,7 @@ int main(void)
         cmocka_unit_test(no_transport_is_explained),
         cmocka_unit_test(choice_is_symmetric),
         cmocka_unit_test(unattached_transports_are_not_used),
+        cmocka_unit_test(unencrypted_links_are_told),
         cmocka_unit_test(broken_addresses_are_refused),
         cmocka_unit_test(oversubscription_counts_cores),
         cmocka_unit_test(lifeline_tells_of_a_killed_process),

@@ -10,6 +10,8 @@
 
 #include "net/ofi.h"
 
+#include <signal.h>
+
 #define PATIENCE_MS 20000
 #define QUIET_MS 15000
 #define STREAM_BYTES (3 * OFI_BUFFERS * OFI_BUFFER_BYTES + 12345)
@@ -105,6 +107,29 @@ static void exchange(pair_t *p, size_t bytes)
 
 static const char *const by_tcp[] = {"HOROVOD_OFI_PROVIDER=tcp", NULL};
 static const char *const by_rxm[] = {"HOROVOD_OFI_PROVIDER=tcp;ofi_rxm", NULL};
+
+static void mine(int number)
+{
+    (void)number;
+}
+
+// Must be the first: the library is loaded once.
+static void signals_stay_with_the_program(void **state)
+{
+    (void)state;
+    static const int numbers[] = {SIGINT, SIGTERM};
+    place_t place;
+    domain_t *d;
+    for (size_t i = 0; i < N_ELEMENTS(numbers); i++) {
+        signal(numbers[i], mine);
+    }
+    open_place(&place, 0, by_tcp, &d);
+    for (size_t i = 0; i < N_ELEMENTS(numbers); i++) {
+        assert_ptr_equal(signal(numbers[i], SIG_DFL), mine);
+    }
+    transport_ofi.close(d);
+    place_free(&place);
+}
 
 static void streams_cross(void **state)
 {
@@ -299,6 +324,7 @@ static void a_head_leaves_with_what_follows(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(signals_stay_with_the_program),
         cmocka_unit_test(streams_cross),
         cmocka_unit_test(a_head_leaves_with_what_follows),
         cmocka_unit_test(memory_is_kept_and_released),

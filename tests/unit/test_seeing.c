@@ -9,8 +9,11 @@
 #include "engine/engine.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define SAFELY_MS 60000
@@ -208,6 +211,27 @@ static void what_is_in_flight_is_told(void **state)
     assert_int_equal(count(lines.text, "from train.py:17"), 5);
     assert_int_equal(count(lines.text, "in main.py:3"), 1);
     assert_int_equal(count(lines.text, "nothing finished yet"), 1);
+}
+
+// A dump into a pipe that nobody reads hangs as one on a dead network disk does.
+static void shutdown_does_not_wait_for_a_disk_that_hangs(void **state)
+{
+    (void)state;
+    lines_t lines = {.text = ""};
+    char folder[] = "/tmp/hvd-unit-hangs-XXXXXX", knob[64], path[128];
+    assert_non_null(mkdtemp(folder));
+    snprintf(knob, sizeof knob, "HOROVOD_RECORDER_DIR=%s", folder);
+    snprintf(path, sizeof path, "%s/hvd-stall-rank-0-pid-%d.txt", folder, (int)getpid());
+    assert_int_equal(mkfifo(path, 0600), 0);
+    const char *const env[] = {knob, NULL};
+    hvd_ctx_t *ctx = open_alone(env, &lines);
+    monitor_dump(ctx, DUMP_STALL);
+    uint64_t started_ns = clock_ns();
+    assert_int_equal(hvd_shutdown(ctx), HVD_OK);
+    assert_in_range(clock_ns() - started_ns, 9 * NS_PER_S, 20 * NS_PER_S);
+    assert_int_equal(count_lines(&lines, "the disk has not taken the timeline or a dump"), 1);
+    unlink(path); // its thread goes with the process
+    rmdir(folder);
 }
 
 static void metrics_are_prometheus_text(void **state)
@@ -460,7 +484,7 @@ static void it_starts_and_stops(void **state)
     hvd_ctx_t *ctx = open_alone(env, NULL);
     for (int turn = 0; turn < 3; turn++) {
         sum(ctx, "not seen", 1);
-        assert_int_equal(hvd_timeline_start(ctx, t.path, false), HVD_OK);
+        assert_int_equal(hvd_timeline_start(ctx, t.path, false, NULL, 0), HVD_OK);
         sum(ctx, "seen", 1);
         assert_int_equal(hvd_timeline_stop(ctx), HVD_OK);
         sum(ctx, "not seen", 1);
@@ -470,12 +494,16 @@ static void it_starts_and_stops(void **state)
         assert_int_equal(count(text, "not seen"), 0);
         free(text);
     }
-    assert_int_equal(hvd_timeline_start(ctx, "/nonexistent/trace.json", false), HVD_SYSTEM);
+    char why[HVD_TEXT_BYTES];
+    assert_int_equal(
+        hvd_timeline_start(ctx, "/nonexistent/trace.json", false, why, sizeof why), HVD_SYSTEM);
+    assert_non_null(strstr(why, "/nonexistent/trace.json"));
+    assert_non_null(strstr(why, "No such file or directory"));
     assert_int_equal(hvd_timeline_stop(ctx), HVD_OK);
     unlink(t.path);
     hvd_shutdown(ctx);
     ctx = open_alone(NULL, NULL);
-    assert_int_equal(hvd_timeline_start(ctx, t.path, false), HVD_UNSUPPORTED);
+    assert_int_equal(hvd_timeline_start(ctx, t.path, false, NULL, 0), HVD_UNSUPPORTED);
     hvd_shutdown(ctx);
 }
 
@@ -639,6 +667,93 @@ static void dead_sockets_are_removed(void **state)
     assert_int_equal(rmdir(base), 0); // nothing is left in it
 }
 
+static void make_file(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static void make_dir(const char *path)
+{
+    assert_int_equal(mkdir(path, 0700), 0);
+}
+
+// What a killed process leaves: a name that nobody listens at.
+static void make_dead_socket(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    close(fd);
+}
+
+static int pid_of_nobody(void)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    return (int)pid;
+}
+
+static void only_our_own_files_are_removed(void **state)
+{
+    (void)state;
+    char at[64], knob[96], hidden[32], busy[32];
+    snprintf(at, sizeof at, "/tmp/hvd-unit-theirs-%d", (int)getpid());
+    snprintf(knob, sizeof knob, "HOROVOD_MONITOR_DIR=%s", at);
+    snprintf(hidden, sizeof hidden, "dead/.3-%d", pid_of_nobody());
+    snprintf(busy, sizeof busy, "soon/.3-%d", (int)getpid()); // it does not listen yet
+    const struct {
+        const char *name;
+        void (*make)(const char *path);
+        bool stays;
+    } files[] = {
+        {"ckpt", make_dir, true},
+        {"ckpt/rank-0.pt", make_file, true},
+        {"ckpt/rank-0.sock", make_file, true}, // our name, but no socket
+        {"ckpt/.3-1", make_file, true},
+        {"ckpt/rank-01.sock", make_dead_socket, true}, // a socket, but not our name
+        {"ckpt/rank-0.sock2", make_dead_socket, true},
+        {"ckpt/rank--1.sock", make_dead_socket, true},
+        {"ckpt/deeper", make_dir, true},
+        {"ckpt/deeper/rank-0.sock", make_dead_socket, true}, // no job is that deep
+        {"empty", make_dir, true},
+        {"soon", make_dir, true},
+        {busy, make_dead_socket, true},
+        {"dead", make_dir, false},
+        {"dead/rank-7.sock", make_dead_socket, false},
+        {hidden, make_dead_socket, false},
+        {"mixed", make_dir, true},
+        {"mixed/rank-7.sock", make_dead_socket, false},
+        {"mixed/rank-7.pt", make_file, true},
+    };
+    make_dir(at);
+    assert_int_equal(chdir(at), 0);
+    for (size_t i = 0; i < N_ELEMENTS(files); i++) {
+        files[i].make(files[i].name);
+    }
+    assert_int_equal(symlink("ckpt/deeper", "link"), 0);
+    make_dir("open");
+    make_dead_socket("open/rank-0.sock");
+    assert_int_equal(chmod("open", 0755), 0); // we would not have listened there
+    hvd_shutdown(open_alone((const char *[]){knob, NULL}, NULL));
+    for (size_t i = N_ELEMENTS(files); i-- > 0;) {
+        if ((access(files[i].name, F_OK) == 0) != files[i].stays) {
+            fail_msg("%s %s", files[i].name, files[i].stays ? "is gone" : "is still there");
+        }
+        remove(files[i].name);
+    }
+    assert_int_equal(unlink("open/rank-0.sock"), 0);
+    assert_int_equal(rmdir("open"), 0);
+    assert_int_equal(unlink("link"), 0);
+    assert_int_equal(chdir("/"), 0);
+    assert_int_equal(rmdir(at), 0);
+}
+
 static void other_peoples_directories_are_not_used(void **state)
 {
     (void)state;
@@ -663,6 +778,35 @@ static void other_peoples_directories_are_not_used(void **state)
     assert_int_equal(rmdir(base), 0);
 }
 
+// Whoever has named one is told why it is not used.
+static void unusable_directories_are_told(void **state)
+{
+    (void)state;
+    char long_name[160];
+    memset(long_name, 'x', sizeof long_name - 1);
+    memcpy(long_name, "/tmp/", 5);
+    long_name[sizeof long_name - 1] = '\0';
+    const struct {
+        const char *directory, *why;
+    } cases[] = {
+        {"/nonexistent/live", "the directory above it is not there"},
+        {long_name, "the path of a socket has at most 107 bytes"},
+        {"/proc/self", "must be a directory of mode 0700"},
+        {"/dev/null/live", "must be a directory of mode 0700"},
+    };
+    for (size_t i = 0; i < N_ELEMENTS(cases); i++) {
+        static lines_t lines;
+        char knob[256];
+        lines.text[0] = '\0';
+        snprintf(knob, sizeof knob, "HOROVOD_MONITOR_DIR=%s", cases[i].directory);
+        hvd_ctx_t *ctx = open_alone((const char *[]){knob, NULL}, &lines);
+        assert_string_equal(hvd_monitor_path(ctx), "");
+        hvd_shutdown(ctx);
+        assert_int_equal(count(lines.text, cases[i].directory), 1);
+        assert_int_equal(count(lines.text, cases[i].why), 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -682,7 +826,10 @@ int main(void)
         cmocka_unit_test(known_names_are_counted),
         cmocka_unit_test(arrivals_are_told),
         cmocka_unit_test(dead_sockets_are_removed),
+        cmocka_unit_test(only_our_own_files_are_removed),
         cmocka_unit_test(other_peoples_directories_are_not_used),
+        cmocka_unit_test(unusable_directories_are_told),
+        cmocka_unit_test(shutdown_does_not_wait_for_a_disk_that_hangs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
