@@ -8,7 +8,8 @@
 // output in pieces, reports each end. It stops the ranks when told to, when it is terminated, and
 // when the launcher is gone: SIGTERM, a while, SIGKILL, to whole process groups. Orphans of ranks
 // become its children and are killed in the end. The secret lies in a file that only this user can
-// read, in a directory that the keeper (keeper.c) removes whatever happens here.
+// read, in a directory that the keeper (keeper.c) removes whatever happens here, as it does with
+// the sockets that killed ranks leave.
 //
 // One thread, one poll. No order is trusted beyond its length: what cannot be read ends the agent.
 #define _GNU_SOURCE
@@ -35,7 +36,7 @@
 typedef struct agent_rank {
     int rank;
     child_t child; // fds -1 once at their end
-    bool is_running;
+    bool is_running, was_halted; // halted: as by SIGSTOP, when it was to end
     char result[128]; // path, or ""
 } agent_rank_t;
 
@@ -79,17 +80,18 @@ static void report_simple(agent_t *agent, uint8_t type, int rank, int value)
     frame_end(&agent->channel, begin);
 }
 
-static void report_exit(agent_t *agent, int rank, int status)
+static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
 {
     int signo = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     int code = signo > 0 ? EXIT_BY_SIGNAL + signo : WEXITSTATUS(status);
     bool was_oom = signo == SIGKILL && !agent->was_killed && oom_kills() > agent->oom_at_start;
     size_t begin = frame_begin(&agent->channel, FRAME_EXITED);
 
-    put_u32(&agent->channel.out, (uint32_t)rank);
+    put_u32(&agent->channel.out, (uint32_t)rank->rank);
     put_u32(&agent->channel.out, (uint32_t)code);
     put_u32(&agent->channel.out, (uint32_t)signo);
     put_u8(&agent->channel.out, was_oom);
+    put_u8(&agent->channel.out, rank->was_halted);
     frame_end(&agent->channel, begin);
 }
 
@@ -205,21 +207,14 @@ static hvd_status_t write_secret(agent_t *agent, const uint8_t *secret, err_t *e
 static void prefer_ssh_address(buf_t *list)
 {
     const char *connection = environment("SSH_CONNECTION");
-    const char *name = "HOROVOD_RENDEZVOUS_ADDR=";
-    const char *end = (const char *)list->data + list->len;
+    const char *name = "HOROVOD_RENDEZVOUS_ADDR";
+    const char *given = environ_find(list->data, list->len, name);
+    char *before = connection != NULL && given != NULL ? strdup(given) : NULL;
 
-    for (const char *at = (const char *)list->data; connection != NULL && at < end;
-         at += strlen(at) + 1) {
-        if (strncmp(at, name, strlen(name)) == 0) {
-            char *before = strdup(at + strlen(name));
-            if (before != NULL) {
-                environ_put(list, "%s%.*s,%s", name, (int)strcspn(connection, " "), connection,
-                          before);
-            }
-            free(before);
-            return;
-        }
+    if (before != NULL) {
+        environ_put(list, "%s=%.*s,%s", name, (int)strcspn(connection, " "), connection, before);
     }
+    free(before);
 }
 
 // What PLAN brings, pointing into the frame.
@@ -337,13 +332,23 @@ static bool read_order(reader_t *reader, order_t *order, uint64_t *silence_ns_p)
     return !reader->bad;
 }
 
+// As ranks find it: in what they are sent, or in the agent's own environment.
+static const char *told(const order_t *order, const char *name)
+{
+    const char *value = environ_find(order->env, order->env_bytes, name);
+    return value != NULL ? value : environment(name);
+}
+
 static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
 {
+    const live_place_t live = {.directory = order->directory,
+                               .base = told(order, "HOROVOD_MONITOR_DIR"),
+                               .job = told(order, "HOROVOD_JOB_ID")};
     char path[128];
     hvd_status_t status;
 
     TRY(make_directory(agent, err), out);
-    TRY(keeper_start(agent->directory, &agent->keeper, err), out);
+    TRY(keeper_start(agent->directory, &live, &agent->keeper, err), out);
     agent->has_keeper = true;
     TRY(write_secret(agent, order->secret, err), out);
     if (order->is_elastic) {
@@ -400,10 +405,21 @@ static void signal_ranks(agent_t *agent, int signo)
     }
 }
 
+static void note_halted_ranks(agent_t *agent)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        agent->ranks[i].was_halted =
+            agent->ranks[i].is_running && process_is_stopped(agent->ranks[i].child.pid);
+    }
+}
+
 static void stop_ranks(agent_t *agent, int signo, int grace_ms)
 {
     uint64_t kill_at_ns = deadline_in_ms(grace_ms);
 
+    if (!agent->is_stopping) {
+        note_halted_ranks(agent);
+    }
     if (signo == SIGKILL || grace_ms == 0) {
         agent->was_killed = true;
         signal_ranks(agent, SIGKILL);
@@ -438,7 +454,7 @@ static void reap(agent_t *agent)
         agent->n_running--;
         forward_all(agent, rank);
         forward_result(agent, rank);
-        report_exit(agent, rank->rank, status);
+        report_exit(agent, rank, status);
         if (group_is_empty(pid)) {
             keeper_remove(&agent->keeper, pid);
             rank->child.pid = 0; // the number may be given to somebody else

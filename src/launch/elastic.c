@@ -866,6 +866,7 @@ static hvd_status_t name_job(driver_t *driver, err_t *err)
     TRY(random_bytes(id, sizeof id, err), out);
     snprintf(driver->job_name, sizeof driver->job_name, "%02x%02x%02x%02x", id[0], id[1], id[2],
              id[3]);
+    snprintf(driver->info.id, sizeof driver->info.id, "%s", driver->job_name); // of no generation
     // Hosts may come from anywhere; a machine without a network has only itself.
     if (own_addresses(nics, &list, err) == HVD_OK) {
         driver->info.addresses = (char *)list.data;
@@ -932,8 +933,9 @@ static int report_cause(driver_t *driver)
     if (ends != NULL) {
         ends[cause->place.rank] = cause->end;
         buf_clear(&driver->lines);
-        ending_report(ends, driver->n_ranks, cause->place.rank, cause->squad->host->host.name,
-                      &cause->splitters[STREAM_STDERR], &driver->lines);
+        ending_report(ends, driver->n_ranks, cause->place.rank, cause->place.rank,
+                      cause->squad->host->host.name, &cause->splitters[STREAM_STDERR],
+                      &driver->lines);
         sink_write(driver->sink, STREAM_STDERR, driver->lines.data, driver->lines.len);
     }
     free(ends);

@@ -4,8 +4,10 @@
 //
 // When a rank dies the others notice and give up a moment later, so the first to fail is the cause,
 // with one correction: reports of one moment may change places, and a rank that a signal killed did
-// not give up because of others. The block has at most REPORT_LINES lines: who, where, how, its
-// last words, what to try, what became of the others. Pure.
+// not give up because of others. Nor is it the fault of who gave up waiting for a rank that was
+// halted: then that one is to blame, if the last words of the first to fail are about it, for it
+// may have been halted for another reason. The block has at most REPORT_LINES lines: who, where,
+// how, its last words, what to try, what became of the others. Pure.
 #include "launch/launch.h"
 
 #include <signal.h>
@@ -42,6 +44,21 @@ int ending_cause(const rank_end_t *ends, int n)
     return killed >= 0 ? killed : first;
 }
 
+int ending_blamed(const rank_end_t *ends, int n, int cause, const splitter_t *tail)
+{
+    char name[32];
+
+    for (int i = 0; i < n; i++) {
+        snprintf(name, sizeof name, "rank %d (", i); // as peer_name() has it
+        for (int k = 0; ends[i].was_halted && k < MIN(tail->n_tail, TAIL_LINES); k++) {
+            if (strstr(tail->tail[k], name) != NULL) {
+                return i;
+            }
+        }
+    }
+    return cause;
+}
+
 // --- The block -----------------------------------------------------------------------------------
 
 static void line(buf_t *out, const char *format, ...) PRINTF_LIKE(2, 3);
@@ -73,6 +90,9 @@ static const char *advice_for(const rank_end_t *end)
         {0, EXIT_NOT_FOUND, "a command was not found; is it installed on that host, in PATH?"},
         {0, EXIT_NOT_EXECUTABLE, "a command could not be executed; is it a program there?"},
     };
+    if (end->was_halted) {
+        return "look for who halted it: kill -STOP, a debugger, a scheduler; kill -CONT goes on";
+    }
     if (end->was_oom) {
         return "use a smaller batch, fewer ranks on this host, or a larger memory limit";
     }
@@ -89,7 +109,9 @@ static void describe(const rank_end_t *end, char *text, size_t bytes)
 {
     char name[16];
 
-    if (end->signo != 0) {
+    if (end->was_halted) {
+        snprintf(text, bytes, "its process was halted (state T)");
+    } else if (end->signo != 0) {
         snprintf(text, bytes, "killed by %s%s", signal_name(end->signo, name),
                  end->was_oom ? ": the host ran out of memory" : "");
     } else {
@@ -97,7 +119,7 @@ static void describe(const rank_end_t *end, char *text, size_t bytes)
     }
 }
 
-static void tell_tail(const splitter_t *tail, buf_t *out)
+static void tell_tail(const char *whose, const splitter_t *tail, buf_t *out)
 {
     int n = MIN(tail->n_tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
 
@@ -105,7 +127,7 @@ static void tell_tail(const splitter_t *tail, buf_t *out)
         line(out, "  it wrote nothing to stderr");
         return;
     }
-    line(out, "  its last lines on stderr:");
+    line(out, "  %s last lines on stderr:", whose);
     for (int i = tail->n_tail - n; i < tail->n_tail; i++) {
         line(out, "    | %s", tail->tail[i % TAIL_LINES]);
     }
@@ -139,15 +161,18 @@ static void tell_others(const rank_end_t *ends, int n, int cause, buf_t *out)
     }
 }
 
-void ending_report(const rank_end_t *ends, int n, int cause, const char *host,
+void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const char *host,
                    const splitter_t *tail, buf_t *out)
 {
-    char how[64];
+    char how[64], whose[64] = "its";
 
-    describe(&ends[cause], how, sizeof how);
-    line(out, "%s: the job failed because of rank %d: %s", PROGRAM, cause, how);
-    line(out, "  on host %s, pid %d", host, (int)ends[cause].pid);
-    tell_tail(tail, out);
-    line(out, "  what to try: %s", advice_for(&ends[cause]));
-    tell_others(ends, n, cause, out);
+    describe(&ends[blamed], how, sizeof how);
+    line(out, "%s: the job failed because of rank %d: %s", PROGRAM, blamed, how);
+    line(out, "  on host %s, pid %d", host, (int)ends[blamed].pid);
+    if (cause != blamed) {
+        snprintf(whose, sizeof whose, "rank %d gave up waiting for it; its", cause);
+    }
+    tell_tail(whose, tail, out);
+    line(out, "  what to try: %s", advice_for(&ends[blamed]));
+    tell_others(ends, n, blamed, out);
 }

@@ -84,6 +84,23 @@ void environ_put(buf_t *list, const char *format, ...)
     buf_append(list, "", 1);
 }
 
+// Who moves tensors is not the environment's to say: no MPI is there where we start the ranks.
+static void put_gloo(buf_t *list, enum knob_id id)
+{
+    const knob_info_t *knob = &knob_infos[id];
+    const char *asked = environment(knob->env);
+    int choice;
+
+    if (asked != NULL &&
+        (strcasecmp(asked, "mpi") == 0 ||
+         knob_parse(knob, knob->env, asked, &choice, NULL) != HVD_OK)) {
+        say("%s=%.100s is not done: ranks that %s starts by itself use our own collectives; "
+            "use --mpi for those of MPI, or unset it",
+            knob->env, asked, PROGRAM);
+    }
+    put(list, knob->env, "gloo");
+}
+
 void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list)
 {
     char port[16];
@@ -101,8 +118,8 @@ void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list
     put(list, "HOROVOD_GLOO_RENDEZVOUS_ADDR", job->addresses);
     put(list, "HOROVOD_GLOO_RENDEZVOUS_PORT", port);
     put(list, "HOROVOD_JOB_ID", job->id);
-    put(list, "HOROVOD_CONTROLLER", "gloo");
-    put(list, "HOROVOD_CPU_OPERATIONS", "gloo");
+    put_gloo(list, KNOB_controller);
+    put_gloo(list, KNOB_cpu_operations);
     put(list, "PYTHONUNBUFFERED", "1");
     if (options->network_interfaces[0] != '\0') {
         put(list, "HOROVOD_GLOO_IFACE", options->network_interfaces);
@@ -116,6 +133,19 @@ static bool same_name(const char *a, const char *b)
 {
     size_t bytes = strcspn(a, "=");
     return strncmp(a, b, bytes) == 0 && b[bytes] == '=';
+}
+
+const char *environ_find(const uint8_t *list, size_t bytes, const char *name)
+{
+    const char *at = (const char *)list, *end = at + bytes, *stop, *value = NULL;
+    size_t n = strlen(name);
+
+    for (; at < end && (stop = memchr(at, '\0', (size_t)(end - at))) != NULL; at = stop + 1) {
+        if (strncmp(at, name, n) == 0 && at[n] == '=') {
+            value = at + n + 1; // the last one counts
+        }
+    }
+    return value;
 }
 
 static size_t count_entries(const uint8_t *changes, size_t bytes)

@@ -254,6 +254,7 @@ static void on_exit_of(job_t *job, int rank, reader_t *reader)
     end->code = (int)get_u32(reader);
     end->signo = (int)get_u32(reader);
     end->was_oom = get_u8(reader);
+    end->was_halted = get_u8(reader);
     end->was_stopped = job->is_stopping;
     end->time_ns = clock_ns();
     end->has_ended = true;
@@ -472,11 +473,12 @@ static int conclude(job_t *job)
     if (cause < 0) {
         return 0;
     }
-    int host = job->plan.places[cause].host;
+    const splitter_t *tail = &job->splitters[cause * N_STREAMS + STREAM_STDERR];
+    int blamed = ending_blamed(job->ends, job->plan.n_ranks, cause, tail);
+    const host_t *host = &job->hosts.list[job->plan.places[blamed].host];
     note_first_failure(job->options->results, cause, job->ends[cause].code);
     buf_clear(&job->lines);
-    ending_report(job->ends, job->plan.n_ranks, cause, job->hosts.list[host].name,
-                  &job->splitters[cause * N_STREAMS + STREAM_STDERR], &job->lines);
+    ending_report(job->ends, job->plan.n_ranks, blamed, cause, host->name, tail, &job->lines);
     sink_write(job->sink, STREAM_STDERR, job->lines.data, job->lines.len);
     return job->ends[cause].code;
 }

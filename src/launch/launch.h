@@ -127,7 +127,7 @@ typedef struct place {
     int local_rank, local_size, cross_rank, cross_size;
 } place_t;
 
-typedef struct plan {
+typedef struct job_plan {
     place_t *places; // by rank
     int n_ranks;
     int n_hosts; // hosts in use: the first ones
@@ -156,6 +156,8 @@ void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list
 void environ_put(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
 // Is this variable carried to other hosts?
 bool environ_is_exportable(const char *name);
+// Its value in such a list, NULL if it has none.
+const char *environ_find(const uint8_t *list, size_t bytes, const char *name);
 // Base with changes laid over it: a NULL-terminated array for exec, one block to free.
 char **environ_merge(char *const *base, const uint8_t *changes, size_t bytes);
 
@@ -167,7 +169,7 @@ enum frame_type {
     FRAME_STARTED,   // agent: rank, pid
     FRAME_OUTPUT,    // agent: rank, stream, bytes
     FRAME_RESULT,    // agent: rank, bytes of its result file
-    FRAME_EXITED,    // agent: rank, code, signal, was it out of memory
+    FRAME_EXITED,    // agent: rank, code, signal, was it out of memory, was it halted
     FRAME_PROBLEM,   // agent: rank or -1, exit code, sentence
     FRAME_STOP,      // launcher: signal, grace in ms
     FRAME_EXAMINE,   // launcher: the doctor asks; addresses and port to try
@@ -280,7 +282,8 @@ bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *c
                 const char **step_p);
 // Starts a helper (ssh, an agent) in a session of its own, talking over one socket.
 hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, err_t *err);
-// Runs a program to its end and keeps what it prints, at most `bytes`. -1: it cannot be started.
+// Runs a program to its end and keeps what it prints, at most `bytes`; its exit status. -1: it
+// cannot be started, was killed, or is late and has been killed.
 int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes);
 bool own_path(char *path, size_t bytes); // of this program
 bool set_nonblocking(int fd);
@@ -302,9 +305,15 @@ typedef struct keeper {
     pid_t pid;
 } keeper_t;
 
+// Where the ranks of a job show themselves (engine/live_files.c), as they are told themselves.
+typedef struct live_place {
+    const char *directory, *base, *job; // where they start; HOROVOD_MONITOR_DIR; HOROVOD_JOB_ID
+} live_place_t;
+
 // A small process that outlives the agent: when the agent is gone it kills the groups it was told
-// of, and removes the directory.
-hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err);
+// of, and removes the directory and the sockets that killed ranks have left.
+hvd_status_t keeper_start(const char *directory, const live_place_t *live, keeper_t *keeper_p,
+                          err_t *err);
 void keeper_add(keeper_t *keeper, pid_t group);
 void keeper_remove(keeper_t *keeper, pid_t group);
 void keeper_stop(keeper_t *keeper); // it acts, and has ended when this returns
@@ -328,6 +337,7 @@ void examine_host(const char *addresses, int port, int64_t launcher_time_s, find
 
 typedef struct rank_end {
     bool has_ended, was_oom, was_stopped; // stopped: after we had asked it to end
+    bool was_halted;                      // as by SIGSTOP, when we asked
     int code;                             // of the process; 128 + signal
     int signo;                            // 0: none
     pid_t pid;
@@ -337,8 +347,11 @@ typedef struct rank_end {
 // The rank whose failure is the cause, or -1: the first that failed, but one that a signal killed
 // within a moment of it goes before one that gave up because of that.
 int ending_cause(const rank_end_t *ends, int n);
-// The block that closes a failed job: at most 15 lines.
-void ending_report(const rank_end_t *ends, int n, int cause, const char *host,
+// Who is to blame: the cause itself, or a rank that was halted and that its last lines are about.
+int ending_blamed(const rank_end_t *ends, int n, int cause, const splitter_t *tail);
+// The block that closes a failed job: at most 15 lines. The host is of who is to blame, the tail of
+// the cause.
+void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const char *host,
                    const splitter_t *tail, buf_t *out);
 
 // --- Launchers -----------------------------------------------------------------------------------
@@ -377,6 +390,7 @@ void quote_word(const char *word, buf_t *out);
 // mpi.c
 typedef enum mpi_flavor { MPI_NONE, MPI_OPEN, MPI_SPECTRUM, MPI_MPICH, MPI_INTEL } mpi_flavor_t;
 mpi_flavor_t mpi_flavor_of(const char *version_text);
+mpi_flavor_t mpi_find(void); // the mpirun in PATH; MPI_NONE: there is none, and it was said
 // The words of the mpirun command; NULL with err.
 char **mpi_command(const options_t *options, mpi_flavor_t flavor, const hosts_t *hosts, int np,
                    char *const *env, err_t *err);

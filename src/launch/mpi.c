@@ -288,20 +288,29 @@ static void tell(char *const *command)
     buf_free(&text);
 }
 
-int mpi_run(const options_t *options)
+mpi_flavor_t mpi_find(void)
 {
     char *ask[] = {"mpirun", "--version", NULL};
     char version[4096];
+    mpi_flavor_t flavor = run_program(ask, VERSION_TIMEOUT_MS, version, sizeof version) == 0
+                              ? mpi_flavor_of(version)
+                              : MPI_NONE;
+
+    if (flavor == MPI_NONE) {
+        say(NO_MPI);
+    }
+    return flavor;
+}
+
+int mpi_run(const options_t *options)
+{
     err_t err = {0};
     hosts_t hosts = {0};
     job_plan_t plan = {0};
     int code = EXIT_USAGE;
 
-    mpi_flavor_t flavor = run_program(ask, VERSION_TIMEOUT_MS, version, sizeof version) == 0
-                              ? mpi_flavor_of(version)
-                              : MPI_NONE;
+    mpi_flavor_t flavor = mpi_find();
     if (flavor == MPI_NONE) {
-        say(NO_MPI);
         return EXIT_NOT_FOUND;
     }
     char **command = NULL;

@@ -11,6 +11,7 @@
 
 #define PAI_FILE_LIMIT MIB
 #define PAI_PATH_BYTES 256
+#define PAI_MAX_DEPTH 64 // of maps and lists in each other
 
 // The two forms of a job file: JSON for the clusters up to 0.17, YAML for those since.
 typedef enum pai_format { PAI_AUTO, PAI_V1, PAI_V2 } pai_format_t;
@@ -60,6 +61,9 @@ const pai_node_t *pai_value(const pai_document_t *document, const pai_node_t *ma
 // The value of a key; NULL where there is none, or no map.
 const pai_node_t *pai_get(const pai_document_t *document, const pai_node_t *map, const char *key);
 hvd_status_t pai_file_read(const char *path, buf_t *text, err_t *err); // with a '\0' behind
+
+// HVD_OK: the text is JSON, and nothing else that YAML would be (pai_json.c).
+hvd_status_t pai_json_check(const char *text, size_t bytes, const char *file, err_t *err);
 
 // --- Checking (pai_check.c; the rules are in pai_rules.c) ----------------------------------------
 

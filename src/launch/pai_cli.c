@@ -67,6 +67,13 @@ static bool read_job(const pai_options_t *options, const char *file, buf_t *text
     pai_findings_t findings = {.file = file};
     *format_p = options->format == PAI_AUTO ? pai_format_of(*document_p, file)
                                             : (pai_format_t)options->format;
+    if (*format_p == PAI_V1 &&
+        pai_json_check((const char *)text->data, text->len, file, &err) != HVD_OK) {
+        say("%s", err.text);
+        pai_document_free(*document_p);
+        *document_p = NULL;
+        return false;
+    }
     pai_check(*document_p, *format_p, &findings);
     print_findings(&findings, stderr);
     buf_free(&findings.text);

@@ -32,12 +32,48 @@ static const pai_node_t *node_at(const pai_document_t *document, int index)
     return (const pai_node_t *)(const void *)yaml_document_get_node(yaml_in(document), index);
 }
 
+// libyaml takes ever longer for each further bracket: far fewer than it could read are let through.
+static bool is_shallow(yaml_parser_t *parser)
+{
+    int depth = 0;
+
+    for (bool at_end = false; !at_end && depth <= PAI_MAX_DEPTH;) {
+        yaml_event_t event;
+        at_end = !yaml_parser_parse(parser, &event) || event.type == YAML_STREAM_END_EVENT;
+        depth += event.type == YAML_MAPPING_START_EVENT || event.type == YAML_SEQUENCE_START_EVENT;
+        depth -= event.type == YAML_MAPPING_END_EVENT || event.type == YAML_SEQUENCE_END_EVENT;
+        yaml_event_delete(&event);
+    }
+    return depth <= PAI_MAX_DEPTH;
+}
+
+static hvd_status_t check_depth(const char *text, size_t bytes, const char *file, err_t *err)
+{
+    yaml_parser_t parser;
+
+    if (!yaml_parser_initialize(&parser)) {
+        return fail(err, HVD_NO_MEMORY, "no memory to read %s", file);
+    }
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
+    bool is_right = is_shallow(&parser);
+    size_t line = parser.mark.line + 1;
+    yaml_parser_delete(&parser);
+    return is_right ? HVD_OK
+                    : fail(err, HVD_INVALID_ARGUMENT,
+                           "%s, line %zu: more than %d maps and lists are in each other", file,
+                           line, PAI_MAX_DEPTH);
+}
+
 hvd_status_t pai_document_read(const char *text, size_t bytes, const char *file,
                                pai_document_t **document_p, err_t *err)
 {
-    pai_document_t *document = calloc(1, sizeof *document);
+    hvd_status_t status = check_depth(text, bytes, file, err);
     yaml_parser_t parser;
 
+    if (status != HVD_OK) {
+        return status;
+    }
+    pai_document_t *document = calloc(1, sizeof *document);
     if (document == NULL || !yaml_parser_initialize(&parser)) {
         free(document);
         return fail(err, HVD_NO_MEMORY, "no memory to read %s", file);

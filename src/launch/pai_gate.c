@@ -194,6 +194,22 @@ static hvd_status_t own_task(const options_t *options, char *name, size_t bytes,
     return status;
 }
 
+// A worker only waits: what else is said of it was meant for the master.
+static hvd_status_t check_worker(const options_t *options, err_t *err)
+{
+    if (options->pai) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "--pai contradicts --pai-worker: a task is the master or a worker; give one of "
+                    "them");
+    }
+    return options->n_command == 0
+               ? HVD_OK
+               : fail(err, HVD_INVALID_ARGUMENT,
+                      "--pai-worker runs no command of its own, as \"%.100s\": what \"%s --pai\" "
+                      "is given in the master's container runs here, too; leave it out",
+                      options->command[0], PROGRAM);
+}
+
 int pai_worker(const options_t *options)
 {
     worker_t worker = {.listener = -1, .give_up_ns = NEVER_NS};
@@ -201,7 +217,8 @@ int pai_worker(const options_t *options)
     err_t err = {0};
     int port = 0, code = EXIT_USAGE;
 
-    if (own_task(options, task, sizeof task, &port, &err) != HVD_OK) {
+    if (check_worker(options, &err) != HVD_OK ||
+        own_task(options, task, sizeof task, &port, &err) != HVD_OK) {
         say("%s", err.text);
         return EXIT_USAGE;
     }

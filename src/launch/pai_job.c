@@ -487,6 +487,13 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
                                 err_t *err)
 {
     int first = is_native ? 1 : 0;
+
+    if (options->hosts[0] != '\0' || options->hostfile[0] != '\0') {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "%s contradicts --pai, which runs on the tasks of the job; leave it out (-np "
+                    "and --slots-per-host say how many ranks)",
+                    options->hosts[0] != '\0' ? "--hosts" : "--hostfile");
+    }
     hvd_status_t status = pai_hosts(options, &master->hosts, err);
 
     master->options = *options;
@@ -527,6 +534,8 @@ int pai_run(const options_t *options, int (*launcher)(const options_t *))
 
     if (open_master(options, is_native, &master, &err) != HVD_OK) {
         say("%s", err.text);
+    } else if (!is_native && mpi_find() == MPI_NONE) {
+        code = EXIT_NOT_FOUND; // better before the others are waited for
     } else {
         code = wait_for_all(&master);
         if (code == 0 && !choose_interfaces(&master, is_native)) {

@@ -157,30 +157,29 @@ static void tell_refusal(const pai_reply_t *reply)
     pai_document_free(document);
 }
 
-// An exit code; the reply is the caller's when it is 0.
-static int ask(const call_t *call, const char *method, const char *path, const char *type,
-               const char *body, pai_reply_t *reply_p)
+// A path of the server as a URL; NULL: no memory, which was said.
+static char *url_of(const call_t *call, const char *path)
 {
-    pai_request_t request = {.method = method,
-                             .token = call->token,
-                             .content_type = type,
-                             .body = body,
-                             .ca_file = call->options->ca_file,
-                             .timeout_s = call->options->timeout};
-    size_t bytes = strlen(call->options->server);
-    char *url;
-    err_t err = {0};
+    const char *server = call->options->server;
+    size_t bytes = strlen(server);
+    char *url = NULL;
 
-    while (bytes > 0 && call->options->server[bytes - 1] == '/') {
+    while (bytes > 0 && server[bytes - 1] == '/') {
         bytes--;
     }
-    if (asprintf(&url, "%.*s%s", (int)bytes, call->options->server, path) < 0) {
+    if (asprintf(&url, "%.*s%s", (int)bytes, server, path) < 0) {
         say("no memory for a request");
-        return EXIT_INTERNAL;
+        return NULL;
     }
-    request.url = url;
-    hvd_status_t status = pai_http(&request, reply_p, &err);
-    free(url);
+    return url;
+}
+
+// An exit code; the reply is the caller's when it is 0.
+static int send_request(const pai_request_t *request, pai_reply_t *reply_p)
+{
+    err_t err = {0};
+    hvd_status_t status = pai_http(request, reply_p, &err);
+
     if (status != HVD_OK) {
         say("%s", err.text);
         return status == HVD_UNSUPPORTED ? EXIT_NOT_FOUND : EXIT_UNREACHABLE;
@@ -194,6 +193,27 @@ static int ask(const call_t *call, const char *method, const char *path, const c
         return EXIT_REFUSED;
     }
     return 0;
+}
+
+// The same of our server, at a path.
+static int ask(const call_t *call, const char *method, const char *path, const char *type,
+               const char *body, pai_reply_t *reply_p)
+{
+    pai_request_t request = {.method = method,
+                             .token = call->token,
+                             .content_type = type,
+                             .body = body,
+                             .ca_file = call->options->ca_file,
+                             .timeout_s = call->options->timeout};
+    char *url = url_of(call, path);
+
+    if (url == NULL) {
+        return EXIT_INTERNAL;
+    }
+    request.url = url;
+    int code = send_request(&request, reply_p);
+    free(url);
+    return code;
 }
 
 static void path_of(const call_t *call, const char *format, char *path, size_t bytes)
@@ -275,6 +295,8 @@ static const char *word_of(const pai_document_t *document, const pai_node_t *map
     return value == NULL || pai_type(value) == IS_NULL ? "" : pai_text(value);
 }
 
+// The first answer that is not 0. It does not end the walk: one log that cannot be had does not
+// hide the others.
 static int walk_tasks(const call_t *call, const pai_document_t *document, task_fn visit)
 {
     const pai_node_t *roles = pai_get(document, pai_root(document), "taskRoles");
@@ -284,7 +306,7 @@ static int walk_tasks(const call_t *call, const pai_document_t *document, task_f
     for (int r = 0; r < n_roles; r++) {
         const pai_node_t *tasks = pai_get(document, pai_value(document, roles, r), "taskStatuses");
         int n_tasks = tasks != NULL && pai_type(tasks) == IS_LIST ? pai_count(document, tasks) : 0;
-        for (int t = 0; t < n_tasks && code == 0; t++) {
+        for (int t = 0; t < n_tasks; t++) {
             const pai_node_t *at = pai_item(document, tasks, t);
             task_t task = {.role = pai_text(pai_key(document, roles, r)),
                            .index = word_of(document, at, "taskIndex"),
@@ -292,10 +314,16 @@ static int walk_tasks(const call_t *call, const pai_document_t *document, task_f
                            .address = word_of(document, at, "containerIp"),
                            .exit_code = word_of(document, at, "containerExitCode"),
                            .log = word_of(document, at, "containerLog")};
-            code = visit(call, &task);
+            int one = visit(call, &task);
+            code = code != 0 ? code : one;
         }
     }
     return code;
+}
+
+static void task_name(const task_t *task, char *name, size_t bytes)
+{
+    snprintf(name, bytes, "%s-%s", task->role, task->index);
 }
 
 static int print_task(const call_t *call, const task_t *task)
@@ -303,7 +331,7 @@ static int print_task(const call_t *call, const task_t *task)
     char name[300];
 
     (void)call;
-    snprintf(name, sizeof name, "%s-%s", task->role, task->index);
+    task_name(task, name, sizeof name);
     fprintf(stdout, "  %-16s %-12s %s%s%s\n", name, task->state, task->address,
             task->exit_code[0] != '\0' ? " exit code " : "", task->exit_code);
     return 0;
@@ -350,50 +378,62 @@ static int print_status(const call_t *call, const pai_document_t *document)
     return walk_tasks(call, document, print_task);
 }
 
+// 1 or 0; walk_tasks then tells whether any is.
+static int is_wanted(const call_t *call, const task_t *task)
+{
+    char name[300];
+
+    task_name(task, name, sizeof name);
+    return call->options->task[0] == '\0' || strcmp(call->options->task, name) == 0;
+}
+
 // Logs may lie on another machine, behind another address than --server.
 static int print_log(const call_t *call, const task_t *task)
 {
     const pai_options_t *options = call->options;
-    pai_request_t request = {
-        .method = "GET", .ca_file = options->ca_file, .timeout_s = options->timeout};
+    bool is_ours = task->log[0] == '/';
+    pai_request_t request = {.method = "GET",
+                             .token = is_ours ? call->token : NULL,
+                             .ca_file = options->ca_file,
+                             .timeout_s = options->timeout};
     pai_reply_t reply;
-    char name[300], *url = NULL;
-    err_t err = {0};
+    char name[300];
 
-    snprintf(name, sizeof name, "%s-%s", task->role, task->index);
-    if (options->task[0] != '\0' && strcmp(options->task, name) != 0) {
+    if (!is_wanted(call, task)) {
         return 0;
     }
-    bool is_ours = task->log[0] == '/';
+    task_name(task, name, sizeof name);
     if (task->log[0] == '\0') {
         fprintf(stdout, "==> %s: no log yet <==\n", name);
         return 0;
     }
-    if (asprintf(&url, "%s%s", is_ours ? options->server : "", task->log) < 0) {
-        say("no memory for a request");
+    char *url = is_ours ? url_of(call, task->log) : NULL;
+    request.url = is_ours ? url : task->log;
+    if (request.url == NULL) {
         return EXIT_INTERNAL;
     }
-    request.url = url;
-    request.token = is_ours ? call->token : NULL;
-    fprintf(stdout, "==> %s: %s <==\n", name, url);
+    fprintf(stdout, "==> %s: %s <==\n", name, request.url);
     fflush(stdout);
-    if (pai_http(&request, &reply, &err) != HVD_OK) {
-        say("%s", err.text);
-    } else {
-        if (reply.code < 200 || reply.code >= 300) {
-            tell_refusal(&reply);
-        } else if (strncasecmp(reply.type, "text/html", 9) != 0) { // a page is for a browser
+    int code = send_request(&request, &reply);
+    if (code == 0) {
+        if (strncasecmp(reply.type, "text/html", 9) != 0) { // a page is for a browser
             fwrite(reply.body.data, 1, reply.body.len, stdout);
             fprintf(stdout, "\n");
         }
         pai_reply_free(&reply);
     }
     free(url);
-    return 0; // one log that cannot be had does not hide the others
+    return code;
 }
 
 static int print_logs(const call_t *call, const pai_document_t *document)
 {
+    const char *task = call->options->task;
+
+    if (task[0] != '\0' && walk_tasks(call, document, is_wanted) == 0) {
+        say("%s~%s has no task %s; %s pai status lists them", call->user, call->job, task, PROGRAM);
+        return EXIT_USAGE;
+    }
     return walk_tasks(call, document, print_log);
 }
 

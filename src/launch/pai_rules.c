@@ -391,6 +391,7 @@ static void check_v2_role(const walk_t *walk, const char *name, const pai_node_t
                       {"output", "output"}};
     const pai_node_t *needs = get(walk, role, "prerequisites");
     const pai_node_t *completion = get(walk, role, "completion");
+    const pai_node_t *memory = get(walk, get(walk, role, "resourcePerInstance"), "memoryMB");
     int64_t n_tasks = pai_int(get(walk, role, "instances"), 1);
     char path[PAI_PATH_BYTES];
 
@@ -405,6 +406,9 @@ static void check_v2_role(const walk_t *walk, const char *name, const pai_node_t
     snprintf(path, sizeof path, "taskRoles.%.100s.completion", name);
     check_at_most(walk, completion, path, "minFailedInstances", "instances", n_tasks);
     check_at_most(walk, completion, path, "minSucceededInstances", "instances", n_tasks);
+    snprintf(path, sizeof path, "taskRoles.%.100s.extraContainerOptions", name);
+    check_at_most(walk, get(walk, role, "extraContainerOptions"), path, "shmMB", "memoryMB",
+                  pai_int(memory, NO_LIMIT));
 }
 
 static void check_v2_deployments(const walk_t *walk)

@@ -20,6 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define LOOK_US 1000 // between looks whether a program has ended
+
 static const char *const steps[] = {"fork", "change to the directory", "start", "make pipes"};
 enum { STEP_FORK, STEP_CHDIR, STEP_EXEC, STEP_PIPES };
 
@@ -209,9 +211,22 @@ static bool read_output(int fd, uint64_t deadline_ns, char *text, size_t bytes)
     }
 }
 
+// False: it still runs then.
+static bool ends_by(pid_t pid, uint64_t deadline_ns, int *status_p)
+{
+    while (waitpid(pid, status_p, WNOHANG) == 0) {
+        if (clock_ns() >= deadline_ns) {
+            return false;
+        }
+        usleep(LOOK_US);
+    }
+    return true;
+}
+
 int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
 {
     child_t child;
+    uint64_t deadline_ns = deadline_in_ms(timeout_ms);
     int code, status = 0;
     const char *step;
 
@@ -219,13 +234,13 @@ int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
     if (!spawn_rank(argv, environ, "", &child, &code, &step)) {
         return -1;
     }
-    bool in_time = read_output(child.fds[STREAM_STDOUT], deadline_in_ms(timeout_ms), text, bytes);
-    if (!in_time) {
-        kill_group(child.pid, SIGKILL);
-    }
+    bool in_time = read_output(child.fds[STREAM_STDOUT], deadline_ns, text, bytes);
     close(child.fds[STREAM_STDOUT]);
     close(child.fds[STREAM_STDERR]);
-    while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
+    in_time = in_time && ends_by(child.pid, deadline_ns, &status);
+    if (!in_time) {
+        kill_group(child.pid, SIGKILL);
+        waitpid(child.pid, &status, 0);
     }
     return in_time && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }

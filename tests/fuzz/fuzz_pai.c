@@ -3,6 +3,7 @@
 // fuzz_pai.c - job files of OpenPAI and answers of its server: JSON or YAML from anybody.
 //
 // Whatever can be read is held against the rules of both forms; every finding is one whole line.
+// Whether it is JSON is asked of all.
 #include "fuzz.h"
 #include "launch/pai.h"
 
@@ -11,6 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     pai_document_t *document;
     err_t err = {0};
 
+    MUST(pai_json_check((const char *)data, bytes, "job", &err) == HVD_OK || err.text[0] != '\0');
     if (pai_document_read((const char *)data, bytes, "job", &document, &err) != HVD_OK) {
         MUST(err.status == HVD_INVALID_ARGUMENT && err.text[0] != '\0');
         return 0;

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of horovodrun share: running it, looking at processes, stand-in programs.
 
-A test may not leave a process behind: every job runs with a mark in its environment, and
-`survivors` finds whatever still carries it.
+A test may not leave anything behind: every job runs with a mark in its environment, and
+`survivors` finds the processes that still carry it; its sockets (docs/observability.md) are in a
+directory of its own, and `files` finds what is left there.
 """
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import uuid
@@ -20,6 +22,7 @@ HVD_INFO = BUILD / "hvd-info"
 TIMEOUT_S = 60
 SLACK = 3  # the machine may be busy: bounds are this many times what the documentation says
 MARK = "HVD_TEST_MARK"
+LIVE = tempfile.TemporaryDirectory(prefix="hvd-live-", dir="/tmp")  # sockets need short paths
 
 
 def clean_environment():
@@ -32,7 +35,9 @@ class Job:
 
     def __init__(self, *words, env=None, before=(), **options):
         self.mark = uuid.uuid4().hex
-        environment = {**clean_environment(), MARK: self.mark, **(env or {})}
+        self.live = pathlib.Path(LIVE.name, self.mark[:8])
+        environment = {**clean_environment(), MARK: self.mark,
+                       "HOROVOD_MONITOR_DIR": str(self.live), **(env or {})}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         command = [*map(str, before), str(HOROVODRUN), *map(str, words)]
         self.process = subprocess.Popen(command, env=environment, start_new_session=True, **options)
@@ -50,6 +55,16 @@ class Job:
     def survivors(self):
         return [pid for pid in process_ids() if variable(pid, MARK) == self.mark]
 
+    def files(self):
+        return list(self.live.glob("*/*")) or list(self.live.glob("*"))
+
+    def left_behind(self, timeout_s):
+        """Command lines and files that are still there after this time; they go now."""
+        eventually(lambda: not self.survivors() and not self.files(), timeout_s)
+        left = [*map(command_line, self.survivors()), *self.files()]
+        self.kill()
+        return left
+
     def kill(self):
         for pid in self.survivors():
             try:
@@ -62,8 +77,11 @@ class Job:
         files = {variable(pid, "HOROVOD_SECRET_FILE") for pid in self.survivors()} - {None}
         return pathlib.Path(files.pop()).parent
 
-    def agents(self):
-        return [pid for pid in self.survivors() if b"--agent" in command_line(pid)]
+    def agent(self):
+        """Its process; there is one."""
+        agent, = [pid for pid in self.survivors()
+                  if b"--agent" in command_line(pid) and b"keeper" not in read(pid, "comm")]
+        return agent
 
 
 def process_ids():
@@ -105,10 +123,9 @@ def run(*words, expect=0, **options):
     out, err = out.decode(), err.decode()
     if code != expect:
         raise AssertionError(f"{words} ended with {code}, not {expect}:\n{out}\n{err}")
-    if not eventually(lambda: not job.survivors(), 5):
-        names = [command_line(pid) for pid in job.survivors()]
-        job.kill()
-        raise AssertionError(f"{words} left behind {names}")
+    left = job.left_behind(5)
+    if left:
+        raise AssertionError(f"{words} left behind {left}")
     return out, err
 
 
@@ -120,10 +137,7 @@ def python(code):
 class Case(unittest.TestCase):
     def finish(self, job, timeout_s):
         """Everything of the job is gone within the time."""
-        if not eventually(lambda: not job.survivors(), timeout_s):
-            names = [command_line(pid) for pid in job.survivors()]
-            job.kill()
-            self.fail(f"left behind: {names}")
+        self.assertEqual(job.left_behind(timeout_s), [])
         job.process.communicate()
 
 

@@ -115,7 +115,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def status(self, _, user, name):
         job = self.job(user, name)
-        where = f"http://127.0.0.1:{self.server.log_port}"
+        where = {"worker": f"http://127.0.0.1:{self.server.log_port}",
+                 "nobody": "http://127.0.0.1:1"}
         return 200, {
             "name": name,
             "jobStatus": {"username": user, "state": job["state"], "subState": "FRAMEWORK_RUNNING",
@@ -123,10 +124,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "taskRoles": {role: {"taskRoleStatus": {"name": role}, "taskStatuses": [
                 {"taskIndex": i, "taskState": job["state"], "containerIp": f"10.0.0.{i + 4}",
                  "containerExitCode": job.get("exit_code"),
-                 "containerLog": f"{where if role == 'worker' else ''}/log/{name}/{role}/{i}"}
+                 "containerLog": f"{where.get(role, '')}/log/{name}/{role}/{i}"}
                 for i in range(n)]} for role, n in job["roles"].items()}}
 
     def log(self, _, name, role, index):
+        if role == "gone":
+            raise Refusal(404, "NoLogError", f"The log of {role}-{index} was deleted.")
         if role == "page":
             self.extra["Content-Type"] = "text/html"
         return 200, f"{name}: the log of {role}-{index}\n"

@@ -99,9 +99,7 @@ class Elastic(Case):
         self.finish_all(counting)
 
     def finish_all(self, counting):
-        if not eventually(lambda: not counting.job.survivors(), 10):
-            counting.job.kill()
-            self.fail("processes were left behind")
+        self.assertEqual(counting.job.left_behind(10), [])
 
     def assert_no_step_lost(self, counting):
         """On every rank that stays, numbers go up; a failed step may come again."""
@@ -190,8 +188,12 @@ class Discovering(Elastic):
         seen = self.await_size(counting, 1)
         self.discover("a.invalid:1", "b.invalid:2", "bad.invalid:1")
         seen = self.await_size(counting, 3, seen)
-        first_new = next(step for step in counting.steps() if step[3] == "b.invalid")
-        self.assertGreater(first_new[0], 1)  # new ranks get the state
+
+        def first_new():
+            return next((step for step in counting.steps() if step[3] == "b.invalid"), None)
+
+        self.assertTrue(eventually(first_new, PATIENCE_S))  # its lines may come after those of a
+        self.assertGreater(first_new()[0], 1)  # new ranks get the state
         self.discover("b.invalid:2")  # the first host goes, and rank 0 with it
         self.await_size(counting, 2, seen)
         self.finish_well(counting)

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -26,6 +27,8 @@ from launching import (BUILD, HOROVODRUN, HVD_INFO, SLACK, Case, Job, clean_envi
 SLEEP = ["sleep", "1000"]
 STUBBORN = ["sh", "-c", "trap '' TERM INT; echo ready; while :; do sleep 1; done"]
 RANK = "import os; rank = int(os.environ['HOROVOD_RANK']); "
+JOIN = ("import os, signal, time; from horovod.common import basics as hvd; hvd.init(); "
+        "print('ready', flush=True); ")
 
 # Which processes and files show the text that is on stdin.
 SEARCH = """
@@ -96,6 +99,19 @@ class Running(Case):
             self.assertEqual(lines_of(out, 0), [start + "0|3|0|2|0|2|localhost" + tail])
             self.assertEqual(lines_of(out, 1), [start + "1|3|1|2|0|1|localhost" + tail])
             self.assertEqual(lines_of(out, 2), [start + "2|3|0|1|1|2|127.0.0.1" + tail])
+
+    def test_wishes_for_mpi_are_not_silently_dropped(self):
+        for name, value, is_told in [("HOROVOD_CPU_OPERATIONS", "MPI", True),
+                                     ("HOROVOD_CPU_OPERATIONS", "nonsense", True),
+                                     ("HOROVOD_CONTROLLER", "mpi", True),
+                                     ("HOROVOD_CPU_OPERATIONS", "GLOO", False),
+                                     ("HOROVOD_CPU_OPERATIONS", "ccl", False),
+                                     ("HOROVOD_CONTROLLER", "", False)]:
+            with self.subTest(name=name, value=value):
+                out, err = run("-np", 2, "printenv", name, env={name: value})
+                self.assertEqual(lines_of(out, 1), ["gloo"])
+                self.assertEqual(f"{name}={value} is not done" in err, is_told, err)
+                self.assertEqual(err.count("\n"), is_told)
 
     def test_ranks_have_no_input(self):
         job = Job("-np", 2, "cat", stdin=subprocess.PIPE)
@@ -194,6 +210,20 @@ class Ending(Case):
         for part in ["rank 2", "localhost", "pid ", "ValueError: broken on purpose", "2 stopped"]:
             self.assertIn(part, block)
 
+    def test_halted_rank_is_blamed(self):
+        lost = "rank 2 (host localhost, pid 7) has been silent"
+        for said, blamed in [(lost, 2), ("broken on purpose", 0)]:
+            with self.subTest(said=said):
+                code = RANK + ("import signal, time\nif rank == 2:\n"
+                               "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+                               f"time.sleep(1 + rank)\nraise RuntimeError('{said}')")
+                _, err = run("-np", 3, *python(code), expect=1)
+                block = err[err.index("horovodrun: the job failed"):]
+                self.assertIn(f"because of rank {blamed}: ", block)
+                self.assertIn(said, block)
+                self.assertEqual("rank 0 gave up waiting for it" in block, blamed == 2)
+                self.assertEqual("kill -CONT" in block, blamed == 2)
+
     def test_stubborn_ranks_are_killed(self):
         begin = time.monotonic()
         run("-np", 2, "sh", "-c", "trap '' TERM; [ $HOROVOD_RANK = 0 ] && exit 3; sleep 1000 & "
@@ -238,13 +268,60 @@ class Ending(Case):
         for _ in range(2):
             self.assertIn(b"ready", job.process.stdout.readline())
         directory = job.directory()
-        agent, = [pid for pid in job.agents() if b"keeper" not in read(pid, "comm")]
-        os.kill(agent, signal.SIGKILL)
+        os.kill(job.agent(), signal.SIGKILL)
         code, _, err = job.wait()
         self.assertEqual(code, 69)
         self.assertIn("lost the agent on host localhost", err.decode())
         self.finish(job, 2 * SLACK)
         self.assertTrue(eventually(lambda: not directory.exists(), 5))
+
+
+class Sockets(Case):
+    """Ranks that are killed cannot remove the sockets they showed themselves at."""
+
+    def start(self, *command, env=None, **options):
+        job = Job("-np", 2, *command, env={"PYTHONPATH": str(BUILD / "python"), **(env or {})},
+                  **options)
+        self.addCleanup(job.kill)
+        for _ in range(2):
+            self.assertIn(b"ready", job.process.stdout.readline())
+        return job
+
+    def test_signals_and_kills(self):
+        asleep = python(JOIN + "time.sleep(1000)")
+        in_a_shell = ["sh", "-c", shlex.join(asleep) + "; true"]
+        stopped = python(JOIN + "os.kill(os.getpid(), signal.SIGSTOP)")
+        for command in (asleep, in_a_shell, stopped):
+            for signo in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+                with self.subTest(command=command, signo=signo):
+                    job = self.start(*command)
+                    self.assertEqual(len(job.files()), 2)
+                    job.process.send_signal(signo)
+                    self.finish(job, 2 * SLACK)
+
+    def test_killed_agent(self):
+        job = self.start(*python(JOIN + "time.sleep(1000)"))
+        os.kill(job.agent(), signal.SIGKILL)
+        self.finish(job, 2 * SLACK)
+
+    def test_failed_rank(self):
+        for end in ("raise ValueError", "os.kill(os.getpid(), signal.SIGKILL)"):
+            with self.subTest(end=end):
+                code = JOIN + f"time.sleep(1000) if hvd.rank() else None\n{end}"
+                self.finish(self.start(*python(code)), 2 * SLACK)
+
+    def test_in_a_relative_directory(self):
+        with tempfile.TemporaryDirectory(prefix="hvd-", dir="/tmp") as directory:
+            mine = pathlib.Path(directory, "mine")
+            (mine / "ckpt").mkdir(mode=0o700, parents=True)
+            mine.chmod(0o700)
+            (mine / "ckpt/rank-0.pt").write_text("precious")
+            job = self.start(*python(JOIN + "time.sleep(1000)"), cwd=directory,
+                             env={"HOROVOD_MONITOR_DIR": "mine"})
+            self.assertEqual(len(list(mine.glob("*/rank-*.sock"))), 2)
+            job.process.kill()
+            self.finish(job, 2 * SLACK)
+            self.assertEqual([path.name for path in mine.rglob("*")], ["ckpt", "rank-0.pt"])
 
 
 class Secret(Case):

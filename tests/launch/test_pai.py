@@ -83,6 +83,8 @@ WRONG_V2 = [
      "taskRoles.master.extraContainerOptions.infinband", "did you mean infiniband?"),
     ("infiniband: true", "infiniband: yes please",
      "taskRoles.master.extraContainerOptions.infiniband", "true or false"),
+    ("shmMB: 256", "shmMB: 10241", "taskRoles.master.extraContainerOptions.shmMB",
+     "memoryMB (10240)"),
     ("minFailedInstances: 1", "minFailedInstances: 5",
      "taskRoles.master.completion.minFailedInstances", "instances (1)"),
     ("    uri: \"your/images/url\"\n", "", "prerequisites[0].uri", "is missing"),
@@ -125,6 +127,25 @@ class Files(Case):
                 job = copy.deepcopy(seed)
                 change(job)
                 self.assert_wrong("job.json", json.dumps(job, indent="\t"), path, part)
+
+    def test_v1_is_json(self):
+        seed = SEED.read_text()
+        job = json.loads(seed)
+        roles = "".join(f"  - name: {role['name']}\n    command: x\n" for role in job["taskRoles"])
+        first = next(i for i, line in enumerate(seed.splitlines(), 1) if '"jobName"' in line)
+        for what, text, line in [
+                ("a comma too many", seed.rstrip()[:-1].rstrip() + ",\n}\n",
+                 len(seed.rstrip().splitlines())),
+                ("a comment", seed.replace("{", "{ # mine", 1), 1),
+                ("quotes of one stroke", seed.replace('"jobName"', "'jobName'"), first),
+                ("True", seed.replace('"jobName"', '"retryCount": True, "jobName"'), first),
+                ("YAML", f"jobName: a\nimage: i\ntaskRoles:\n{roles}", 1)]:
+            with self.subTest(what):
+                self.assertNotEqual(text, seed)
+                file = self.file("job.json", text)
+                _, err = run("pai", "check", file, expect=2)
+                self.assertIn(f"{file}, line {line}: a v1 job is JSON: here, at ", err)
+                self.assertEqual(err.count("\n"), 1)
 
     def test_planted_errors_of_v2(self):
         text = new_job("v2")
@@ -199,6 +220,7 @@ class Files(Case):
                             (["pai", "init", "--workers", "many"], "--workers"),
                             (["pai", "submit"], "takes FILE"),
                             ([*INIT, "--format", "v1", "--shm-mb", 99999, "true"], "memoryMB"),
+                            ([*INIT, "--format", "v2", "--shm-mb", 99999, "true"], "memoryMB"),
                             ([*INIT, "--name", "a b", "true"], "name")]:
             with self.subTest(words=words):
                 self.assertIn(part, run(*words, expect=2)[1])
@@ -255,9 +277,30 @@ class Server(Case):
                     self.assertEqual("Authorization" in headers, "/master/" in path, path)
             out, _ = self.ask(server, "logs", "--task", "worker-1", "horovod-job")
             self.assertNotIn("master-0", out)
+            _, err = self.ask(server, "logs", "--task", "nope-3", "horovod-job", expect=2)
+            self.assertIn("alice~horovod-job has no task nope-3", err)
             server.jobs["alice", "horovod-job"]["roles"] = {"page": 1}
             out, _ = self.ask(server, "logs", "horovod-job")
             self.assertRegex(out, r"^==> page-0: http://localhost:\d+/log/[\w/-]+/0 <==\n$")
+
+    def test_logs_that_cannot_be_had(self):
+        with serve() as server:
+            self.ask(server, "submit", self.jobs["v2"])
+            for role, expect in (("gone", 1), ("nobody", 69)):
+                with self.subTest(role=role):
+                    server.jobs["alice", "horovod-job"]["roles"] = {role: 1, "worker": 1}
+                    out, err = self.ask(server, "logs", "horovod-job", expect=expect)
+                    self.assertIn("the log of worker-0\n", out)
+                    self.assertEqual(err.count("\n"), 1)
+
+    def test_server_with_a_slash_at_its_end(self):
+        with serve() as server:
+            url = server.url
+            self.ask(server, "submit", self.jobs["v2"])
+            server.url += "/"
+            out, _ = self.ask(server, "logs", "--task", "master-0", "horovod-job")
+            self.assertIn("the log of master-0\n", out)
+            self.assertIn(f"==> master-0: {url}/log/", out)
 
     def test_refusals_are_told_in_the_servers_words(self):
         job = json.loads(self.jobs["v1"].read_text())

@@ -271,6 +271,23 @@ class Missing(Containers):
                 _, err = self.end(job, 2)
                 self.assertIn("PAI_TASK_ROLE_LIST is not set", err)
 
+    def test_contradictions(self):
+        for words, part in [(["--pai", "-H", "a:3", "true"], "--hosts contradicts --pai"),
+                            (["--pai", "--hostfile", "/nonexistent", "true"],
+                             "--hostfile contradicts --pai"),
+                            (["--pai", "--pai-worker", "true"], "--pai contradicts --pai-worker"),
+                            (["--pai-worker", "python", "train.py"],
+                             'no command of its own, as "python"')]:
+            with self.subTest(words=words):
+                _, err = self.end(Job(*words, env=variables("master-0", 1)), 2)
+                self.assertIn(part, err)
+                self.assertEqual(err.count("\n"), 1)
+
+    def test_no_mpirun(self):
+        job = Job("--pai", "--mpi", "true", env={**variables("master-0", 1), "PATH": "/nowhere"})
+        _, err = self.end(job, 127)  # and no waiting for worker-0
+        self.assertIn("horovod does not find an installed MPI", err)
+
     def test_stopped_while_it_waits(self):
         master = self.start_master("true")
         self.assertTrue(eventually(lambda: variable(master.process.pid, MARK), 10))

@@ -527,6 +527,8 @@ def plane_used(plane: Plane, programs: Programs) -> None:
     expect_ranks(code, output, 2)
     expect(output.count(f"collectives by {plane.library}") == 2, output)
     expect('"MPI_ALLREDUCE"' in timeline.read_text(), timeline.read_text())
+    code, output = plane.run(2, [programs.info, "--transports"], {"HOROVOD_LOG_LEVEL": "warning"})
+    expect(code == 0 and output.count(f"collectives by {plane.library}") == 2, output)
 
 
 def plane_grid(plane: Plane, programs: Programs) -> None:
@@ -563,8 +565,21 @@ def plane_funneled(plane: Plane, programs: Programs) -> None:
     expect(output.count("1 subtests ok") == 2, output)
 
 
+def plane_in_clear(plane: Plane, programs: Programs) -> None:
+    """Ranks that say they are on two hosts: one warns that MPI does not encrypt, or none starts."""
+    script = (f"if {plane.launcher.first_rank}; then export HOROVOD_HOSTNAME=other; fi; "
+              f"exec {programs.launched}")
+    for encrypt, n_warnings in [("auto", 1), ("never", 0)]:
+        code, output = plane.run(2, ["sh", "-c", script], {"HOROVOD_ENCRYPT": encrypt})
+        told = output.count("which does not encrypt them")
+        expect(code == 0 and told == n_warnings, output)
+    code, output = plane.run(2, [programs.launched], {"HOROVOD_ENCRYPT": "always"})
+    expect(code != 0 and "HOROVOD_ENCRYPT is always" in output, output)
+
+
 PLANE_CASES = [
     ("used", plane_used),
+    ("unencrypted, and says so", plane_in_clear),
     ("every operation and size", plane_grid),
     ("initialised by the program, 3 jobs", plane_beside),
     ("killed rank ends it", plane_killed),
@@ -572,17 +587,23 @@ PLANE_CASES = [
 ]
 
 
-def test_planes(only: str, programs: Programs) -> int:
+def slurm_plane(conf: pathlib.Path) -> Plane:
+    """Open MPI under a launcher that sets none of its variables."""
+    by_pmix = next(launcher for launcher in sruns(conf) if launcher.way == "pmix")
+    return Plane(dataclasses.replace(by_pmix, mpi="libmpi.so.40"), "libmpi.so.40", (2, 3))
+
+
+def test_planes(wanted: list, programs: Programs) -> int:
     n_failed = 0
-    print_head("launcher", "library", "ranks", *(name for name, _ in PLANE_CASES))
-    for plane in planes():
-        if only in plane.launcher.name or only in "planes":
-            results = [try_case(case, plane, programs)
-                       if plane.preload or case is not plane_funneled else "-"
-                       for _, case in PLANE_CASES]
-            n_failed += results.count(False)
-            ranks = " and ".join(map(str, plane.ranks))
-            print_row(plane.launcher.name, f"`{plane.library}`", ranks, *results)
+    if wanted:
+        print_head("launcher", "library", "ranks", *(name for name, _ in PLANE_CASES))
+    for plane in wanted:
+        results = [try_case(case, plane, programs)
+                   if plane.preload or case is not plane_funneled else "-"
+                   for _, case in PLANE_CASES]
+        n_failed += results.count(False)
+        ranks = " and ".join(map(str, plane.ranks))
+        print_row(plane.launcher.name, f"`{plane.library}`", ranks, *results)
     return n_failed
 
 
@@ -755,7 +776,9 @@ def main() -> None:
             across = slurm_across(programs)
             with slurm(folder / "slurm", [this_node()]) as conf:
                 n_failed += test(sruns(conf), programs, across)
-        n_failed += test_planes(options.only, programs)
+                n_failed += test_planes([slurm_plane(conf)], programs)
+        n_failed += test_planes([plane for plane in planes() if options.only in "planes"
+                                 or options.only in plane.launcher.name], programs)
         n_failed += test_training(options.only, programs)
         if options.only in "seed (Debian)":
             right = try_case(seed_command, programs)

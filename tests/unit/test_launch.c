@@ -572,6 +572,33 @@ static void test_cause_of_an_ending(void **state)
     }
 }
 
+static void test_halted_ranks_are_blamed_if_others_say_so(void **state)
+{
+    static const struct {
+        const char *said;
+        int blamed;
+    } rows[] = {
+        {"HorovodInternalError: rank 2 (host b, pid 77) has been silent for 30 s\n", 2},
+        {"HorovodInternalError: rank 1 (host b, pid 76) has been silent for 30 s\n", 0}, // it ran
+        {"HorovodInternalError: rank 20 (host b, pid 77) has been silent for 30 s\n", 0},
+        {"ValueError: bad\n", 0},
+        {"", 0},
+    };
+    rank_end_t ends[] = {{.has_ended = true, .code = 1, .time_ns = MS(10)},
+                         {.has_ended = true, .code = 1, .time_ns = MS(11)},
+                         {.has_ended = true, .code = 143, .signo = SIGTERM, .was_stopped = true,
+                          .was_halted = true, .pid = 77}};
+    (void)state;
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        splitter_t tail = {0};
+        buf_t out = {0};
+        splitter_feed(&tail, "", rows[i].said, strlen(rows[i].said), &out);
+        assert_int_equal(ending_blamed(ends, 3, 0, &tail), rows[i].blamed);
+        buf_free(&out);
+        splitter_free(&tail);
+    }
+}
+
 static void test_report_is_short_and_names_the_cause(void **state)
 {
     rank_end_t ends[40];
@@ -595,7 +622,8 @@ static void test_report_is_short_and_names_the_cause(void **state)
                            .pid = 4711,
                            .time_ns = MS(90)};
     assert_int_equal(ending_cause(ends, 40), 7);
-    ending_report(ends, 40, 7, "node7", &tail, &out);
+    assert_int_equal(ending_blamed(ends, 40, 7, &tail), 7);
+    ending_report(ends, 40, 7, 7, "node7", &tail, &out);
     buf_append(&out, "", 1);
     for (const char *at = (char *)out.data; *at != '\0'; at++) {
         n_lines += *at == '\n';
@@ -625,6 +653,11 @@ static void test_environment(void **state)
     assert_string_equal(merged[3], "C=4");
     assert_null(merged[4]);
     free(merged);
+    assert_string_equal(environ_find(changes, sizeof changes, "C"), "4");
+    assert_string_equal(environ_find(changes, sizeof changes, "A"), "");
+    assert_null(environ_find(changes, sizeof changes, "BB"));
+    assert_null(environ_find(changes, sizeof changes - 2, "new"));
+    assert_string_equal(environ_find(changes, sizeof changes - 1, "C"), "3"); // the last has no end
     assert_true(environ_is_exportable("PATH"));
     assert_true(environ_is_exportable("HOROVOD_CYCLE_TIME"));
     assert_false(environ_is_exportable("BASH_FUNC_module%%"));
@@ -811,6 +844,26 @@ static void test_ssh_command(void **state)
     free_words(words);
 }
 
+static int run_shell(const char *script, int timeout_ms, char *text, size_t bytes)
+{
+    return run_program((char *[]){"sh", "-c", (char *)script, NULL}, timeout_ms, text, bytes);
+}
+
+static void test_programs_run_to_their_end(void **state)
+{
+    char text[64];
+
+    (void)state;
+    assert_int_equal(run_shell("echo hello; exit 3", 20000, text, sizeof text), 3);
+    assert_string_equal(text, "hello\n");
+    assert_int_equal(run_shell("kill -9 $$", 20000, text, sizeof text), -1);
+    // Late: with its output open, and with its output closed.
+    uint64_t start_ns = clock_ns();
+    assert_int_equal(run_shell("sleep 60", 200, text, sizeof text), -1);
+    assert_int_equal(run_shell("exec sleep 60 >&- 2>&-", 200, text, sizeof text), -1);
+    assert_true(clock_ns() - start_ns < 30 * NS_PER_S);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -828,9 +881,11 @@ int main(void)
         cmocka_unit_test(test_lines_survive_any_cut),
         cmocka_unit_test(test_prefixes),
         cmocka_unit_test(test_cause_of_an_ending),
+        cmocka_unit_test(test_halted_ranks_are_blamed_if_others_say_so),
         cmocka_unit_test(test_report_is_short_and_names_the_cause),
         cmocka_unit_test(test_environment),
         cmocka_unit_test(test_words),
+        cmocka_unit_test(test_programs_run_to_their_end),
         cmocka_unit_test(test_frames),
         cmocka_unit_test(test_what_ssh_says_is_understood),
         cmocka_unit_test(test_mpi_commands),

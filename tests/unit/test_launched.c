@@ -403,8 +403,11 @@ static const script_t scripts[] = {
     {{GREETING "cmd="}, HVD_PROTOCOL, "more than one answer"},
     {{"cmd=resp", NULL}, HVD_TIMEOUT, "does not answer"},
     {{GREETING, "cmd=my_kvsname\n"}, HVD_PROTOCOL, "names no key space"},
-    {{GREETING, NAMED, ""}, HVD_TIMEOUT, "did not all call init"},
-    {{GREETING, NAMED, OPEN, "cmd=get_result rc=-1\n"}, HVD_PROTOCOL, "rank 0 left nothing"},
+    {{GREETING, NAMED, ""}, HVD_TIMEOUT, "the same HOROVOD_CPU_OPERATIONS"},
+    {{GREETING, NAMED, OPEN, "cmd=get_result rc=-1\n"},
+     HVD_PROTOCOL,
+     "rank 0 left nothing with the process manager; do all ranks run the same program, with one "
+     "and the same HOROVOD_CPU_OPERATIONS?"},
     {{GREETING, NAMED, OPEN, "cmd=get_result rc=0 value=hvd1/x/1/a\n", "cmd=finalize_ack\n"},
      HVD_PROTOCOL,
      "cannot be read"},
@@ -542,7 +545,10 @@ static const struct {
     const char *sentence;
 } pmix_faults[] = {
     {"init", 2, HVD_SYSTEM, "PMIx_Init failed with PMIx code -25"},
-    {"type", 2, HVD_SYSTEM, "PMIx_Get of the job's size failed"},
+    {"type", 2, HVD_SYSTEM,
+     "PMIx_Get of the job's size failed with PMIx code -1; this process looks launched by mpirun "
+     "of Open MPI, or srun --mpi=pmix; do all ranks run the same program, with one and the same "
+     "HOROVOD_CPU_OPERATIONS?"},
     {"crash", 2, HVD_SYSTEM, "ended without an answer"},
     {"hang", 2, HVD_TIMEOUT, "did not all call init in time"},
     {"", 0, HVD_PROTOCOL, "PMIx says rank 0 of 0"},
@@ -723,6 +729,9 @@ static void test_mpi_without_mpirun(void **state)
     } rows[] = {
         {{"HOROVOD_CPU_OPERATIONS=MPI"}, HVD_INVALID_ARGUMENT, "no mpirun has started this"},
         {{"HOROVOD_CONTROLLER=mpi"}, HVD_INVALID_ARGUMENT, "no mpirun has started this"},
+        {{"HOROVOD_CPU_OPERATIONS=MPI", "HOROVOD_ENCRYPT=always"},
+         HVD_INVALID_ARGUMENT,
+         "HOROVOD_ENCRYPT is always"},
         {{"HOROVOD_CPU_OPERATIONS=smoke"}, HVD_INVALID_ARGUMENT, "one of native|mpi|gloo|ccl"},
         {{"HOROVOD_CONTROLLER=mpi", "HOROVOD_CPU_OPERATIONS=gloo"}, HVD_OK, ""},
     };

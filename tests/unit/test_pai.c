@@ -79,6 +79,68 @@ static void test_what_cannot_be_read(void **state)
     }
 }
 
+static void test_json(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *sentence; // NULL: it is JSON
+    } rows[] = {
+        {"{\"a\": [1, -0.5e+3, \"x\\u00e9\\n\", true, null, {}, []]}\n", NULL},
+        {"\"text\"", NULL},
+        {"{\"a\": 1,}", "line 1: a v1 job is JSON: here, at \"}\", must be a key in \"\""},
+        {"[1,\n2,\n]", "line 3: a v1 job is JSON: here, at \"]\", must be a value"},
+        {"{\n# why\n\"a\": 1}", "line 2: a v1 job is JSON: here, at \"# why\", must be a key"},
+        {"{'a': 1}", "line 1: a v1 job is JSON: here, at \"'a': 1}\", must be a key in"},
+        {"{\"a\":\nTrue}", "line 2: a v1 job is JSON: here, at \"True}\", must be a value"},
+        {"jobName: a\nimage: i\n", "line 1: a v1 job is JSON: here, at \"jobName: a\", must be a"},
+        {"{\"a\": 1 \"b\": 2}", "must be \",\" or \"}\""},
+        {"{\"a\" 1}", "must be \":\" after a key"},
+        {"[\"a\tb\"]", "must be the \" that ends"},
+        {"[\"a", "line 1: a v1 job is JSON: here must be the \" that ends"},
+        {"[\"\\x\"]", "one of \" \\ / b f n r t u"},
+        {"[\"\\u12g4\"]", "four hexadecimal digits"},
+        {"[01]", "must be \",\" or \"]\""},
+        {"[1.]", "a digit after the point"},
+        {"[+1]", "must be a value"},
+        {"{} {}", "must be the end of the file"},
+        {"", "here must be a value"},
+    };
+    err_t err;
+
+    (void)state;
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        bool is_json = pai_json_check(rows[i].text, strlen(rows[i].text), "j", &err) == HVD_OK;
+        assert_int_equal(is_json, rows[i].sentence == NULL);
+        if (!is_json && strstr(err.text, rows[i].sentence) == NULL) {
+            fail_msg("%s\nis not told as: %s", err.text, rows[i].sentence);
+        }
+    }
+}
+
+// Also what is deep beyond all measure is refused at once.
+static void test_depth(void **state)
+{
+    static char text[400000];
+    pai_document_t *document;
+    err_t err;
+
+    (void)state;
+    for (int depth = PAI_MAX_DEPTH; depth <= (int)sizeof text / 2; depth += 20000) {
+        memset(text, '[', (size_t)depth);
+        memset(text + depth, ']', (size_t)depth);
+        uint64_t begin_ns = clock_ns();
+        hvd_status_t wanted = depth > PAI_MAX_DEPTH ? HVD_INVALID_ARGUMENT : HVD_OK;
+        assert_int_equal(pai_json_check(text, (size_t)depth * 2, "j", &err), wanted);
+        assert_int_equal(pai_document_read(text, (size_t)depth * 2, "j", &document, &err), wanted);
+        assert_true(clock_ns() - begin_ns < NS_PER_S);
+        if (wanted == HVD_OK) {
+            pai_document_free(document);
+        } else {
+            assert_non_null(strstr(err.text, "j, line 1: more than 64 maps and lists are in"));
+        }
+    }
+}
+
 // --- Rules ---------------------------------------------------------------------------------------
 
 static void test_findings(void **state)
@@ -281,6 +343,8 @@ int main(void)
         cmocka_unit_test(test_types),
         cmocka_unit_test(test_getting_around),
         cmocka_unit_test(test_what_cannot_be_read),
+        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_depth),
         cmocka_unit_test(test_findings),
         cmocka_unit_test(test_formats),
         cmocka_unit_test(test_tasks_are_hosts),
