@@ -37,6 +37,26 @@ static bool is_ordinary(const hook_t *hook, PyObject *grad)
     return same && core_is_plain(grad, hook->strided);
 }
 
+// Adds to the exception, if it is about a name in use, where a gradient may have got it from.
+static void explain_duplicate(void)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    PyObject *status = PyObject_GetAttrString(error, "status");
+    const char *duplicate = hvd_status_name(HVD_DUPLICATE_NAME);
+    if (status != NULL && PyUnicode_CompareWithASCIIString(status, duplicate) == 0) {
+        Py_XDECREF(PyObject_CallMethod(
+            error, "add_note", "s",
+            "Optimizers whose gradients one backward pass computes need different names for them: "
+            "hvd.DistributedOptimizer(..., named_parameters=[(\"a.\" + name, p) for name, p in "
+            "model.named_parameters()])"));
+    }
+    Py_XDECREF(status);
+    PyErr_Clear();
+    PyErr_Restore(type, error, traceback);
+}
+
 static PyObject *submit_grad(hook_t *hook, PyObject *param)
 {
     PyObject *grad = PyObject_GetAttr(param, core.s_grad);
@@ -48,6 +68,9 @@ static PyObject *submit_grad(hook_t *hook, PyObject *param)
         handle = PyObject_CallFunctionObjArgs(hook->slow, (PyObject *)hook, param, NULL);
     } else {
         handle = core_submit_in_place(&hook->request, grad);
+    }
+    if (handle == NULL) {
+        explain_duplicate();
     }
     Py_DECREF(grad);
     return handle;

@@ -94,6 +94,7 @@ static bool read_request(const in_place_t *self, PyObject *const *args, char nam
         request->flags |= HVD_SCALED;
     }
     bool ordinary = !PyErr_Occurred() && args[ARG_AVERAGE] == Py_None &&
+                    (args[ARG_REDUCE] == Py_None || PyLong_CheckExact(args[ARG_REDUCE])) &&
                     request->reduce != HVD_ADASUM &&
                     (request->name == NULL || read_name(self, args[ARG_NAME], name)) &&
                     read_set(args[ARG_PROCESS_SET], &request->process_set) &&

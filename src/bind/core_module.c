@@ -402,11 +402,12 @@ static PyObject *timeline_start(PyObject *module, PyObject *args)
     if (ctx == NULL || !PyArg_ParseTuple(args, "sp", &path, &mark_cycles)) {
         return NULL;
     }
+    char text[HVD_TEXT_BYTES] = "";
     hvd_status_t status;
     Py_BEGIN_ALLOW_THREADS
-    status = hvd_timeline_start(ctx, path, mark_cycles != 0);
+    status = hvd_timeline_start(ctx, path, mark_cycles != 0, text, sizeof text);
     Py_END_ALLOW_THREADS
-    return PyUnicode_FromString(hvd_status_name(status));
+    return Py_BuildValue("(ss)", hvd_status_name(status), text);
 }
 
 static PyObject *timeline_stop(PyObject *module, PyObject *unused)
@@ -459,7 +460,7 @@ static PyMethodDef methods[] = {
     {"process_set_ids", process_set_ids, METH_NOARGS, "process_set_ids() -> list"},
     {"process_set_ranks", process_set_ranks, METH_O, "process_set_ranks(id) -> list"},
     {"timeline_start", timeline_start, METH_VARARGS,
-     "timeline_start(path, mark_cycles) -> status name"},
+     "timeline_start(path, mark_cycles) -> (status name, sentence)"},
     {"timeline_stop", timeline_stop, METH_NOARGS, "timeline_stop() -> status name"},
     {"version", version, METH_NOARGS, "version() of libhvd"},
     {"submit", (PyCFunction)(void (*)(void))core_submit, METH_FASTCALL,

@@ -3,6 +3,7 @@
 import array
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -235,6 +236,15 @@ def waits_in_threads_on_a_rank():
     return not wrong and (size == 1 or "shut down" in seen[0])
 
 
+def children_are_a_job():
+    basics.init()
+    data = floats(1)
+    submit(_core.ALLREDUCE, "children", data, data).wait()
+    size = basics.size()
+    basics.shutdown()
+    return 0 if list(data) == [size] else 5
+
+
 def fork_on_a_rank():
     basics.init()
     child = os.fork()
@@ -243,7 +253,8 @@ def fork_on_a_rank():
             assert not basics.is_initialized()
             submit(_core.ALLREDUCE, "child", floats(1), floats(1))
         except HorovodInternalError as error:
-            os._exit(0 if error.status == "HVD_FORKED" else 3)
+            os._exit(3 if error.status != "HVD_FORKED" or "try:" in str(error) else
+                     children_are_a_job())
         os._exit(4)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     data = floats(1)
@@ -257,6 +268,17 @@ def one_rank_dies():
     if basics.rank() == 1:
         os._exit(7)
     submit(_core.ALLREDUCE, "waits", data, data).wait()
+
+
+def rank_1_never_comes():
+    if os.environ["HOROVOD_RANK"] == "0":
+        basics.init()
+
+
+def timeline_nowhere_on_a_rank():
+    basics.init()
+    with pytest.raises(ValueError, match="'/nonexistent/x'.*: No such file or directory"):
+        basics.start_timeline("/nonexistent/x")
 
 
 # --- The tests ------------------------------------------------------------------------------------
@@ -277,10 +299,21 @@ def test_over_tcp():
     assert run_ranks(2, THIS, "operations_on_a_rank", hosts=2) == [True, True]
 
 
+def test_a_timeline_that_cannot_be_written_says_why():
+    run_ranks(1, THIS, "timeline_nowhere_on_a_rank", env={"HOROVOD_TIMELINE": "DYNAMIC"})
+
+
 def test_a_lost_rank_is_named():
     output = run_ranks(2, THIS, "one_rank_dies", codes=[1, 7])[0]
     assert "HorovodInternalError" in output and "rank 1" in output
     assert "submitted at" in output and f"{THIS}.py:" in output
+
+
+def test_a_rank_that_never_comes_is_named():
+    env = {"HOROVOD_START_TIMEOUT": "2"}
+    output = run_ranks(2, THIS, "rank_1_never_comes", codes=[1, 0], env=env)[0]
+    assert re.search(r"ValueError: Horovod initialization failed: waited [0-9.]+ s for rank 1 of 2",
+                     output)
 
 
 def test_the_helper_notices_failures():
@@ -351,6 +384,26 @@ class FileCommunicator:
 
 def test_jobs_of_communicators(tmp_path):
     assert run_ranks(3, "test_common", "communicators_side_by_side", str(tmp_path)) == [0, 1, 2]
+
+
+def close_what_is_its_own(folder):
+    """A descriptor that the library has closed already may be one of its new ones by now."""
+    closed, close = [], os.close
+
+    def close_and_tell(descriptor):
+        closed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        close(descriptor)
+
+    os.close = close_and_tell
+    basics.init(comm=FileCommunicator(f"{folder}/alone", 0, 1))
+    os.close = close
+    basics.shutdown()
+    return closed
+
+
+def test_init_with_a_communicator_closes_what_is_its_own(tmp_path):
+    [closed] = run_ranks(1, "test_common", "close_what_is_its_own", str(tmp_path))
+    assert len(closed) == 1 and "hvd-secret" in closed[0]
 
 
 def test_compression():

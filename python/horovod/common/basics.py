@@ -21,6 +21,8 @@ _after_init = []
 # And before each shutdown: whoever holds the context lets go of it.
 _before_shutdown = []
 _exit_hook_of = None
+# What the core's init can raise; callers see one kind.
+_INIT_ERRORS = (RuntimeError, ValueError, TimeoutError)
 
 
 def on_init(function):
@@ -64,7 +66,7 @@ def _join(ranks):
     while True:
         try:
             return _core.init(ranks)
-        except (RuntimeError, ValueError) as error:
+        except _INIT_ERRORS as error:
             if not membership.is_elastic():
                 raise ValueError(f"Horovod initialization failed: {error}") from error
             membership.take_next_place()
@@ -74,7 +76,7 @@ def _join_communicator(ranks, comm):
     try:
         with _communicators.job_of(comm) as handle:
             _core.init(ranks, handle)
-    except (RuntimeError, ValueError) as error:
+    except _INIT_ERRORS as error:
         raise ValueError(f"Horovod initialization failed: {error}") from error
 
 
@@ -126,13 +128,13 @@ is_homogeneous = _core.is_homogeneous
 
 def start_timeline(file_path, mark_cycles=False):
     """Begins to write a timeline. HOROVOD_TIMELINE must have been set (DYNAMIC will do)."""
-    status = _core.timeline_start(os.fspath(file_path), mark_cycles)
+    status, text = _core.timeline_start(os.fspath(file_path), mark_cycles)
     if status == "HVD_UNSUPPORTED":
         raise ValueError(
             "Set HOROVOD_TIMELINE=DYNAMIC before init() to start the timeline at run time."
         )
     if status != "HVD_OK":
-        raise ValueError(f"cannot start a timeline at {file_path}: {status}")
+        raise ValueError(f"{text} ({status})")
 
 
 def stop_timeline():

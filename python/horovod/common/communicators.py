@@ -78,11 +78,9 @@ def job_of(comm):
         server, port = _core.rendezvous_start("*", 0, secret)
         card = (secret.hex(), port, own_addresses())
     secret, port, addresses = comm.bcast(card, root=0)
-    readable, writable = os.pipe()
-    os.write(writable, secret.encode())
-    os.close(writable)
+    secret_file = _file_in_memory(secret.encode())
     values = {"RANK": rank, "SIZE": comm.Get_size(), "RENDEZVOUS_ADDR": addresses,
-              "RENDEZVOUS_PORT": port, "SECRET_FD": readable}
+              "RENDEZVOUS_PORT": port, "SECRET_FILE": f"/proc/self/fd/{secret_file}"}
     before = {name: os.environ.pop(name) for name in
               (f"HOROVOD_{word}" for word in PLACE + MEETING) if name in os.environ}
     os.environ.update({f"HOROVOD_{word}": str(value) for word, value in values.items()})
@@ -92,10 +90,18 @@ def job_of(comm):
         for word in values:
             os.environ.pop(f"HOROVOD_{word}", None)
         os.environ.update(before)
-        with contextlib.suppress(OSError):
-            os.close(readable)  # read to its end and closed already, unless init failed early
+        os.close(secret_file)
         if server is not None:
             _core.rendezvous_stop(server)
+
+
+def _file_in_memory(data):
+    """A descriptor of a file that only this user may read. The library opens it by its path, so
+    that each side closes what is its own: a number closed twice may be somebody else's by then."""
+    descriptor = os.memfd_create("hvd-secret", os.MFD_CLOEXEC)
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, data)
+    return descriptor
 
 
 def _handle_of(comm):

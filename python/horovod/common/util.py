@@ -12,12 +12,20 @@ def handle_average_backwards_compatibility(op, average):
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one.")
-        return op
+        return check_op(op)
     if average is None:
         return Average
     warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning,
                   stacklevel=_users_level())
     return Average if average else Sum
+
+
+def check_op(op):
+    """Refuses what only looks like a reduction, as torch.distributed.ReduceOp.SUM, which is 0."""
+    if isinstance(op, bool) or not isinstance(op, int):
+        raise TypeError(f"op is {op!r}; one of hvd.Average, hvd.Sum, hvd.Min, hvd.Max, "
+                        "hvd.Product and hvd.Adasum is expected")
+    return op
 
 
 def _users_level():

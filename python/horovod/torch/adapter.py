@@ -38,6 +38,12 @@ MOVED_AS = {
 LINEAR = (_core.AVERAGE, _core.SUM)
 
 
+def check_tensor(tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a torch.Tensor is expected, not {tensor!r:.60} of type "
+                        f"{type(tensor).__name__}; torch.as_tensor() makes one of numbers")
+
+
 def is_plain(tensor):
     """Can the core use the tensor's own memory?"""
     return (tensor.layout is torch.strided and tensor.is_cpu and tensor.dtype in DTYPES

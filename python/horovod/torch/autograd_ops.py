@@ -15,6 +15,7 @@ from horovod.common.basics import Average, Sum, rank
 from horovod.common.objects import allgather_size
 from horovod.common.process_sets import global_process_set
 from horovod.torch import mpi_ops
+from horovod.torch.adapter import check_tensor
 from horovod.torch.compression import Compression
 
 _in_functional_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
@@ -56,8 +57,8 @@ class HorovodAllreduce(_Collective):
     def run(tensor, average, name, op, prescale_factor, postscale_factor, process_set):
         op = mpi_ops._reduction(op, average, process_set)
         return mpi_ops._same_shape(
-            _core.ALLREDUCE, mpi_ops._named("allreduce", name), tensor, mpi_ops._like(tensor), op,
-            0, process_set, prescale_factor, postscale_factor, True).wait()
+            _core.ALLREDUCE, mpi_ops._named("allreduce", name), tensor, None, op, 0, process_set,
+            prescale_factor, postscale_factor, True).wait()
 
     @staticmethod
     def keep(ctx, inputs, output):
@@ -76,6 +77,7 @@ def allreduce(tensor, average=None, name=None, compression=Compression.none, op=
               prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set):
     """The tensor reduced over all members, as a new tensor."""
     op = mpi_ops._reduction(op, average, process_set)
+    check_tensor(tensor)
     if tensor.is_sparse:
         return mpi_ops.sparse_allreduce_async(tensor, name or "sparse", op, process_set)()
     wire, ctx = compression.compress(tensor)
@@ -187,8 +189,8 @@ class HorovodBroadcast(_Collective):
     @staticmethod
     def run(tensor, root_rank, name, process_set):
         return mpi_ops._same_shape(
-            _core.BROADCAST, mpi_ops._named("broadcast", name), tensor, mpi_ops._like(tensor), None,
-            root_rank, process_set, 1.0, 1.0, True).wait()
+            _core.BROADCAST, mpi_ops._named("broadcast", name), tensor, None, None, root_rank,
+            process_set, 1.0, 1.0, True).wait()
 
     @staticmethod
     def keep(ctx, inputs, output):

@@ -52,7 +52,8 @@ def _reduction(options):
     for theirs, ours in _REDUCTIONS:
         if options.reduceOp == theirs:
             return ours
-    raise ValueError(f"the hvd backend cannot reduce by {options.reduceOp}; "
+    theirs = getattr(options.reduceOp, "op", options.reduceOp)
+    raise ValueError(f"the hvd backend cannot reduce by {theirs}; "
                      "SUM, AVG, MIN, MAX and PRODUCT it can")
 
 

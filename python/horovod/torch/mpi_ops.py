@@ -16,8 +16,8 @@ from horovod.common.basics import (  # noqa: F401 - exported
     shutdown, size, start_timeline, stop_timeline)
 from horovod.common.exceptions import HorovodInternalError  # noqa: F401 - exported
 from horovod.common.process_sets import global_process_set
-from horovod.common.util import check_adasum, handle_average_backwards_compatibility
-from horovod.torch.adapter import (DTYPES, from_memory, from_wire, is_plain, to_wire,
+from horovod.common.util import check_adasum, check_op, handle_average_backwards_compatibility
+from horovod.torch.adapter import (DTYPES, check_tensor, from_memory, from_wire, is_plain, to_wire,
                                    write_back)
 
 _submit = _core.submit
@@ -57,7 +57,9 @@ def synchronize(handle):
 
 def _same_shape(op, name, tensor, output, reduce, root, process_set, pre=1.0, post=1.0,
                 waits=False):
-    """One tensor. reduce is None when bytes are only moved."""
+    """One tensor, into the output or a new one. reduce is None when bytes are only moved."""
+    check_tensor(tensor)
+    output = _like(tensor) if output is None else output
     set_id = process_set.process_set_id
     red = _core.SUM if reduce is None else reduce
     code = DTYPES.get(tensor.dtype)
@@ -107,6 +109,8 @@ def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post
 
 def _check_group(tensors):
     tensors = list(tensors)
+    for tensor in tensors:
+        check_tensor(tensor)
     if len({tensor.device for tensor in tensors}) > 1:
         raise RuntimeError("the tensors of a group are on different devices; move them to one")
     return tensors
@@ -151,7 +155,7 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
                     postscale_factor=1.0, process_set=global_process_set):
     """Starts an allreduce into a new tensor; returns a handle."""
     op = _reduction(op, average, process_set)
-    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, _like(tensor), op, 0,
+    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, None, op, 0,
                        process_set, prescale_factor, postscale_factor)
 
 
@@ -222,7 +226,8 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
         if op == Average:
             all_values = all_values / process_set.size()
         if all_indices.numel() == 0:
-            return torch.sparse_coo_tensor(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            return torch.sparse_coo_tensor(tensor.shape, dtype=tensor.dtype, device=tensor.device,
+                                           check_invariants=False)
         return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape,
                                        check_invariants=False)
 
@@ -231,7 +236,7 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
 
 def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
     """Starts a broadcast into a new tensor; returns a handle."""
-    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, _like(tensor), None,
+    return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, None, None,
                        root_rank, process_set)
 
 
@@ -257,6 +262,8 @@ def _other_shape(op, name, tensors, reduce, process_set, pre=1.0, post=1.0, spli
     """One tensor, or a list of one dtype; finish(handle, outputs) makes the result."""
     many = isinstance(tensors, (list, tuple))
     originals = list(tensors) if many else [tensors]
+    if reduce is not None:
+        check_op(reduce)
     wires = [tensor if is_plain(tensor) else to_wire(tensor, reduce) for tensor in originals]
     dtype = wires[0].dtype
 
@@ -294,6 +301,7 @@ def _other_shape_group(op, kind, name, tensors, reduce, process_set, as_result, 
 
 def allgather_async(tensor, name=None, process_set=global_process_set):
     """Starts an allgather; returns a handle."""
+    check_tensor(tensor)
     return _other_shape(_core.ALLGATHER, _named("allgather", name), tensor, None, process_set)
 
 
@@ -318,6 +326,7 @@ def _as_splits(splits):
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
     """Starts an alltoall; the handle gives (output, received_splits)."""
+    check_tensor(tensor)
     splits = _as_splits(splits)
     rows, device = (splits.tolist(), splits.device) if splits is not None else (None, None)
 
@@ -332,6 +341,7 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
 def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set,
                         prescale_factor=1.0, postscale_factor=1.0):
     """Starts a reducescatter; returns a handle."""
+    check_tensor(tensor)
     return _other_shape(_core.REDUCESCATTER, _named("reducescatter", name), tensor, op, process_set,
                         prescale_factor, postscale_factor)
 
@@ -345,14 +355,33 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
 
 # --- Operations without tensors -------------------------------------------------------------------
 
+_era = 0
+
+
+@basics.on_init
+def _begin_era():
+    global _era
+    _era += 1
+
+
+def era():
+    """A number that changes when all ranks meet: at init() and at the end of join().
+
+    What ranks have agreed on since is known to all; what they agreed on before may be unknown to
+    ranks that are new, or had joined.
+    """
+    return _era
+
 
 def join(device=-1):
     """Takes part in the others' allreduces with zeros until every rank has joined.
 
     Returns the rank that joined last. device is accepted for compatibility.
     """
-    return _submit(_core.JOIN, None, _core.UINT8, _core.SUM, 0, 0, 1.0, 1.0, None, None, None, True,
+    last = _submit(_core.JOIN, None, _core.UINT8, _core.SUM, 0, 0, 1.0, 1.0, None, None, None, True,
                    None, lambda handle: handle.last_joined).wait()
+    _begin_era()
+    return last
 
 
 def barrier(process_set=global_process_set):

@@ -5,6 +5,9 @@ The wrapped optimizer is an instance of a subclass of the user's own class, made
 shares the state and the parameter groups of the original. Each parameter has a hook, a C object
 (_core.GradientHook) that submits the gradient as soon as it is accumulated; step() waits for all of
 them at once and runs the user's step.
+
+What a rank submits for a parameter its own backward pass has not used must match the others, so
+ranks agree at the first step which gradients are sparse (_agree_on_sparse).
 """
 import contextlib
 import os
@@ -14,16 +17,16 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horovod import _core
-from horovod.common.basics import Adasum, Average, size
+from horovod.common.basics import Adasum, Average, Max, size
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.objects import broadcast_object
 from horovod.common.process_sets import global_process_set
-from horovod.common.util import check_adasum, split_list
+from horovod.common.util import check_adasum, check_op, split_list
 from horovod.torch.adapter import DTYPES
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import (JointHandle, allreduce_async_, grouped_allreduce_async_,
+from horovod.torch.mpi_ops import (allreduce_, allreduce_async_, era, grouped_allreduce_async_,
                                    sparse_allreduce_async, synchronize)
 
-_WAITING = object()  # handle of a gradient whose group is not complete yet
 _attached = WeakIdKeyDictionary()  # parameter -> what takes its hook away again
 
 
@@ -31,13 +34,19 @@ def _parameters(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _add_names(names, optimizer):
+    """Gives a name to parameters that have none: all, or those of groups added later."""
+    for g, group in enumerate(optimizer.param_groups):
+        for i, p in enumerate(group["params"]):
+            names.setdefault(p, f"allreduce.noname.{g}.{i}")
+    return names
+
+
 def _check_names(named_parameters, optimizer):
     """parameter -> name, for every parameter of the optimizer."""
     named = list(named_parameters) if named_parameters is not None else None
     if named is None:
-        return {p: f"allreduce.noname.{g}.{i}"
-                for g, group in enumerate(optimizer.param_groups)
-                for i, p in enumerate(group["params"])}
+        return _add_names({}, optimizer)
     if any(not isinstance(item, tuple) for item in named):
         raise ValueError("named_parameters should be a sequence of tuples (name, parameter), "
                          "usually produced by model.named_parameters().")
@@ -91,15 +100,52 @@ def _no_entries(p, sparse_dim):
 
 
 class _Group:
-    """Gradients that are reduced together, once all are there."""
+    """Gradients that are reduced together, once all are there.
+
+    Members that are frozen meanwhile are left out: where only some ranks have frozen them, the
+    core refuses the groups of different lengths.
+    """
 
     def __init__(self, name, parameters):
         self.name = name
         self.parameters = parameters
-        self.ready = set()
+        self.start_step()
+
+    def start_step(self):
+        self.ready = set()  # and not submitted yet
+        self.n_awaited = sum(p.requires_grad for p in self.parameters)
+        self.submitted, self.handle, self._results = [], None, None
+
+    def is_complete(self):
+        # The count nearly always says no; some may have been unfrozen since it was made.
+        return len(self.ready) >= self.n_awaited and all(
+            p in self.ready or not p.requires_grad for p in self.parameters)
+
+    def remove(self, p):
+        self.parameters = [member for member in self.parameters if member is not p]
+        self.n_awaited -= 1
+
+    def wait_for(self, p):
+        """The reduced gradient of a member."""
+        if self.handle is None:
+            raise RuntimeError(f"{self.name} was never submitted: the gradients of its parameters "
+                               "are those of this rank only")
+        if self._results is None:
+            self._results = dict(zip(self.submitted, self.handle.wait()))
+        return self._results[p]
 
 
-class _DistributedOptimizer:
+class _Wrapper:
+    """What all wrapped optimizers share."""
+
+    def __reduce_ex__(self, _protocol):  # also of copy.copy() and copy.deepcopy()
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled: hooks of its parameters and "
+            "operations in flight belong to it. Save its state_dict(), or copy the optimizer it "
+            "was made of and wrap the copy.")
+
+
+class _DistributedOptimizer(_Wrapper):
     """Mixed into a subclass of the user's optimizer; see DistributedOptimizer()."""
 
     def _begin(self, names, compression, backward_passes_per_step, op, gradient_predivide_factor,
@@ -115,7 +161,9 @@ class _DistributedOptimizer:
         self._postscale = gradient_predivide_factor
         self._hooks = {}  # parameter -> GradientHook
         self._after = {}  # parameter -> what to do with the result, for the slow ways
-        self._sparse = {}  # parameter -> sparse dimensions, where gradients were sparse
+        self._sparse = {}  # parameter -> sparse dimensions, where gradients are sparse
+        self._agreed = set()  # parameters of which all ranks know whether they are in _sparse,
+        self._agreed_in = era()  # in this era
         self._groups = {}  # parameter -> _Group
         self._synchronized = False
         self._should_synchronize = True
@@ -138,22 +186,23 @@ class _DistributedOptimizer:
                                      self.process_set)
             by_name = {name: p for p, name in self._parameter_names.items()}
             groups = split_list([by_name[name] for name in order], groups)
-        for i, parameters in enumerate(groups):
-            group = _Group(f"group.{i}", [p for p in parameters if p.requires_grad])
-            for p in group.parameters:
-                self._groups[p] = group
+        trainable = {p for p in _parameters(self) if p.requires_grad}
+        for parameters in groups:
+            members = [p for p in parameters if p in trainable]
+            if members:  # the first one's name makes it different from groups of other optimizers
+                group = _Group(f"group.{self._parameter_names[members[0]]}", members)
+                self._groups.update((p, group) for p in members)
 
     def _make_hooks(self):
         """For parameters that have none yet: all, or those added or unfrozen since."""
-        for g, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                if not p.requires_grad or p in self._hooks:
-                    continue
-                name = self._parameter_names.setdefault(p, f"allreduce.noname.{g}.{i}")
-                self._hooks[p] = self._make_hook(p, name)
-                if p in _attached:  # of an optimizer this one replaces: one gradient, one hook
-                    _attached[p].remove()
-                _attached[p] = p.register_post_accumulate_grad_hook(self._hooks[p])
+        new = [p for p in _parameters(self) if p.requires_grad and p not in self._hooks]
+        if new:
+            _add_names(self._parameter_names, self)
+        for p in new:
+            self._hooks[p] = self._make_hook(p, self._parameter_names[p])
+            if p in _attached:  # of an optimizer this one replaces: one gradient, one hook
+                _attached[p].remove()
+            _attached[p] = p.register_post_accumulate_grad_hook(self._hooks[p])
 
     def _make_hook(self, p, name):
         slow = (self._compression is not Compression.none or p in self._groups
@@ -166,17 +215,35 @@ class _DistributedOptimizer:
     def _submit_slowly(self, hook, p):
         """Everything that is not the allreduce of a plain gradient in place; returns a handle."""
         grad = p.grad
-        if grad is not None and grad.is_sparse:
-            self._sparse[p] = grad.sparse_dim()
-            if not self.sparse_as_dense:
-                wait = sparse_allreduce_async(grad, f"{hook.name}", self.op, self.process_set)
-                self._after[p] = lambda result: setattr(p, "grad", result)
-                return _Wait(wait)
+        if grad.is_sparse and not (p in self._agreed and self._agreed_in == era()):
+            self._sparse[p] = grad.sparse_dim()  # as on the other ranks, unless they disagree
+        if p in self._sparse and not self.sparse_as_dense:
+            return self._submit_sparse(hook.name, p, grad)
+        if grad.is_sparse:
             grad = grad.to_dense()
-            self._after[p] = lambda result: setattr(p, "grad", result.to_sparse())
+            self._after[p] = lambda result: setattr(p, "grad", self._like_the_others(p, result))
         if p in self._groups:
             return self._submit_with_group(self._groups[p], p)
         return self._submit_one(hook.name, p, grad)
+
+    def _submit_sparse(self, name, p, grad):
+        self._leave_group(p)
+        if not grad.is_sparse:  # on this rank, this time
+            grad = grad.to_sparse(self._sparse[p])
+        self._after[p] = lambda result: setattr(p, "grad", result)
+        return _Wait(sparse_allreduce_async(grad, name, self.op, self.process_set))
+
+    def _like_the_others(self, p, result):
+        """Sparse if it is on all ranks: a step with a dense one would round differently."""
+        return result.to_sparse() if p in self._sparse else result
+
+    def _leave_group(self, p):
+        """A sparse gradient travels by itself: its group is one of the others, on all ranks."""
+        group = self._groups.pop(p, None)
+        if group is not None:
+            group.remove(p)
+            if group.ready and group.is_complete():
+                self._submit_group(group)
 
     def _submit_one(self, name, p, grad):
         wire, ctx = self._compression.compress(grad)
@@ -198,31 +265,71 @@ class _DistributedOptimizer:
 
     def _submit_with_group(self, group, p):
         group.ready.add(p)
-        if len(group.ready) < len(group.parameters):
-            return _WAITING
-        self._submit_group(group)
-        return self._hooks[p].handle
+        if group.is_complete():
+            self._submit_group(group)
+        return _Wait(lambda: group.wait_for(p))
 
     def _submit_group(self, group):
-        """One grouped allreduce; every member gets a handle to its own result."""
-        grads = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in group.parameters]
+        """One grouped allreduce of the members that are ready, in an order all ranks share."""
+        group.submitted = [p for p in group.parameters if p in group.ready]
+        group.ready = set()
+        grads = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in group.submitted]
         wires, contexts = zip(*(self._compression.compress(grad) for grad in grads))
-        joint = grouped_allreduce_async_(wires, name=group.name, op=self.op,
-                                         prescale_factor=self._prescale,
-                                         postscale_factor=self._postscale,
-                                         process_set=self.process_set)
-        for p, grad, wire, ctx in zip(group.parameters, grads, wires, contexts):
+        group.handle = grouped_allreduce_async_(wires, name=group.name, op=self.op,
+                                                prescale_factor=self._prescale,
+                                                postscale_factor=self._postscale,
+                                                process_set=self.process_set)
+        for p, grad, wire, ctx in zip(group.submitted, grads, wires, contexts):
             self._write_back_later(p, grad, wire, ctx)
-        once = _Once(joint)
-        group.ready.clear()
-        for i, p in enumerate(group.parameters):
-            self._hooks[p].handle = _Wait(lambda i=i: once.wait()[i])
 
     # --- Waiting ---
+
+    def _agree_on_sparse(self):
+        """Ranks learn from those that have used a parameter whether its gradients are sparse.
+
+        Once for each parameter: one that no rank has used by then counts as dense for good.
+        """
+        if self._agreed_in != era():
+            self._agreed.clear()
+            self._agreed_in = era()
+        if len(self._agreed) == len(self._hooks):
+            return
+        new = [p for p in self._hooks if p not in self._agreed]
+        new.sort(key=self._parameter_names.get)  # ranks may have built their models differently
+        seen = torch.tensor([self._seen(p) for p in new], dtype=torch.uint8)
+        allreduce_(seen, name=f"sparse_gradients.{self._parameter_names[new[0]]}", op=Max,
+                   process_set=self.process_set)
+        for p, (sparse_dim, is_dense) in zip(new, seen.tolist()):
+            if sparse_dim:
+                self._has_sparse_gradients(p, sparse_dim, is_dense)
+        self._agreed.update(new)
+
+    def _seen(self, p):
+        """Sparse dimensions of the parameter's gradients, and: has a dense one been submitted?"""
+        hook = self._hooks[p]
+        if p in self._sparse:
+            return self._sparse[p], False
+        if hook.handle is None:
+            return p.grad.sparse_dim() if p.grad is not None and p.grad.is_sparse else 0, False
+        return 0, True
+
+    def _has_sparse_gradients(self, p, sparse_dim, is_dense):
+        hook = self._hooks[p]
+        self._sparse[p] = sparse_dim
+        if self.sparse_as_dense:
+            return
+        if is_dense:
+            raise HorovodInternalError(
+                f"The gradient of parameter '{hook.name}' is sparse on some ranks and dense on "
+                "others. Make the layer that uses it the same on all, or give "
+                "DistributedOptimizer sparse_as_dense=True.")
+        hook.always_slow = True  # whatever comes next travels as a sparse one
+        self._leave_group(p)
 
     def _submit_missing(self):
         """What no backward pass has brought: zeros, so that ranks with other graphs do not wait."""
         self._make_hooks()
+        self._agree_on_sparse()
         for p, hook in self._hooks.items():
             if hook.handle is not None or not p.requires_grad:
                 continue
@@ -231,12 +338,15 @@ class _DistributedOptimizer:
                           else torch.zeros_like(p))
             hook.left = 1
             hook(p)
+        for group in set(self._groups.values()):
+            if group.ready:  # it waits for members that were frozen since the last step
+                self._submit_group(group)
 
     def synchronize(self):
         """Waits until all gradients are reduced and in place."""
         if self._is_active:
-            self._submit_missing()
             try:
+                self._submit_missing()
                 self._wait_for_all()
             finally:
                 self._forget()
@@ -259,12 +369,15 @@ class _DistributedOptimizer:
                 if after is not None:
                     after(result)
 
+    def _is_in_flight(self):
+        return any(hook.handle is not None for hook in self._hooks.values())
+
     def _forget(self):
         for hook in self._hooks.values():
             hook.handle = None
             hook.left = hook.passes
-        for group in self._groups.values():
-            group.ready.clear()
+        for group in set(self._groups.values()):
+            group.start_step()
         self._after.clear()
 
     # --- What users call ---
@@ -276,7 +389,14 @@ class _DistributedOptimizer:
             hook.passes = hook.left = passes
 
     def load_state_dict(self, *args, **kwargs):
-        """Also forgets gradients that are on their way."""
+        """Also forgets gradients that are on their way, but not before they have arrived.
+
+        Their names are taken until then.
+        """
+        if self._is_in_flight():
+            # Elastic training restores after a failure; nothing arrives then.
+            with contextlib.suppress(RuntimeError, ValueError):
+                self.synchronize()
         self._forget()
         self._synchronized = False
         return super().load_state_dict(*args, **kwargs)
@@ -321,7 +441,7 @@ class _DistributedOptimizer:
 
     def zero_grad(self, *args, **kwargs):
         """As the user's optimizer does, once no gradient is on its way."""
-        if any(hook.handle is not None for hook in self._hooks.values()):
+        if self._is_in_flight():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before "
                 "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause "
@@ -336,20 +456,7 @@ class _Wait:
         self.wait = wait
 
 
-class _Once:
-    """A handle that several wait for."""
-
-    def __init__(self, handle: JointHandle):
-        self._handle = handle
-        self._result = None
-
-    def wait(self):
-        if self._handle is not None:
-            self._result, self._handle = self._handle.wait(), None
-        return self._result
-
-
-class _AdasumOptimizer:
+class _AdasumOptimizer(_Wrapper):
     """Each rank makes its own step; the changes are combined by Adasum.
 
     Mixed into a subclass of the user's optimizer, for op=Adasum on more than one rank.
@@ -377,6 +484,7 @@ class _AdasumOptimizer:
     def step(self, closure=None):
         """The user's step, then the Adasum of what it changed."""
         loss = closure() if closure is not None else None
+        _add_names(self._parameter_names, self)
         parameters = [p for p in _parameters(self) if p.requires_grad]
         starts = [p.detach().clone() for p in parameters]
         super().step()
@@ -409,9 +517,12 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    if isinstance(optimizer, _Wrapper):
+        raise ValueError("the optimizer is a DistributedOptimizer already: use it as it is, or "
+                         "wrap the one it was made of once more, with other arguments")
     groups = _check_groups(num_groups, groups)
     names = _check_names(named_parameters, optimizer)
-    check_adasum(op, process_set, size())
+    check_adasum(check_op(op), process_set, size())
     if process_set.process_set_id is None:
         raise ValueError("Process set provided does not exist, or has not been registered.")
     mixin = _AdasumOptimizer if op == Adasum and size() > 1 else _DistributedOptimizer

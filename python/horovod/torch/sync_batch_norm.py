@@ -25,11 +25,11 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input):
         self._check_input_dim(input)
+        momentum = self.momentum if self.momentum is not None else 0.0
         if self.training and self.track_running_stats:
             self.num_batches_tracked.add_(1)
-        momentum = self.momentum
-        if momentum is None:  # a cumulative average
-            momentum = 1.0 / float(self.num_batches_tracked) if self.track_running_stats else 0.0
+            if self.momentum is None:  # a cumulative average
+                momentum = 1.0 / float(self.num_batches_tracked)
         needs_batch = self.training or not self.track_running_stats
         if not needs_batch or size() == 1:
             return functional.batch_norm(

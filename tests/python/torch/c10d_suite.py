@@ -4,6 +4,7 @@ import datetime
 import importlib
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -24,6 +25,8 @@ def check_collectives(rank, size):
         work = dist.all_reduce(tensor, op=op, async_op=True)
         work.wait()
         assert torch.allclose(tensor, torch.full((3,), float(expected)))
+    with pytest.raises(ValueError, match="cannot reduce by RedOpType.BAND"):
+        dist.all_reduce(torch.ones(1, dtype=torch.int32), op=dist.ReduceOp.BAND)
     tensor = torch.full((2, 2), float(rank))
     dist.broadcast(tensor, size - 1)
     assert torch.equal(tensor, torch.full((2, 2), float(size - 1)))

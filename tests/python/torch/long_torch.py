@@ -15,8 +15,8 @@ OPS = [  # process set, ranks, hosts, environment
     ("world", 4, 1, {}),
     ("world", 4, 2, {}),
     ("world", 4, 1, TCP),
-    ("set", 2, 1, {}),
     ("set", 3, 1, {}),
+    ("set", 3, 1, TCP),
     ("set", 4, 1, {}),
     ("set", 4, 1, TCP),
 ]

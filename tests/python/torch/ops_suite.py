@@ -426,6 +426,18 @@ class Mistakes(Suite):
             hvd.alltoall(torch.ones(9), splits=[1] * (self.n + 1), process_set=self.set)
         with pytest.raises(ValueError, match="not supported"):
             hvd.allreduce_(torch.sparse_coo_tensor((2, 2)), process_set=self.set)
+        for collective in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allgather,
+                           lambda value, **kwargs: hvd.broadcast(value, self.ranks[0], **kwargs),
+                           lambda value, **kwargs: hvd.broadcast_(value, self.ranks[0], **kwargs),
+                           lambda value, **kwargs: hvd.grouped_allreduce([value], **kwargs),
+                           hvd.alltoall, hvd.reducescatter):
+            for value in ([1, 2], [torch.ones(2)], 3):
+                with pytest.raises(TypeError, match="a torch.Tensor is expected, not"):
+                    collective(value, process_set=self.set)
+        for collective in (hvd.allreduce, hvd.allreduce_, hvd.reducescatter):
+            for op in ("sum", torch.distributed.ReduceOp.SUM, True):
+                with pytest.raises(TypeError, match="one of hvd.Average, hvd.Sum"):
+                    collective(torch.ones(self.n), op=op, process_set=self.set)
         assert hvd.synchronize(12345) is None and hvd.poll(12345)
         nobodys = hvd.ProcessSet([0])
         for call in (lambda: hvd.allreduce(torch.ones(1), process_set=nobodys),

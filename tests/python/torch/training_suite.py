@@ -6,6 +6,7 @@ compares with a plain optimizer on the whole batch.
 """
 import copy
 import os
+import pickle
 import random
 import time
 import warnings
@@ -126,6 +127,31 @@ def check_clipping_between_synchronize_and_step():
     close(train_both(sgd, adjust=adjust))
 
 
+def check_process_set():
+    """Members train on the batches of all members, the others alone."""
+    if hvd.size() < 3:
+        return
+    members = hvd.add_process_set([0, hvd.size() - 1])
+    ranks = members.ranks if members.included() else [hvd.rank()]
+    rows = torch.cat([torch.arange(rank * ROWS, (rank + 1) * ROWS) for rank in ranks])
+    for kwargs in ({}, {"groups": 2}, {"gradient_predivide_factor": 2.0}):
+        alone, ours = make_model(), make_model()
+        plain = sgd(alone.parameters())
+        distributed = hvd.DistributedOptimizer(sgd(ours.parameters()), ours.named_parameters(),
+                                               process_set=members, **kwargs)
+        for step in range(3):
+            data, target, own_data, own_target = batch(step)
+            plain.zero_grad()
+            distributed.zero_grad()
+            loss_of(alone, data[rows], target[rows]).backward()
+            loss_of(ours, own_data, own_target).backward()
+            plain.step()
+            distributed.step()
+        for mine, expected in zip(ours.parameters(), alone.parameters()):
+            assert torch.allclose(mine, expected, atol=1e-6)
+    hvd.remove_process_set(members)
+
+
 def check_closures():
     """What a closure computes is reduced, however often it is called."""
     alone, ours = make_model(), make_model()
@@ -154,6 +180,52 @@ def check_an_optimizer_that_replaces_another():
         loss_of(model, *batch(0)[2:]).backward()
         optimizer.step()
     agree(model)
+
+
+def check_loading_a_state_while_gradients_are_on_their_way():
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    saved = optimizer.state_dict()
+    for step in range(10):
+        loss_of(model, *batch(step)[2:]).backward()
+        if hvd.rank() == 0:
+            time.sleep(0.01)
+        optimizer.load_state_dict(saved)
+        optimizer.zero_grad()
+    loss_of(model, *batch(0)[2:]).backward()
+    optimizer.step()
+    agree(model)
+    expected = make_model()
+    plain = sgd(expected.parameters())
+    loss_of(expected, *batch(0)[:2]).backward()
+    plain.step()
+    assert torch.allclose(model[0].weight, expected[0].weight, atol=1e-6)
+
+
+def check_two_optimizers_in_one_backward_pass():
+    models = [make_model(), make_model(6)]
+
+    def wrap(model, prefix, **kwargs):
+        named = [(prefix + name, p) for name, p in model.named_parameters()]
+        return hvd.DistributedOptimizer(sgd(model.parameters()), named, **kwargs)
+
+    def compute():
+        sum(loss_of(model, *batch(0)[2:]) for model in models).backward()
+
+    for kwargs in ({}, {"groups": 1}):
+        optimizers = [wrap(models[0], "a.", **kwargs), wrap(models[1], "b.", **kwargs)]
+        compute()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for model in models:
+            agree(model)
+    optimizers = [wrap(model, "same.") for model in models]
+    if hvd.rank() == 0 and hvd.size() > 1:  # alone, so that nothing arrives meanwhile
+        with pytest.raises(ValueError, match="same name as another tensor") as caught:
+            compute()
+        assert "need different names" in caught.value.__notes__[0]
+    hvd.barrier()
 
 
 def check_the_line_of_a_gradient():
@@ -211,6 +283,11 @@ def check_mistakes():
     optimizer = make(named_parameters=named)
     assert isinstance(optimizer, torch.optim.SGD) and type(optimizer).__name__ == "SGD"
     assert sorted(optimizer._parameter_names.values()) == sorted(name for name, _ in named)
+    for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled.*state_dict"):
+            copier(optimizer)
+    with pytest.raises(ValueError, match="is a DistributedOptimizer already"):
+        hvd.DistributedOptimizer(optimizer)
     data, target = batch(0)[2:]
     loss_of(model, data, target).backward()
     if hvd.size() > 1:
@@ -270,6 +347,45 @@ def check_unused_frozen_and_added_parameters():
     assert torch.equal(hvd.broadcast(extra.detach(), 0), extra)
 
 
+def check_groups_with_members_frozen_and_unfrozen():
+    def freeze(model, frozen):
+        for p in model[0].parameters():
+            p.requires_grad_(not frozen)
+
+    alone, ours = make_model(), make_model()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    distributed = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.1),
+                                           ours.named_parameters(), groups=1)
+    for step in range(6):
+        data, target, own_data, own_target = batch(step)
+        for model, optimizer, inputs, wanted in ((alone, plain, data, target),
+                                                 (ours, distributed, own_data, own_target)):
+            optimizer.zero_grad()
+            freeze(model, step in (1, 2, 3))
+            loss_of(model, inputs, wanted).backward()
+            if step == 3:  # frozen already when the step began, and so not waited for
+                assert all(not group.ready for group in getattr(optimizer, "_groups", {}).values())
+            optimizer.step()
+    close((agree(ours), torch.cat([p.detach().flatten() for p in alone.parameters()])))
+    if hvd.size() > 1:
+        distributed.zero_grad()
+        freeze(ours, hvd.rank() == 0)
+        loss_of(ours, *batch(0)[2:]).backward()
+        with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+            distributed.step()
+
+
+def check_a_group_that_was_not_submitted():
+    """Gradients of one rank are never taken for those of all."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), groups=1)
+    if hvd.size() > 1:
+        optimizer._submit_group = lambda group: None
+        loss_of(model, *batch(0)[2:]).backward()
+        with pytest.raises(RuntimeError, match="never submitted"):
+            optimizer.step()
+
+
 def check_sparse_gradients():
     for sparse_as_dense in (False, True):
         torch.manual_seed(2)
@@ -289,6 +405,93 @@ def check_sparse_gradients():
         assert torch.allclose(agree(model), agree(dense), atol=1e-6)
 
 
+class Lookup(nn.Module):
+    """Looks rows up in a table, or does without it."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = nn.Embedding(10, 4, sparse=sparse)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, rows):
+        return self.layer(torch.ones(2, 4) if rows is None else self.table(rows))
+
+
+def train_lookups(users_by_step, sparse_tables, **kwargs):
+    """Weights after steps in which only some ranks use the table; on them it may be sparse."""
+    model = Lookup(hvd.rank() in sparse_tables)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                         model.named_parameters(), **kwargs)
+    for step, users in enumerate(users_by_step):
+        optimizer.zero_grad()
+        rows = torch.tensor([hvd.rank(), step + 3]) if hvd.rank() in users else None
+        model(rows).pow(2).sum().backward()
+        optimizer.step()
+    return agree(model)
+
+
+def check_sparse_gradients_that_some_ranks_do_not_have():
+    everyone, last = range(hvd.size()), hvd.size() - 1
+    for users_by_step in ([[0], [last], [], everyone],  # known to be sparse on rank 0 only
+                          [[], [last], everyone],  # on none
+                          [everyone, [0]]):
+        dense = train_lookups(users_by_step, [])
+        for kwargs in ({}, {"sparse_as_dense": True}, {"groups": 1}, {"groups": 2},
+                       {"groups": 1, "sparse_as_dense": True}):
+            ours = train_lookups(users_by_step, everyone, **kwargs)
+            assert torch.allclose(ours, dense, atol=1e-6), (users_by_step, kwargs)
+        if users_by_step[0] == [0]:  # dense later and elsewhere does not matter then
+            ours = train_lookups(users_by_step, [0])
+            assert torch.allclose(ours, dense, atol=1e-6)
+
+
+def check_sparse_and_dense_gradients_of_one_parameter():
+    if hvd.size() > 1:
+        with pytest.raises(hvd.HorovodInternalError, match="sparse on some ranks and dense on"):
+            train_lookups([range(hvd.size())], [0])
+
+
+def check_sparse_gradients_after_join():
+    """Ranks that had joined do not know what the others have agreed on meanwhile."""
+    model = Lookup(sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                         model.named_parameters())
+    for joins, steps in ((True, 2 if hvd.rank() == 0 else 0), (False, 2)):
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(None if joins else torch.tensor([hvd.rank(), 3])).pow(2).sum().backward()
+            optimizer.step()
+        if joins:
+            hvd.join()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    agree(model)
+
+
+def check_sparse_gradients_with_a_rank_that_is_new():
+    """As in an elastic job: the others have agreed and left their groups before it came."""
+    def wrap(model):
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                        model.named_parameters(),
+                                        groups=[list(model.parameters())])
+
+    model = Lookup(sparse=True)
+    optimizer = wrap(model)
+    model(torch.tensor([hvd.rank()])).sum().backward()
+    optimizer.step()
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    if hvd.rank() == hvd.size() - 1:
+        model = Lookup(sparse=True)
+        optimizer = wrap(model)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for rows in (None, torch.tensor([hvd.rank()])):
+        optimizer.zero_grad()
+        model(rows).sum().backward()
+        optimizer.step()
+    agree(model)
+
+
 def check_adasum():
     if hvd.size() & (hvd.size() - 1):
         with pytest.raises(NotImplementedError, match="Adasum"):
@@ -303,6 +506,11 @@ def check_adasum():
         optimizer.step()
     agree(model)
     assert loss_of(model, *batch(0)[:2]).item() < before
+    extra = nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [extra]})
+    (extra * hvd.rank()).sum().backward()
+    optimizer.step()
+    assert torch.equal(hvd.broadcast(extra.detach(), 0), extra)
     if hvd.size() > 1:
         with pytest.raises(AssertionError):
             with optimizer.skip_synchronize():
@@ -370,6 +578,11 @@ def check_sync_batch_norm():
         assert torch.allclose(ours(whole), plain(whole), atol=1e-5)
     with pytest.raises(ValueError, match="at least 2D"):
         ours(torch.ones(3))
+    cumulative, plain = hvd.SyncBatchNorm(3, momentum=None), nn.BatchNorm2d(3, momentum=None)
+    for training in (False, True, True, False):  # before it has seen a batch, too
+        cumulative.train(training), plain.train(training)
+        assert torch.allclose(cumulative(whole[own]), plain(whole)[own], atol=1e-5)
+    assert torch.allclose(cumulative.running_mean, plain.running_mean, atol=1e-6)
 
 
 def check_elastic_state():
@@ -403,6 +616,9 @@ def check_elastic_state():
         return "done"
 
     assert train(state) == "done" and ran == [hvd.size()] * 2
+    without = TorchState(batch=hvd.rank())
+    without.sync()
+    assert without.model is None and without.optimizer is None and without.batch == 0
 
 
 def check_join():
@@ -412,6 +628,21 @@ def check_join():
     last = hvd.join()
     assert 0 <= last < hvd.size()
     assert len(set(hvd.allgather_object(last))) == 1
+
+
+def check_what_join_refuses():
+    if hvd.rank() == hvd.size() - 1 and hvd.size() > 1:
+        rows = torch.ones(hvd.size())
+        for kind, collective in (("Allgather", hvd.allgather), ("Alltoall", hvd.alltoall),
+                                 ("Broadcast", lambda t, name: hvd.broadcast(t, 0, name)),
+                                 ("Reducescatter", hvd.reducescatter)):
+            with pytest.raises(hvd.HorovodInternalError,
+                               match=f"{kind} is not supported with Join"):
+                collective(rows, name="refused")
+        out = hvd.grouped_allreduce([rows, rows], name="accepted", op=hvd.Sum)
+        assert torch.equal(out[1], rows)
+    hvd.join()
+    assert hvd.allreduce(torch.ones(1), name="afterwards", op=hvd.Sum).item() == hvd.size()
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -514,7 +745,7 @@ def check_compiled_step():
 
 
 def run():
-    hvd.init()
+    hvd.init(process_sets="dynamic")
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             started = time.monotonic()

@@ -87,8 +87,7 @@ class TorchState(ObjectState):
     """
 
     def __init__(self, model=None, optimizer=None, **kwargs):
-        kwargs.update({name: value for name, value in
-                       (("model", model), ("optimizer", optimizer)) if value is not None})
+        kwargs.update(model=model, optimizer=optimizer)
         handlers = {name: _handler_for(value) for name, value in kwargs.items()}
         self._handlers = {name: handler for name, handler in handlers.items()
                           if handler is not None}
