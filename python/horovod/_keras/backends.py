@@ -3,12 +3,15 @@
 
 A backend is a class with
   Compression                    the framework's
+  layers                         of Horovod, by the name saved models have for them
   reducer(**options)             an object with reduce(grads, variables), register_local_var()
   aggregator(n, reducer, ...)    an object with step(grads, variables, apply, skip)
   broadcast_variables(v, root)   in place
+  broadcast_global_variables(root)     of a graph of TensorFlow 1 style
   elastic_run(func)              the framework's elastic loop
   allreduce, allgather, broadcast, reducescatter     of one value
 """
+from horovod.common.groups import check_groups, grouped_positions
 
 
 def name_of(keras):
@@ -24,6 +27,7 @@ class TensorFlowBackend:
 
         self._hvd = hvd
         self.Compression = hvd.Compression
+        self.layers = {"SyncBatchNormalization": hvd.SyncBatchNormalization}
 
     def reducer(self, prefix, **options):
         from horovod.tensorflow.gradients import GradientReducer
@@ -39,6 +43,9 @@ class TensorFlowBackend:
 
     def broadcast_variables(self, variables, root_rank):
         return self._hvd.broadcast_variables(variables, root_rank)
+
+    def broadcast_global_variables(self, root_rank):
+        return self._hvd.broadcast_global_variables(root_rank)
 
     def allreduce(self, value, name, op, prescale_factor, postscale_factor, compression):
         return _evaluated(self._hvd.allreduce(
@@ -75,39 +82,50 @@ class _TorchReducer:
     """Reduces gradients of Keras' variables when they are tensors of PyTorch."""
 
     def __init__(self, hvd, compression, op, gradient_predivide_factor, process_set,
-                 scale_local_gradients):
+                 scale_local_gradients, groups):
         if gradient_predivide_factor != 1.0 and op != hvd.Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         self._hvd = hvd
         self._compression = compression
-        self._op = op
-        self._factor = gradient_predivide_factor
+        self._how = dict(op=op, prescale_factor=1.0 / gradient_predivide_factor,
+                         postscale_factor=gradient_predivide_factor, process_set=process_set)
         self._set = process_set
         self._scale = scale_local_gradients
+        self._groups = groups
         self._local = {}
 
     def register_local_var(self, variable):
         self._local[id(variable)] = variable
 
     def reduce(self, grads, variables):
-        if not self._set.included() or self._set.size() == 1:
-            return list(grads)
         result = list(grads)
-        flying = []
+        if not self._set.included() or self._set.size() == 1:
+            return result
+        shared = []
         for i, (grad, variable) in enumerate(zip(grads, variables)):
-            if grad is None:
-                continue
-            if id(variable) in self._local:
-                result[i] = grad / self._set.size() if self._scale else grad
-                continue
-            wire, context = self._compression.compress(grad.contiguous())
-            handle = self._hvd.allreduce_async(
-                wire, name=f"keras.grad_{i}", op=self._op, prescale_factor=1.0 / self._factor,
-                postscale_factor=self._factor, process_set=self._set)
-            flying.append((i, handle, context))
-        for i, handle, context in flying:
-            result[i] = self._compression.decompress(self._hvd.synchronize(handle), context)
+            if grad is not None and id(variable) not in self._local:
+                shared.append(i)
+            elif grad is not None and self._scale:
+                result[i] = grad / self._set.size()
+        groups = grouped_positions(self._groups, [variables[i] for i in shared])
+        flying = [self._start([shared[k] for k in group], grads) for group in groups]
+        for members, contexts, handle in flying:
+            reduced = self._hvd.synchronize(handle)
+            for i, context, wire in zip(members, contexts,
+                                        reduced if len(members) > 1 else [reduced]):
+                result[i] = self._compression.decompress(wire, context)
         return result
+
+    def _start(self, members, grads):
+        """Sends the gradients at these positions on their way, together."""
+        wires, contexts = zip(*[self._compression.compress(grads[i].contiguous())
+                                for i in members])
+        name = f"keras.grad_{members[0]}"
+        if len(members) == 1:
+            handle = self._hvd.allreduce_async(wires[0], name=name, **self._how)
+        else:
+            handle = self._hvd.grouped_allreduce_async(list(wires), name=name, **self._how)
+        return members, contexts, handle
 
 
 class _TorchAggregator:
@@ -146,12 +164,13 @@ class TorchBackend:
 
         self._hvd = hvd
         self.Compression = hvd.Compression
+        self.layers = {}
 
     def reducer(self, prefix, compression, op, gradient_predivide_factor, process_set,
-                scale_local_gradients, **_):
+                scale_local_gradients, num_groups=0, groups=None, **_):
         del prefix
         return _TorchReducer(self._hvd, compression, op, gradient_predivide_factor, process_set,
-                             scale_local_gradients)
+                             scale_local_gradients, check_groups(groups, num_groups))
 
     def aggregator(self, passes, reducer, sparse_as_dense, average):
         del sparse_as_dense
@@ -167,10 +186,17 @@ class TorchBackend:
         for handle in handles:
             self._hvd.synchronize(handle)
 
+    def broadcast_global_variables(self, root_rank):
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() is for graphs of TensorFlow 1 style, and Keras runs "
+            "on torch. Please use `hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank)` in "
+            "model.fit() instead.")
+
     def _tensor(self, value):
         import torch
 
-        return torch.as_tensor(value)
+        inner = getattr(value, "value", None)  # of a variable of Keras
+        return inner if torch.is_tensor(inner) else torch.as_tensor(value)
 
     def allreduce(self, value, name, op, prescale_factor, postscale_factor, compression):
         return self._hvd.allreduce(self._tensor(value), name=name, op=op, compression=compression,

@@ -180,5 +180,11 @@ def best_model_checkpoint(keras, module):
                              save_freq=save_freq)
             self.filepath = None
 
+        def on_train_begin(self, logs=None):
+            if self.filepath is None:
+                raise ValueError("BestModelCheckpoint does not know where to write: set its "
+                                 "filepath, such as \"best.keras\", before training.")
+            super().on_train_begin(logs)
+
     BestModelCheckpoint.__module__ = module
     return BestModelCheckpoint

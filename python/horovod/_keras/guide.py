@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a script meets what Keras 3 or XLA no longer allow, it is told what to do, or helped.
 
-introduce() is called by the doors, once for each Keras. It wraps two methods of Keras: compile() of
-a model, to keep collectives away from XLA and overflows on all ranks, and the constructor of
-optimizers, for the sake of lr=.
+introduce() is called by the doors, once for each Keras. It wraps methods of Keras: compile() of a
+model, to keep collectives away from XLA; the beginning of training, to find copies that lost their
+distributed optimizer; and the constructor of optimizers that scale the loss, to keep overflows on
+all ranks. In Keras 3 it looks after words of Keras 2 as well.
 """
 import functools
-import logging
 
-from horovod._keras.optimizer import Distributed, scale_before_apply
-
-_log = logging.getLogger("horovod")
-
-
-@functools.lru_cache(maxsize=None)
-def _say_once(text):
-    _log.warning("%s", text)
+from horovod._keras.optimizer import CallableList, Distributed, name_of_twin, scale_before_apply
+from horovod._keras.say import say_once
+from horovod.common import basics
 
 
 def _is_distributed(optimizer):
@@ -27,8 +22,8 @@ def _is_distributed(optimizer):
 def switch_off_jit(model):
     """XLA cannot take collectives: a model whose optimizer is distributed must not use it."""
     if _is_distributed(getattr(model, "optimizer", None)) and getattr(model, "jit_compile", False):
-        _say_once("collectives cannot be compiled by XLA: training goes on with "
-                  "jit_compile=False")
+        say_once("collectives cannot be compiled by XLA: training goes on with "
+                 "jit_compile=False")
         model.jit_compile = False
 
 
@@ -36,11 +31,58 @@ def _prepared(method):
     @functools.wraps(method)
     def compile_prepared(self, *args, **kwargs):
         result = method(self, *args, **kwargs)
-        scale_before_apply(getattr(self, "optimizer", None))
         switch_off_jit(self)
         return result
 
     return compile_prepared
+
+
+def _was_distributed(optimizer):
+    """Has it come from the configuration of a distributed one? The name is all that is left."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return not _is_distributed(optimizer) and any(
+        getattr(one, "name", None) == name_of_twin(type(one)) for one in (optimizer, inner))
+
+
+def _looking_for_copies(method):
+    """A copy of a model, however it was made, has an ordinary optimizer."""
+
+    @functools.wraps(method)
+    def train_with_all_ranks(self, *args, **kwargs):
+        if (_was_distributed(getattr(self, "optimizer", None)) and basics.is_initialized()
+                and basics.size() > 1):
+            say_once("the optimizer of this model was distributed, but copies and loaded models "
+                     "have an ordinary one: this rank trains by itself. Load with "
+                     "hvd.load_model(), or compile() the model with hvd.DistributedOptimizer(...)")
+        return method(self, *args, **kwargs)
+
+    return train_with_all_ranks
+
+
+def _scaling(method):
+    @functools.wraps(method)
+    def init_around_distributed(self, *args, **kwargs):
+        method(self, *args, **kwargs)
+        scale_before_apply(self)
+
+    return init_around_distributed
+
+
+# --- Words of Keras 2, which Keras 3 does not know ------------------------------------------------
+
+
+def _without_run_tf_function(method):
+    """Scripts of the time of TensorFlow 2.0 say this to have their own optimizer called."""
+
+    @functools.wraps(method)
+    def compile_forgiving(self, *args, **kwargs):
+        if "experimental_run_tf_function" in kwargs:
+            del kwargs["experimental_run_tf_function"]
+            say_once("Keras 3 has no compile(experimental_run_tf_function=...): leave it out, "
+                     "training is the same without it")
+        return method(self, *args, **kwargs)
+
+    return compile_forgiving
 
 
 def _without_lr(method):
@@ -55,18 +97,48 @@ def _without_lr(method):
     return explain_lr
 
 
+def _get_lr(self):
+    if "lr" in vars(self):
+        return vars(self)["lr"]
+    raise AttributeError("Keras 3 has no optimizer.lr: write optimizer.learning_rate")
+
+
+def _set_lr(self, value):
+    vars(self)["lr"] = value
+    if type(self).__module__.startswith("keras."):  # users' own may well have an lr
+        say_once("Keras 3 has no optimizer.lr, setting it changes nothing: write "
+                 "optimizer.learning_rate = ...")
+
+
+def _callable_too(variables):
+    """variables() was a method once."""
+    return property(lambda self: CallableList(variables.fget(self)), doc=variables.__doc__)
+
+
+# --- introduce ------------------------------------------------------------------------------------
+
+_wrapped = set()  # (class, name, wrapper)
+
+
 def _wrap(cls, name, wrapper):
     """Where the method is defined, as Keras compares methods to see if a user overrides them."""
     owner = next(base for base in cls.__mro__ if name in vars(base))
-    method = vars(owner)[name]
-    if not hasattr(method, "_hvd_wrapped"):
-        wrapped = wrapper(method)
-        wrapped._hvd_wrapped = True
-        setattr(owner, name, wrapped)
+    if (owner, name, wrapper) not in _wrapped:
+        _wrapped.add((owner, name, wrapper))
+        setattr(owner, name, wrapper(vars(owner)[name]))
 
 
 def introduce(keras):
     """Prepares this Keras; again and again does no harm."""
+    optimizer, scaler = keras.optimizers.Optimizer, keras.mixed_precision.LossScaleOptimizer
     _wrap(keras.Model, "compile", _prepared)
-    if hasattr(keras.optimizers.Optimizer, "stateless_apply"):  # Keras 2 explains it by itself
-        _wrap(keras.optimizers.Optimizer, "__init__", _without_lr)
+    _wrap(keras.Model, "make_train_function", _looking_for_copies)
+    if not hasattr(optimizer, "stateless_apply"):  # Keras 2: for each generation of optimizers one
+        for cls in scaler.__subclasses__():
+            _wrap(cls, "__init__", _scaling)
+        return
+    _wrap(scaler, "__init__", _scaling)
+    _wrap(keras.Model, "compile", _without_run_tf_function)
+    _wrap(optimizer, "__init__", _without_lr)
+    _wrap(optimizer, "variables", _callable_too)
+    optimizer.lr = property(_get_lr, _set_lr)

@@ -7,8 +7,8 @@ from horovod._keras.optimizer import Distributed, make_distributed
 def load_model(keras, backend, filepath, custom_optimizers, custom_objects, legacy_opts, **options):
     """keras.models.load_model() with the optimizer turned into a distributed one."""
     del legacy_opts  # optimizers of either kind are recognised when they are loaded
-    objects = {cls.__name__: cls for cls in custom_optimizers or []}
-    objects.update(custom_objects or {})
+    objects = {**backend.layers, **{cls.__name__: cls for cls in custom_optimizers or []},
+               **(custom_objects or {})}
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is None:
         return model

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedOptimizer for Keras 2 and 3: a subclass of the user's optimizer, made on the fly.
 
-It keeps the name and module of its base class, so saved models say "Adam" and can be loaded without
-Horovod. Gradients are reduced where they are applied, which all ways to train have in common:
-fit(), minimize(), and a loop of one's own. Optimizers of Keras 2 that were asked to compute them
-have reduced them then.
+It keeps the names of its base class, so saved models say "Adam" and can be loaded without Horovod.
+What its class makes, from_config() for example, has the same options.
+
+Gradients are reduced where they are applied, which all ways to train have in common: fit(),
+minimize(), and a loop of one's own. Optimizers of Keras 2 that were asked to compute them have
+reduced them then.
 """
+import functools
+import sys
 import warnings
+
+from horovod._keras.say import say_once
 
 
 class CallableList(list):
@@ -20,6 +26,11 @@ class Distributed:
     """What both generations of optimizers get."""
 
     _HAS_AGGREGATE_GRAD = True  # Keras 2: gradients need not be aggregated by a tf.distribute
+    _hvd_parts = None  # of a class: makes what _hvd_setup() takes, for copies
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._hvd_setup(*self._hvd_parts())
 
     def register_local_var(self, variable):
         """Leaves the gradients of this variable on their rank."""
@@ -33,6 +44,22 @@ class Distributed:
 
 class _Keras3(Distributed):
     """Overrides apply(), which apply_gradients() and fit() come through."""
+
+    def _hvd_reduce(self):
+        """What makes an ordinary copy: of the class that others know."""
+        make, arguments = super().__reduce__()
+        return getattr(type(self).__bases__[1], make.__name__), arguments
+
+    def __reduce__(self):
+        say_once("a distributed optimizer that is pickled comes back as an ordinary one: give it "
+                 "to hvd.DistributedOptimizer() where it is loaded")
+        return self._hvd_reduce()
+
+    def __deepcopy__(self, memo):
+        make, arguments = self._hvd_reduce()
+        optimizer = make(*arguments)
+        optimizer.__class__ = type(self)
+        return optimizer._hvd_setup(*self._hvd_parts())
 
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
@@ -126,22 +153,41 @@ class _Keras2(Distributed):
                 self.build(variables)
 
 
-def distributed_class(base):
-    """The distributed subclass of an optimizer class."""
+# Where Keras looks up by class what saved files call it: by its public name, or one that a user
+# registered. Without them it would be the module the class is defined in, which Keras may change.
+# Keras 2 has public names in the class itself, _keras_api_names.
+_NAMES_IN_FILES = [("keras.src.api_export", "REGISTERED_OBJS_TO_NAMES"),
+                   ("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES"),
+                   ("keras.src.saving.object_registration", "_GLOBAL_CUSTOM_NAMES")]
+
+
+def distributed_class(base, parts):
+    """The distributed subclass of an optimizer class; parts() gives a reducer and an aggregator."""
     mixin = _Keras3 if hasattr(base, "stateless_apply") else _Keras2
-    return type(base.__name__, (mixin, base),
-                {"__module__": base.__module__, "__doc__": base.__doc__})
+    cls = type(base.__name__, (mixin, base), {
+        "__module__": base.__module__, "__doc__": base.__doc__, "_hvd_parts": staticmethod(parts),
+        **{name: value for name, value in vars(base).items() if name.startswith("_keras_api_")}})
+    for module, names in _NAMES_IN_FILES:
+        name_by_class = getattr(sys.modules.get(module), names, {})
+        if base in name_by_class:
+            name_by_class[cls] = name_by_class[base]
+    return cls
+
+
+def name_of_twin(base):
+    """What the distributed twin of an optimizer of this class is called."""
+    return f"Distributed{base.__name__}"
 
 
 def scale_before_apply(optimizer):
-    """Keras 3 has wrapped a distributed optimizer to scale the loss: exchanges their roles.
+    """A distributed optimizer has been wrapped to scale the loss: exchanges their roles.
 
     Else every rank would look for overflows in its own gradients, and those without one would wait
     for the others.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
-    if isinstance(inner, _Keras3) and not isinstance(optimizer, Distributed):
-        optimizer.__class__ = distributed_class(type(optimizer))
+    if isinstance(inner, Distributed) and not isinstance(optimizer, Distributed):
+        optimizer.__class__ = distributed_class(type(optimizer), inner._hvd_parts)
         optimizer._hvd_setup(inner._hvd_reducer, inner._hvd_aggregator)
         inner.__class__ = type(inner).__bases__[1]
 
@@ -152,22 +198,32 @@ def make_distributed(backend, optimizer, backward_passes_per_step=1,
 
     options: those of a reducer, see backends.py.
     """
+    if isinstance(optimizer, type) or not hasattr(optimizer, "get_config"):
+        raise ValueError("DistributedOptimizer takes an optimizer such as "
+                         f"keras.optimizers.Adam(0.001), not {optimizer!r}")
     if isinstance(optimizer, Distributed):
         raise ValueError("this optimizer is distributed already")
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be > 0")
-    cls = distributed_class(type(optimizer))
-    if in_place:
-        optimizer.__class__ = cls
-    else:
+    base = type(optimizer)
+    if not in_place:
         config = optimizer.get_config()
         if name is not None or "name" in config:
-            config["name"] = name or f"Distributed{cls.__name__}"
-        optimizer = cls.from_config(config)
-    sparse_as_dense = options.get("sparse_as_dense", False)
-    reducer = backend.reducer("Distributed" + cls.__name__, **options)
-    aggregator = None
-    if backward_passes_per_step > 1:
-        aggregator = backend.aggregator(backward_passes_per_step, reducer, sparse_as_dense,
-                                        average_aggregated_gradients)
-    return optimizer._hvd_setup(reducer, aggregator)
+            config["name"] = name or name_of_twin(base)
+        optimizer = base.from_config(config)
+    parts = functools.partial(_parts, backend, name_of_twin(base), backward_passes_per_step,
+                              average_aggregated_gradients)
+    of_others = dict(options)
+    if not isinstance(options.get("groups"), int):
+        of_others["groups"] = None  # variables of this one's model
+    optimizer.__class__ = distributed_class(base, functools.partial(parts, of_others))
+    return optimizer._hvd_setup(*parts(options))
+
+
+def _parts(backend, prefix, backward_passes_per_step, average_aggregated_gradients, options):
+    reducer = backend.reducer(prefix, **options)
+    if backward_passes_per_step == 1:
+        return reducer, None
+    return reducer, backend.aggregator(backward_passes_per_step, reducer,
+                                       options.get("sparse_as_dense", False),
+                                       average_aggregated_gradients)

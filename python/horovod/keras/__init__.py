@@ -88,9 +88,7 @@ def PartialDistributedOptimizer(optimizer, name=None, device_dense="", device_sp
 
 def broadcast_global_variables(root_rank):
     """Gives all global variables the values of root_rank (graph mode of TensorFlow only)."""
-    from horovod.tensorflow.functions import broadcast_global_variables as broadcast_all
-
-    return broadcast_all(root_rank)
+    return _backend_of(keras).broadcast_global_variables(root_rank)
 
 
 def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None,

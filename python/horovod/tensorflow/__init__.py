@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod for TensorFlow 2: `import horovod.tensorflow as hvd`."""
+import tensorflow as _tf
+
+from horovod._keras import guide as _guide
 from horovod.common.basics import (
     ccl_built,
     cross_rank,
@@ -74,5 +77,8 @@ from horovod.tensorflow.mpi_ops import (
 from horovod.tensorflow.optimizer import DistributedOptimizer
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow import elastic  # isort: skip
+
+_guide.introduce(_tf.keras)
+del _guide, _tf  # not for those who import *
 
 __all__ = [name for name in dir() if not name.startswith("__")]

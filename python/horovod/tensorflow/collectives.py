@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives as users call them: dense tensors and IndexedSlices, with compression."""
+import functools
+
 import tensorflow as tf
 
 from horovod.common.process_sets import global_process_set
@@ -153,20 +155,40 @@ def _broadcast_resource(variable, root_rank, name, process_set):
     return variable.assign(mpi_ops._broadcast_inplace(value, root_rank, name, process_set))
 
 
+def _broadcast_each(variables, root_rank, process_set, name):
+    kinds = {type(variable).__name__ == "RefVariable" for variable in variables}
+    if len(kinds) > 1:
+        raise ValueError("broadcast_ takes either resource variables or reference variables.")
+    one = _broadcast_resource if False in kinds else _broadcast_ref
+    return [one(variable, root_rank, _named(name, str(i)), process_set)
+            for i, variable in enumerate(variables)]
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(function, root_rank, process_set, set_id, size, option):
+    """For eager callers; the id and the size of the set are part of its graphs."""
+    del set_id, size
+    return tf.function(lambda variables: function(variables, root_rank, process_set, option),
+                       autograph=False)
+
+
+def in_one_graph(function, variables, root_rank, process_set, option):
+    """function(variables, root_rank, process_set, option) where all are on their way together.
+
+    Nothing but the variables holds their memory in a graph. One is kept for all variables of the
+    same shapes.
+    """
+    if tf.executing_eagerly():
+        function = _compiled(function, root_rank, process_set, process_set.process_set_id,
+                             process_set.size(), option)
+        return function(variables)
+    return function(variables, root_rank, process_set, option)
+
+
 def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
     """Gives tf.Variables the values of root_rank, in place; returns the values.
 
     Resource variables, which is all there are in TensorFlow 2, take no second copy of their memory.
     """
     variables = [as_tf_variable(variable) for variable in variables]
-    kinds = {type(variable).__name__ == "RefVariable" for variable in variables}
-    if len(kinds) > 1:
-        raise ValueError("broadcast_ takes either resource variables or reference variables.")
-
-    def run():
-        one = _broadcast_resource if False in kinds else _broadcast_ref
-        return [one(variable, root_rank, _named(name, str(i)), process_set)
-                for i, variable in enumerate(variables)]
-
-    # In a graph nothing but the variables holds their memory, and all are on their way together.
-    return tf.function(run, autograph=False)() if tf.executing_eagerly() else run()
+    return in_one_graph(_broadcast_each, variables, root_rank, process_set, name)

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from horovod.common import objects
 from horovod.common.process_sets import global_process_set
-from horovod.tensorflow.collectives import as_tf_variable, broadcast_
+from horovod.tensorflow.collectives import as_tf_variable, broadcast_, in_one_graph
 from horovod.tensorflow.mpi_ops import broadcast
 
 
@@ -24,15 +24,8 @@ def broadcast_variables(variables, root_rank, process_set=global_process_set, in
     Variables must come in the same order on all ranks.
     """
     variables = [as_tf_variable(variable) for variable in variables]
-    if tf.executing_eagerly():
-        # In one graph, so that all are on their way together.
-        @tf.function(autograph=False)
-        def run():
-            _broadcast_all(variables, root_rank, process_set, inplace)
-
-        return run()
-    return tf.group(*[tf.group(value) for value in
-                      _broadcast_all(variables, root_rank, process_set, inplace)])
+    done = in_one_graph(_broadcast_all, variables, root_rank, process_set, inplace)
+    return None if tf.executing_eagerly() else tf.group(*[tf.group(value) for value in done])
 
 
 def broadcast_global_variables(root_rank):
@@ -40,7 +33,8 @@ def broadcast_global_variables(root_rank):
     if tf.executing_eagerly():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution. Please use "
-            "`hvd.broadcast_variables(<model/optimizer variables>)` instead.")
+            "`horovod.tensorflow.broadcast_variables(<model/optimizer variables>)` instead, or "
+            "`hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank)` in model.fit() of Keras.")
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 

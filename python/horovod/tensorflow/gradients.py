@@ -6,15 +6,15 @@ become part of it. Eagerly they are put into a small tf.function of their own, m
 set of settings: all of them are then in flight together, and ranks may be late one by one.
 """
 import functools
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.common import basics
+from horovod.common.groups import check_groups, grouped_positions
 from horovod.common.process_sets import global_process_set
-from horovod.common.util import check_adasum, split_list
+from horovod.common.util import check_adasum
 from horovod.tensorflow.collectives import (
     allreduce,
     as_tf_variable,
@@ -70,28 +70,6 @@ def _compiled(settings, set_id, size):
     return tf.function(settings.reduce, reduce_retracing=True, autograph=False)
 
 
-def check_groups(groups, num_groups):
-    """`groups` as users give it: a number, a list of lists of variables, or None."""
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed.",
-                      DeprecationWarning, stacklevel=3)
-        groups = groups if groups is not None else num_groups
-    if groups is None:
-        return None
-    if isinstance(groups, bool) or not isinstance(groups, (int, list, tuple)):
-        raise ValueError("groups should be a non-negative integer or a list of lists of "
-                         "tf.Variable.")
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError("groups should be a non-negative integer or a list of lists of "
-                             "tf.Variable.")
-        return groups or None
-    if not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups should be a non-negative integer or a list of lists of "
-                         "tf.Variable.")
-    return groups
-
-
 def _refuse_xla():
     """A function the user compiles with XLA cannot hold collectives; say what to write instead."""
     if tf.executing_eagerly():
@@ -103,6 +81,11 @@ def _refuse_xla():
     if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise ValueError("Horovod's collectives cannot be compiled by XLA: use jit_compile=False "
                          "in model.compile() and in tf.function.")
+
+
+def _identity(variable):
+    """Names of variables need not be unique."""
+    return id(as_tf_variable(variable))
 
 
 class GradientReducer:
@@ -121,16 +104,15 @@ class GradientReducer:
             prefix, device_dense, device_sparse, compression, sparse_as_dense, op,
             1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set)
         self._groups = check_groups(groups, num_groups)
-        self._local = {}  # by identity: names of variables need not be unique
+        self._local = {}  # by identity
 
     def register_local_var(self, variable):
         """Leaves the gradients of this variable on their rank."""
-        variable = as_tf_variable(variable)
-        self._local[id(variable)] = variable
+        self._local[_identity(variable)] = as_tf_variable(variable)
 
     def is_local(self, variable):
         """Has this variable been registered as local?"""
-        return id(as_tf_variable(variable)) in self._local
+        return _identity(variable) in self._local
 
     def communicates(self):
         """Is there anybody to talk to? False in a job of one, unless it may grow."""
@@ -145,21 +127,6 @@ class GradientReducer:
             values = grad.values / size_for(self.process_set, grad.values.dtype)
             return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
         return grad / size_for(self.process_set, grad.dtype)
-
-    def _grouping(self, variables):
-        """Which positions travel together, as tuples."""
-        if self._groups is None:
-            return tuple((i,) for i in range(len(variables)))
-        if isinstance(self._groups, int):
-            return tuple(tuple(part) for part in split_list(range(len(variables)), self._groups))
-        place = {id(as_tf_variable(variable)): i for i, variable in enumerate(variables)}
-        grouped = []
-        for group in self._groups:
-            members = [place.pop(id(as_tf_variable(variable)), None) for variable in group]
-            members = [i for i in members if i is not None]
-            if members:
-                grouped.append(tuple(members))
-        return tuple(grouped) + tuple((i,) for i in sorted(place.values()))
 
     def reduce(self, grads, variables, use_generic_names=False):
         """The gradients reduced, in order; None stays None."""
@@ -180,8 +147,8 @@ class GradientReducer:
         if tf.executing_eagerly():
             run = _compiled(self._settings, self.process_set.process_set_id,
                             self.process_set.size())
-        reduced = run([grads[i] for i in shared], self._grouping([variables[i] for i in shared]),
-                      bool(use_generic_names))
+        groups = grouped_positions(self._groups, [variables[i] for i in shared], _identity)
+        reduced = run([grads[i] for i in shared], groups, bool(use_generic_names))
         for i, grad in zip(shared, reduced):
             result[i] = grad
         return result

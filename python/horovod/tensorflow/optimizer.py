@@ -101,8 +101,10 @@ class _DistributedAdasumOptimizer(_Wrapper):
                         "start", tf.zeros(variable.shape, variable.dtype))
 
     def _remember(self, variables):
-        return tf.group(*[self._starts[id(variable)].assign(variable.read_value())
-                          for variable in variables])
+        """Copies: what is read from a reference variable is its memory, which steps write over."""
+        return tf.group(*[
+            self._starts[id(variable)].assign(tf.raw_ops.DeepCopy(x=variable.read_value()))
+            for variable in variables])
 
     def _combine(self, variables):
         updates = []

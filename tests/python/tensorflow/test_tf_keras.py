@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.tensorflow.keras and horovod.keras: fit() on several ranks, callbacks, saved models."""
+import contextlib
+import copy
+import importlib
 import inspect
+import json
+import logging
 import os
+import pickle
 import warnings
+import zipfile
+from unittest import mock
 
 import numpy as np
 from tf_jobs import run_tf
@@ -48,12 +56,16 @@ def fit():
     _ways_to_train(keras, hvd)
     _without_xla(keras, hvd)
     _saved_models(keras, hvd)
+    _saved_layer(keras, hvd)
+    _registered(keras, hvd)
+    _copies(keras, hvd)
     _checkpoint(keras, hvd)
     _resumed(keras, hvd)
     _embeddings(keras, hvd)
     _optimizers_of_keras_2(keras, hvd)
     _several_steps_at_once(keras, hvd)
     _overflow_on_one_rank(keras, hvd)
+    _overflow_in_a_loop_of_ones_own(keras, hvd)
     _refused(keras, hvd)
 
 
@@ -91,21 +103,28 @@ def _ways_to_train(keras, hvd):
 
 def _without_xla(keras, hvd):
     """jit_compile=True is switched off, also where no callback of Horovod is near; said once."""
-    import logging
+    with _log_of_horovod() as said:
+        for _ in range(2):
+            model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)),
+                           jit_compile=True)
+            model.fit(*_data(hvd), batch_size=32, verbose=0)
+            assert not model.jit_compile
+        alone = _model(keras, keras.optimizers.SGD(0.01), jit_compile=True)
+        assert alone.jit_compile  # Horovod has no part in it
+    assert len(said) == 1 and "jit_compile=False" in said[0], said
 
+
+@contextlib.contextmanager
+def _log_of_horovod():
+    """The list that what is said meanwhile is put into."""
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("horovod").addHandler(handler)
-    for _ in range(2):
-        model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)),
-                       jit_compile=True)
-        model.fit(*_data(hvd), batch_size=32, verbose=0)
-        assert not model.jit_compile
-    alone = _model(keras, keras.optimizers.SGD(0.01), jit_compile=True)
-    assert alone.jit_compile  # Horovod has no part in it
-    logging.getLogger("horovod").removeHandler(handler)
-    assert len(said) == 1 and "jit_compile=False" in said[0], said
+    try:
+        yield said
+    finally:
+        logging.getLogger("horovod").removeHandler(handler)
 
 
 def _resumed(keras, hvd):
@@ -170,13 +189,13 @@ def _embeddings(keras, hvd):
 
 def _optimizers_of_keras_2(keras, hvd):
     """Both generations: fit(), and gradients that are asked for are those of all ranks."""
-    if hasattr(keras.optimizers.Optimizer, "stateless_apply"):
+    if _is_keras_3(keras):
         return
     import tensorflow as tf
 
     variable = tf.Variable(1.0)
-    for sgd, compute in ((keras.optimizers.SGD, "compute_gradients"),
-                         (keras.optimizers.legacy.SGD, "_compute_gradients")):
+    for sgd, compute in zip(_generations_of_sgd(keras),
+                            ("compute_gradients", "_compute_gradients")):
         for passes in (1, 3):
             model = _model(keras, hvd.DistributedOptimizer(sgd(0.1, momentum=0.9),
                                                            backward_passes_per_step=passes))
@@ -222,6 +241,45 @@ def _overflow_on_one_rank(keras, hvd):
     assert any(not np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
 
 
+def _overflow_in_a_loop_of_ones_own(keras, hvd):
+    """The step is left out by all ranks, whichever of the two optimizers wraps the other."""
+    scaling = keras.mixed_precision.LossScaleOptimizer
+    gradients = [np.inf if hvd.rank() == hvd.size() - 1 else 1.0, hvd.rank() + 1.0]
+    for sgd in _generations_of_sgd(keras):
+        for optimizer in (scaling(hvd.DistributedOptimizer(sgd(1.0))),
+                          hvd.DistributedOptimizer(scaling(sgd(1.0)))):
+            assert _scaled_steps(optimizer, gradients) == [0.0, -(hvd.size() + 1) / 2]
+
+
+def _generations_of_sgd(keras):
+    return [keras.optimizers.SGD] if _is_keras_3(keras) else [keras.optimizers.SGD,
+                                                              keras.optimizers.legacy.SGD]
+
+
+def _is_keras_3(keras):
+    return hasattr(keras.optimizers.Optimizer, "stateless_apply")
+
+
+def _scaled_steps(optimizer, gradients):
+    """A weight, 0 at first, after each of these gradients."""
+    import tensorflow as tf
+
+    weight = tf.Variable(0.0)
+
+    @tf.function
+    def step(gradient):
+        with tf.GradientTape() as tape:
+            scale = getattr(optimizer, "scale_loss", None) or optimizer.get_scaled_loss
+            loss = scale(weight * gradient)
+        grads = tape.gradient(loss, [weight])
+        if hasattr(optimizer, "get_unscaled_gradients"):  # Keras 3 does it by itself
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(zip(grads, [weight]))
+        return weight.read_value()
+
+    return [float(step(tf.constant(gradient, tf.float32))) for gradient in gradients]
+
+
 def _saved_models(keras, hvd):
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
     assert optimizer.name == "DistributedAdam"
@@ -231,6 +289,7 @@ def _saved_models(keras, hvd):
         path = f"model{hvd.rank()}.{suffix}"
         model.save(path)
         try:
+            _assert_public_name(path)
             plain = keras.models.load_model(path)  # needs no Horovod
             assert type(plain.optimizer) is keras.optimizers.Adam
             loaded = hvd.load_model(path)
@@ -241,6 +300,62 @@ def _saved_models(keras, hvd):
         assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
         loaded.fit(*_data(hvd), batch_size=32, verbose=0)
         _assert_equal_weights(loaded, hvd)
+
+
+def _assert_public_name(path):
+    """The file says of the optimizer what Keras says of its own."""
+    if path.endswith(".keras"):
+        with zipfile.ZipFile(path) as file:
+            saved = json.loads(file.read("config.json"))["compile_config"]["optimizer"]
+        assert (saved["module"], saved["class_name"]) == ("keras.optimizers", "Adam"), saved
+        assert saved["registered_name"] is None
+
+
+def _saved_layer(keras, hvd):
+    """A layer of Horovod's in a saved model is known to load_model()."""
+    model = keras.Sequential([keras.layers.Input((8,)), hvd_tf().SyncBatchNormalization()])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+                  keras.losses.MeanSquaredError())
+    for suffix in ("keras", "h5"):
+        path = f"layer{hvd.rank()}.{suffix}"
+        model.save(path)
+        try:
+            loaded = hvd.load_model(path)
+        finally:
+            os.unlink(path)
+        assert type(loaded.layers[-1]) is hvd_tf().SyncBatchNormalization
+
+
+def _registered(keras, hvd):
+    """A class that was registered under a name of its own is saved under it."""
+
+    @keras.utils.register_keras_serializable(package="tests")
+    class Registered(keras.optimizers.SGD):
+        pass
+
+    saved = keras.optimizers.serialize(hvd.DistributedOptimizer(Registered(0.1)))
+    assert saved["registered_name"] == "tests>Registered", saved
+
+
+def _copies(keras, hvd):
+    """Copies of a distributed optimizer are distributed, or it is said that they are not."""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9),
+                                         backward_passes_per_step=3)
+    copies = [type(optimizer).from_config(optimizer.get_config())]
+    if _is_keras_3(keras):  # optimizers of Keras 2 cannot be copied otherwise
+        copies.append(copy.deepcopy(optimizer))
+        with _log_of_horovod() as said:
+            plain = pickle.loads(pickle.dumps(optimizer))
+        assert type(plain) is keras.optimizers.SGD and "pickled" in said[0]
+    for other in copies:
+        model = _model(keras, other)
+        _fit(model, hvd)
+        _assert_equal_weights(model, hvd)
+        assert float(other.momentum) == 0.9 and int(other.iterations.numpy()) == 3
+    model = _model(keras, keras.optimizers.SGD.from_config(optimizer.get_config()))
+    with _log_of_horovod() as said:
+        _fit(model, hvd)
+    assert len(said) == (hvd.size() > 1) and all("trains by itself" in text for text in said)
 
 
 def _checkpoint(keras, hvd):
@@ -260,6 +375,10 @@ def _refused(keras, hvd):
             ("Average and Sum", lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), op=4)),
             ("backward_passes_per_step", lambda: hvd.DistributedOptimizer(
                 keras.optimizers.SGD(), backward_passes_per_step=0)),
+            ("not 'adam'", lambda: hvd.DistributedOptimizer("adam")),
+            ("not None", lambda: hvd_tf().DistributedOptimizer(None)),
+            ("optimizers.Adam(0.001)", lambda: hvd.DistributedOptimizer(keras.optimizers.Adam)),
+            ("set its filepath", lambda: hvd.callbacks.BestModelCheckpoint().on_train_begin()),
             ("distributed already", lambda: hvd.DistributedOptimizer(
                 hvd.DistributedOptimizer(keras.optimizers.SGD()))),
             ("initial_lr", lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0)),
@@ -275,9 +394,12 @@ def _refused(keras, hvd):
 
 
 def _old_words(keras, hvd):
-    """lr, which Keras 3 dropped: the message says what to write."""
-    if not hasattr(keras.optimizers.Optimizer, "stateless_apply"):
-        return  # Keras 2 takes it
+    """What Keras 3 dropped works, or the message says what to write."""
+    _model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+           experimental_run_tf_function=False)
+    if not _is_keras_3(keras):
+        return  # Keras 2 takes all of it
+    hvd_tf().broadcast_variables(keras.optimizers.SGD(0.1).variables(), root_rank=0)
     for name in ("SGD", "Adam", "Adadelta"):
         try:
             getattr(keras.optimizers, name)(lr=0.1)
@@ -293,6 +415,31 @@ def _old_words(keras, hvd):
             use()
         assert any("write optimizer.learning_rate" in str(told.message) for told in caught)
         assert np.isclose(float(optimizer.learning_rate), rate)
+    _lr_of_undistributed_ones(keras)
+
+
+def _lr_of_undistributed_ones(keras):
+    """They are as Keras made them, but for the messages."""
+    optimizer = keras.optimizers.SGD(0.1)
+    assert not hasattr(optimizer, "lr")
+    try:
+        optimizer.lr.assign(0.2)
+    except AttributeError as error:
+        assert "write optimizer.learning_rate" in str(error), str(error)
+    with _log_of_horovod() as said:
+        optimizer.lr = 0.2
+        optimizer.lr = 0.3
+    assert len(said) == 1 and "write optimizer.learning_rate" in said[0], said
+    assert np.isclose(float(optimizer.learning_rate), 0.1) and optimizer.lr == 0.3
+
+    class WithLr(keras.optimizers.SGD):
+        def __init__(self, rate):
+            super().__init__(rate)
+            self.lr = rate
+
+    with _log_of_horovod() as said:
+        assert WithLr(0.1).lr == 0.1
+    assert not said, said
 
 
 def test_fit_on_two_ranks():
@@ -321,6 +468,9 @@ def keras_door():
     assert np.allclose(hvd.allreduce(np.ones(2), op=hvd.Sum), hvd.size())
     assert np.allclose(hvd.allgather(np.array([hvd.rank()])), np.arange(hvd.size()))
     assert np.allclose(hvd.broadcast(np.array([hvd.rank()]), 1), 1)
+    _no_global_variables(hvd)
+    if _is_keras_3(keras):
+        _variables_of_keras_3(keras, hvd)
     model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
     _fit(model, hvd, [hvd.callbacks.MetricAverageCallback()])
     everyone = hvd.allgather(np.concatenate(
@@ -344,6 +494,58 @@ def _local_layers(keras, hvd):
     shared = np.asarray(hvd.allgather(model.get_layer("shared").get_weights()[0][None]))
     own = np.asarray(hvd.allgather(own.get_weights()[0][None]))
     assert np.allclose(shared[0], shared[-1]) and not np.allclose(own[0], own[-1])
+
+
+def _no_global_variables(hvd):
+    try:
+        hvd.broadcast_global_variables(0)
+    except RuntimeError as error:
+        assert "hvd.callbacks.BroadcastGlobalVariablesCallback" in str(error), str(error)
+    else:
+        raise AssertionError("there are no global variables outside of graphs")
+
+
+def _variables_of_keras_3(keras, hvd):
+    reduced = hvd.allreduce(keras.Variable(np.full(2, hvd.rank(), "f")))
+    assert np.allclose(keras.ops.convert_to_numpy(reduced), (hvd.size() - 1) / 2)
+    _groups(keras, hvd)
+
+
+def _groups(keras, hvd):
+    """Gradients travel together; the result is the same."""
+    sgd = keras.optimizers.SGD
+    variables = [keras.Variable(np.zeros(i + 1, "f")) for i in range(4)]
+    gradients = [keras.ops.convert_to_tensor(np.full(i + 1, hvd.rank() + i, "f"))
+                 for i in range(4)]
+    for groups, n_grouped in ((2, 2), ([variables[::3], [variables[1]]], 1), (0, 0), (None, 0)):
+        optimizer = hvd.DistributedOptimizer(sgd(1.0), groups=groups)
+        for variable in variables:
+            variable.assign(np.zeros(variable.shape))
+        with _counted_groups(keras) as count:
+            optimizer.apply(gradients, variables)
+        assert count() == n_grouped, (groups, count())
+        for i, variable in enumerate(variables):
+            assert np.allclose(keras.ops.convert_to_numpy(variable),
+                               -i - (hvd.size() - 1) / 2), (groups, i)
+    for groups in ("x", -1, [variables[0]]):
+        try:
+            hvd.DistributedOptimizer(sgd(1.0), groups=groups)
+        except ValueError as error:
+            assert "groups should be" in str(error), str(error)
+        else:
+            raise AssertionError(f"taken as groups: {groups}")
+
+
+@contextlib.contextmanager
+def _counted_groups(keras):
+    """Gives a function that says how many groups have been reduced."""
+    if keras.backend.backend() == "torch":
+        target, name = "horovod.torch", "grouped_allreduce_async"
+    else:
+        target, name = "horovod.tensorflow.gradients", "grouped_allreduce"
+    module = importlib.import_module(target)
+    with mock.patch.object(module, name, wraps=getattr(module, name)) as grouped:
+        yield lambda: grouped.call_count
 
 
 def _checkpoint_of_this_door(hvd):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with horovod.tensorflow: tape, optimizers, variables, graph mode, elastic state."""
+from unittest import mock
+
 import numpy as np
 from tf_jobs import run_tf
 
@@ -134,6 +136,24 @@ def _variables(tf, hvd):
     assert float(values[0]) == root
     _raises(RuntimeError, "eager", lambda: hvd.broadcast_global_variables(0))
     _in_place(tf, hvd)
+    _again_and_again(tf, hvd)
+
+
+def _again_and_again(tf, hvd):
+    """Other variables of the same shapes take the same graph."""
+    from horovod.tensorflow import functions, mpi_ops
+
+    with mock.patch.object(functions, "broadcast", wraps=functions.broadcast) as copied, \
+            mock.patch.object(mpi_ops, "_broadcast_inplace",
+                              wraps=mpi_ops._broadcast_inplace) as in_place:
+        for number in range(3):
+            variables = [tf.Variable(tf.zeros([3])) for _ in range(4)]
+            for options in ({}, {"inplace": True}):
+                for variable in variables:
+                    variable.assign(tf.fill([3], float(hvd.rank() + number)))
+                hvd.broadcast_variables(variables, root_rank=0, **options)
+                assert all(np.all(variable.numpy() == number) for variable in variables)
+    assert copied.call_count == 4 and in_place.call_count == 4  # once for each, into the graph
 
 
 def _address(variable):
@@ -224,10 +244,11 @@ def test_tape_and_variables_alone():
 # --- Graphs of TensorFlow 1 style -----------------------------------------------------------------
 
 
-def sessions():
+def sessions(switch):
+    """switch: how the script leaves TensorFlow 2, a function of tf.compat.v1."""
     tf, hvd = _setup()
     v1 = tf.compat.v1
-    v1.disable_eager_execution()
+    getattr(v1, switch)()
     for optimizer, passes, steps in (
             (v1.train.GradientDescentOptimizer(0.1), 1, 1),
             (v1.train.AdamOptimizer(0.1), 1, 2),
@@ -297,4 +318,8 @@ def _adasum(tf, hvd):
 
 
 def test_sessions_on_two_ranks():
-    run_tf(2, "test_tf_training", "sessions")
+    run_tf(2, "test_tf_training", "sessions", "disable_eager_execution")
+
+
+def test_sessions_with_reference_variables():
+    run_tf(2, "test_tf_training", "sessions", "disable_v2_behavior")

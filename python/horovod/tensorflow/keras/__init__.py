@@ -2,7 +2,6 @@
 """Horovod for tf.keras: `import horovod.tensorflow.keras as hvd`."""
 import tensorflow as tf
 
-from horovod._keras import guide as _guide
 from horovod._keras import models as _models
 from horovod._keras.backends import backend_of as _backend_of
 from horovod._keras.optimizer import make_distributed as _make_distributed
@@ -41,8 +40,6 @@ from horovod.common.util import handle_average_backwards_compatibility as _reduc
 from horovod.tensorflow import Compression
 from horovod.tensorflow.functions import broadcast_global_variables as _broadcast_global_variables
 from horovod.tensorflow.keras import callbacks, elastic
-
-_guide.introduce(tf.keras)
 
 
 def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="",
