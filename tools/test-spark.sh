@@ -17,8 +17,8 @@ done
 [ $# = 0 ] || shift
 [ "${#versions[@]}" != 0 ] || versions=(4.3.0 3.5.9)
 tests=("$@")
-# Lightning loads parts of PyTorch that do not bear TensorFlow in the same process.
-apart=tests/spark/test_lightning_estimator.py
+# These load parts of PyTorch that do not bear TensorFlow in the same process.
+apart=(tests/spark/test_lightning_estimator.py tests/spark/test_torch_estimator.py)
 
 base=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 for version in "${versions[@]}"; do
@@ -37,7 +37,7 @@ for version in "${versions[@]}"; do
     if [ "${#tests[@]}" != 0 ]; then
         $python -m pytest "${tests[@]}"
     else
-        $python -m pytest tests/spark --ignore="$apart"
-        $python -m pytest "$apart"
+        $python -m pytest tests/spark "${apart[@]/#/--ignore=}"
+        $python -m pytest "${apart[@]}"
     fi
 done

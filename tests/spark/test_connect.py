@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 START = '''
-import os, sys, time
+import os, sys, threading, time
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.remote("local[4]").getOrCreate()
 import horovod.spark
@@ -38,6 +38,31 @@ try:
     horovod.spark.run(fn, args=(1,), num_proc=6, start_timeout=3)
 except Exception as error:
     print("refused:", error)
+def sleep_long(batches):
+    time.sleep(600)
+    yield from batches
+
+busy = threading.Thread(target=lambda: spark.range(0, 4, 1, 4).mapInArrow(
+    sleep_long, "id long").collect(), daemon=True)
+busy.start()
+time.sleep(5)
+began = time.monotonic()
+try:
+    horovod.spark.run(fn, args=(1,), num_proc=2, start_timeout=3)  # no slot to count them in
+except Exception as error:
+    print("late:", time.monotonic() - began < 60, error)
+spark.interruptAll()
+time.sleep(5)
+busy = threading.Thread(target=lambda: spark.range(0, 3, 1, 3).mapInArrow(
+    sleep_long, "id long").collect(), daemon=True)
+busy.start()
+time.sleep(5)
+try:
+    horovod.spark.run(fn, args=(1,), num_proc=2, start_timeout=20)  # one slot, not two
+except Exception as error:
+    print("not begun:", error)
+spark.interruptAll()
+
 print("by default:", len(horovod.spark.run(lambda: 1)))
 print("secret:", horovod.spark.run(lambda: open(os.environ["HOROVOD_SECRET_FILE"]).read())[0])
 spark.stop()
@@ -78,6 +103,10 @@ def test_connect(tmp_path):
     assert any(line.startswith("refused: Timed out waiting for Spark tasks to start. 6 task slots "
                                "are needed and 4 were found") for line in lines)
     assert "failed: True True" in lines
+    assert any(line.startswith("late: True Timed out waiting for Spark tasks to start. Spark "
+                               "could not count its task slots") for line in lines)
+    assert any(line.startswith("not begun: Timed out waiting for Spark tasks to start. Spark has "
+                               "not begun with the 2 tasks") for line in lines)
     check_log(tmp_path / "events", lines[-1].removeprefix("secret: "))
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The desk, agents, wardens and ranks, with processes of ours in the place of Spark tasks."""
 import io
+import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -11,7 +13,8 @@ import time
 import cloudpickle
 import pytest
 
-from horovod.spark import driver
+from horovod.spark import driver, plan
+from horovod.spark.agent import SPARK_SECRETS
 from horovod.spark.launch import describe
 from horovod.spark.line import Kind, Line, dial
 from horovod.spark.output import Output
@@ -29,10 +32,10 @@ AGENT = ("import sys; from horovod.spark.agent import JobSpec, serve;"
 class Job:
     """n agents on this machine, and the desk they call."""
 
-    def __init__(self, n, fn, args=(), env=None):
+    def __init__(self, n, fn, args=(), env=None, executable=None):
         self.out, self.err = io.StringIO(), io.StringIO()
         self.desk = driver.Desk(n, SECRET, "127.0.0.1", Output(self.out, self.err))
-        self.desk.open(cloudpickle.dumps((fn, args, {})), env or {}, None)
+        self.desk.open(cloudpickle.dumps((fn, args, {})), env or {}, executable)
         self.agents = [self.start_agent(index) for index in range(n)]
 
     def start_agent(self, index, attempt=0):
@@ -96,6 +99,27 @@ def test_folders_the_user_wants_first(tmp_path):
     first = cloudpickle.loads(job.desk.results()[0])
     job.close()
     assert first == str(tmp_path / "first")
+
+
+def test_a_python_path_of_the_user_is_added(tmp_path, monkeypatch):
+    """Else the rank would lose what its agent has found, this package first."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "agents"), prepend=os.pathsep)
+    job = Job(1, lambda: sys.path[1:], (), {"PYTHONPATH": str(tmp_path / "first")})
+    job.wait()
+    assert job.desk.failure is None, describe(job.desk.failure)
+    path = cloudpickle.loads(job.desk.results()[0])
+    job.close()
+    assert path[0] == str(tmp_path / "first")
+    assert str(tmp_path / "agents") in path
+
+
+def test_secrets_of_spark_stay_where_they_are():
+    job = Job(1, lambda: [name for name in SPARK_SECRETS if name in os.environ], (),
+              dict.fromkeys(SPARK_SECRETS, "secret"))
+    job.wait()
+    seen = cloudpickle.loads(job.desk.results()[0])
+    job.close()
+    assert seen == []
 
 
 def test_the_secret_is_a_memory_file():
@@ -171,6 +195,32 @@ def test_ways_to_fail(fn, code, words):
     job.close()
     assert job.desk.failure.code == code
     assert words in describe(job.desk.failure)
+
+
+def test_a_python_that_is_not_there():
+    """The agents leave at once, maybe before the desk has answered them."""
+    job = Job(2, print, executable="/nowhere/python")
+    job.wait()
+    job.close()
+    assert job.desk.crash is None
+    assert "cannot start /nowhere/python: " in describe(job.desk.failure)
+
+
+def test_an_agent_that_has_gone_is_dropped_once():
+    desk = driver.Desk(1, SECRET, "127.0.0.1", Output(io.StringIO(), io.StringIO()))
+    ours, theirs = socket.socketpair()
+    line = Line(ours, True, SECRET)
+    desk._lines[line] = 0
+    desk._selector.register(line, selectors.EVENT_READ)
+    task = desk._tasks[0] = driver.Task(line, {"index": 0, "attempt": 0, "name": "here"})
+    task.place = plan.places({0: "here"})[0]
+    ended = json.dumps({"code": 1, "error": None, "has_result": False}).encode()
+    line.shake = lambda: True
+    line.pump = lambda: [(Kind.ENDED, ended), (Kind.STDERR, b"late")]
+    desk._serve(line)  # not being open, it is dropped where it would be answered
+    desk._drop(line)
+    assert desk.cause().code == 1 and not desk._lines
+    theirs.close()
 
 
 def test_stop_ends_ranks_and_all_they_started(tmp_path):

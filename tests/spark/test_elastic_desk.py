@@ -115,9 +115,12 @@ def test_tasks_that_come_later_join(tmp_path):
     job.close()
 
 
-def test_a_second_copy_takes_over(tmp_path):
+def test_a_second_copy_takes_over(tmp_path, monkeypatch):
     """The agent of a lost executor is killed; its copy, which Spark started before, goes on."""
     (tmp_path / "killed").write_text("")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     job = Job(train, (str(tmp_path), 3), 2, n_max=3)
     wait_for(lambda: any(name.startswith("third") for name in os.listdir(tmp_path)))
     lost = job.agents[1]
@@ -128,6 +131,7 @@ def test_a_second_copy_takes_over(tmp_path):
     job.start_agent(2)
     assert [result[:2] for result in job.results()] == [(rank, 3) for rank in range(3)]
     job.close()
+    wait_for(lambda: not any("elastic" in name for name in os.listdir(temporary)))
 
 
 def test_a_copy_of_a_rank_that_ended_well_is_not_started(tmp_path):

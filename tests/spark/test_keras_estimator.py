@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 keras = pytest.importorskip("keras")
-pytest.importorskip("horovod.tensorflow.keras")
+hvd = pytest.importorskip("horovod.tensorflow.keras")
 
+from horovod.spark.common.datamodule import DataModule  # noqa: E402
 from horovod.spark.common.store import Store  # noqa: E402
-from horovod.spark.keras import KerasEstimator, KerasModel  # noqa: E402
+from horovod.spark.keras import KerasEstimator, KerasModel, remote  # noqa: E402
+from horovod.spark.keras.datamodule import PetastormDataModule  # noqa: E402
 from horovod.tensorflow.keras.callbacks import BestModelCheckpoint  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import the tests
@@ -71,12 +73,64 @@ def test_it_learns_and_predicts(frame, tmp_path):
     assert more.getHistory()["loss"][0] < 0.1 * history["loss"][0]
 
 
+def test_the_best_model_of_a_schedule(frame, tmp_path):
+    """The rate is good for two epochs of ten steps, then the model is spoilt. Rows of no weight
+    have other labels."""
+    rows = frame.selectExpr("a", "b", "if(a > 1, y + 50, y) as y", "held_out",
+                            "if(a > 1, 0D, 1D) as weight")
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([20], [0.15, 2.0])
+    kept = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"), save_best_only=True)
+    fitted = estimator(Store.create(str(tmp_path / "store")), checkpoint_callback=kept, epochs=3,
+                       optimizer=keras.optimizers.SGD(schedule), sample_weight_col="weight",
+                       loss_weights=[0.5], val_batch_size=8, metrics=[],
+                       gradient_compression=hvd.Compression.fp16).fit(rows)
+    losses = fitted.getHistory()["val_loss"]
+    assert losses[1] < 0.1 * losses[0] and losses[2] > 10 * losses[1]
+    seen = fitted.transform(frame).select("y", "y__output").toPandas()
+    assert np.abs(seen["y"] - seen["y__output"]).max() < 1
+    assert not (tmp_path / "3.keras").exists()
+
+
+def test_optimizers_by_name():
+    made = remote.optimizer_from_config(remote.optimizer_to_config("sgd"), {})
+    assert isinstance(made, keras.optimizers.SGD)
+
+
+class OtherLine(DataModule):
+    """Not the rows of the store but y = a + b + 3, in fewer batches than there are steps."""
+
+    def _data(self):
+        import tensorflow as tf
+
+        assert self.schema_fields == ["a", "b", "y"] and self.shard_count == 2
+        a, b = np.random.default_rng(2 + self.cur_shard).normal(size=(2, 64))
+        data = tf.data.Dataset.from_tensor_slices({"a": a, "b": b, "y": a + b + 3})
+        return data.batch(self.train_batch_size)
+
+    train_data = val_data = _data
+
+
+def test_a_data_module_of_the_user(sessions, tmp_path):
+    spark = sessions.get("local[2]")
+    rows = spark.createDataFrame([(1.0, 2.0, 0.0, i % 5 == 0) for i in range(400)],
+                                 ["a", "b", "y", "held_out"])
+    made = estimator(Store.create(str(tmp_path)), data_module=OtherLine, epochs=8)
+    assert made.getDataModule() is OtherLine
+    assert KerasEstimator().getDataModule() is PetastormDataModule
+    fitted = made.fit(rows)
+    weights, bias = fitted.getModel().get_weights()
+    assert np.allclose(weights, 1, atol=0.05) and np.allclose(bias, 3, atol=0.05)
+    assert len(fitted.getHistory()["val_loss"]) == 8
+    assert fitted.getHistory()["val_loss"][-1] < 0.01
+
+
 def test_an_estimator_is_saved(frame, tmp_path):
     path = str(tmp_path / "estimator")
-    estimator(None, custom_objects={"mean_error": mean_error}).save(path)
+    estimator(None, custom_objects={"mean_error": mean_error}, data_module=OtherLine).save(path)
     loaded = KerasEstimator.load(path)
     assert loaded.getBatchSize() == 16 and loaded.getStore() is None
     assert isinstance(loaded.getOptimizer(), keras.optimizers.SGD)
+    assert loaded.getDataModule().__name__ == "OtherLine"
     assert [weights.tolist() for weights in loaded.getModel().get_weights()] == [
         weights.tolist() for weights in line().get_weights()]
 
@@ -84,13 +138,14 @@ def test_an_estimator_is_saved(frame, tmp_path):
 @pytest.mark.parametrize("change, words", [
     ({"model": None}, "Model parameter is required"), ({"optimizer": None}, "Optimizer"),
     ({"loss": None}, "Loss parameter"), ({"feature_cols": ["a"]}, "2 inputs for 1 columns"),
+    ({"feature_cols": ["a", "ab"]}, "column ab has 2 numbers in a row.* takes 1"),
     ({"label_cols": ["y", "a"]}, "1 outputs for 2 columns")])
 def test_what_does_not_fit_is_told(frame, tmp_path, change, words):
     made = estimator(Store.create(str(tmp_path)))
     for name, value in change.items():
         made._set(**{name: value})
     with pytest.raises(ValueError, match=words):
-        made.fit(frame)
+        made.fit(frame.selectExpr("*", "array(a, b) as ab"))
 
 
 def test_setters_of_other_names():

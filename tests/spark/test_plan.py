@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks from partitions, and lines from bytes: no Spark, no processes."""
 import io
+import threading
+import types
 
 import pytest
 
-from horovod.spark import agent, launch, plan, slots
+from horovod.spark import agent, conf, connect, elastic, launch, plan, slots
 from horovod.spark.output import Output
 from horovod.runner.common.util.timeout import TimeoutException
 
@@ -150,6 +152,109 @@ def test_too_few_slots_are_told():
                  "spark.task.resource.gpu.amount=1", "start_timeout", "Timeout after 10 seconds."):
         assert part in text
     assert 10 <= sc.now < 11
+
+
+@pytest.mark.parametrize("given, told, seconds", [
+    (None, None, 600.0), (None, "", 600.0), (None, "45", 45.0), (7, "45", 7.0)])
+def test_how_long_tasks_may_take_to_start(monkeypatch, given, told, seconds):
+    monkeypatch.delenv("HOROVOD_SPARK_START_TIMEOUT", raising=False)
+    if told is not None:
+        monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", told)
+    assert launch.start_timeout_of(given) == seconds
+
+
+def test_old_names_of_the_limits(monkeypatch):
+    """run_elastic as far as it starts something."""
+    class NoRun:
+        def __init__(self, sc, start_timeout, limits):
+            self.limits = limits
+
+        def run(self, n, call):
+            return n, self.limits.n_min, self.limits.n_max, self.limits.max_failures
+
+    monkeypatch.setattr(launch, "connect_session", lambda: None)
+    monkeypatch.setattr(launch, "active_context",
+                        lambda: FakeContext([4], spark_task_maxFailures="9"))
+    monkeypatch.setattr(elastic, "ElasticRun", NoRun)
+    with pytest.warns(DeprecationWarning) as seen:
+        assert elastic.run_elastic(print, num_proc=3, min_np=2, max_np=4, verbose=0) == (3, 2, 4, 9)
+    assert [str(warning.message) for warning in seen] == [
+        "min_np is deprecated, use min_num_proc instead",
+        "max_np is deprecated, use max_num_proc instead"]
+    with pytest.raises(ValueError, match="min_num_proc 4, num_proc 3"):
+        elastic.run_elastic(print, num_proc=3, min_num_proc=4)
+
+
+def test_settings_for_elastic_jobs():
+    """Pairs for SparkConf.set(), of settings whose defaults are known too."""
+    pairs = {name: value for name, value in vars(conf).items()
+             if name.startswith("SPARK_CONF_") and isinstance(value, tuple)}
+    assert len(pairs) == 9
+    for key, value in pairs.values():
+        assert isinstance(value, str) and key in conf.SPARK_CONF_DEFAULT_VALUES
+    assert {key for key, _ in pairs.values()} == set(conf.SPARK_CONF_DEFAULT_VALUES)
+    sc = FakeContext([1])
+    sc.conf = dict([conf.SPARK_CONF_ALWAYS_RESTART_FAILED_TASK])
+    assert slots.max_failures(sc) == 2 ** 31 - 1
+
+
+class Profile:
+    """In the place of a ResourceProfile: two cores for a task."""
+    taskResources = {"cpus": types.SimpleNamespace(amount=2.0)}
+
+
+def test_slots_of_a_profile_are_told():
+    needs = slots.task_needs(FakeContext([3], spark_task_cpus="1"), Profile())
+    assert needs == "resource_profile: cpus=2"
+
+
+class FakeClient:
+    """A session of Connect whose job is at once over, or never."""
+
+    def __init__(self, rows):
+        self.conf = {"spark.default.parallelism": "4"}
+        self.rows = rows
+        self.told = {}
+        self.handlers = []
+        self.interrupted = threading.Event()
+        self.registerProgressHandler = self.handlers.append
+        self.removeProgressHandler = self.handlers.remove
+        self.interruptTag = lambda tag: self.interrupted.set()
+
+    def addTag(self, tag):
+        self.told["tag"] = tag
+
+    def range(self, *args):
+        return self
+
+    def mapInArrow(self, fn, schema, **options):
+        self.told.update(options)
+        return self
+
+    def collect(self):
+        if self.rows is None:
+            self.interrupted.wait(60)
+        return self.rows
+
+
+def connect_job(n, start_timeout):
+    return connect.Job(n, b"", {}, None, bytes(32), start_timeout)
+
+
+def test_a_profile_through_connect():
+    profile = Profile()
+    client = FakeClient([types.SimpleNamespace(number=0, kind="result", rank=0, data=b"x")])
+    assert connect.run(client, connect_job(1, 9), Output(), profile) == [b"x"]
+    assert client.told["profile"] is profile and client.told["barrier"]
+    assert connect.task_cpus(client, profile) == 2 and client.handlers == []
+
+
+def test_a_job_of_connect_that_does_not_begin(monkeypatch):
+    monkeypatch.setattr(connect, "PROGRESS_SECONDS", 0.1)
+    client = FakeClient(None)
+    with pytest.raises(TimeoutException, match="Spark has not begun with the 2 tasks.*after 0.2 s"):
+        connect.run(client, connect_job(2, 0.2), Output())
+    assert client.interrupted.is_set() and client.handlers == []
 
 
 def test_sparks_reason_is_short():

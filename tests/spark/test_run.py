@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.spark.run on real Spark: what comes back, what is printed, how it ends."""
 import io
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import time
 
 import cloudpickle
 import pytest
+from conftest import pids_in, wait_until
+from test_mpi import LOOPBACK
 
 import horovod.spark
 from horovod.runner.common.util.timeout import TimeoutException
@@ -169,7 +172,7 @@ def test_arguments_that_cannot_be():
 
 
 DRIVER = """
-import os, sys, time
+import json, os, sys, time
 from pyspark.sql import SparkSession
 import horovod.spark
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
@@ -177,16 +180,17 @@ def fn(folder):
     open(f"{folder}/{os.getpid()}", "w").close()
     time.sleep(600)
 try:
-    horovod.spark.run(fn, (sys.argv[1],))
+    horovod.spark.run(fn, (sys.argv[1],), **json.loads(sys.argv[2]))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     print(horovod.spark.run(lambda: 5), flush=True)
 """
 
 
-def start_driver(ranks):
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, ranks.folder], stdout=subprocess.PIPE,
-                              text=True, start_new_session=True)
+def start_driver(ranks, **options):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, ranks.folder, json.dumps(options)],
+                              stdout=subprocess.PIPE, text=True, start_new_session=True,
+                              env={**os.environ, "HVD_TEST_JOB": ranks.folder})
     try:
         ranks.wait_for(2)
     except BaseException:
@@ -195,13 +199,36 @@ def start_driver(ranks):
     return driver
 
 
-def test_ctrl_c(ranks):
-    driver = start_driver(ranks)
+def left_of_job(ranks):
+    """Names of a driver and its descendants, whoever is their parent by now, by process id."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                is_ours = f"HVD_TEST_JOB={ranks.folder}".encode() in file.read().split(b"\0")
+            with open(f"/proc/{pid}/comm") as file:
+                if is_ours:
+                    found[int(pid)] = file.read().strip()
+        except OSError:
+            pass  # it has ended, or is not ours
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"use_mpi": True, "extra_mpi_args": LOOPBACK}],
+                         ids=["plain", "mpi"])
+def test_ctrl_c(ranks, options):
+    driver = start_driver(ranks, **options)
+    job = left_of_job(ranks)
+    assert set(pids_in(ranks.folder)) <= set(job)
+    assert ("mpirun" in job.values()) == ("use_mpi" in options)
     ranks.strike()
     driver.send_signal(signal.SIGINT)
+    assert "interrupted\n" in iter(driver.stdout.readline, "")
     ranks.check_end()
+    assert not {"mpirun", "orted", "prterun", "prted"} & set(left_of_job(ranks).values())
     out, _ = driver.communicate(timeout=120)
-    assert "interrupted\nRunning 2 processes...\n[5, 5]\n" in out
+    assert "Running 2 processes...\n[5, 5]\n" in out
+    wait_until(lambda: not left_of_job(ranks), 30)  # Spark itself takes a while
 
 
 def test_a_killed_driver(ranks):

@@ -3,9 +3,12 @@
 import os
 import pickle
 
+import pyarrow as pa
+import pyarrow.fs
 import pytest
 
 from horovod.spark.common.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
+from horovod.spark.data import open_filesystem
 
 
 def test_paths(tmp_path):
@@ -24,16 +27,38 @@ def test_paths(tmp_path):
     assert given.get_run_path("1") == "file:///r/1"
 
 
+def test_paths_in_other_spellings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("a", "a/", f"{tmp_path}/a/", f"file:{tmp_path}/a", f"file://{tmp_path}/a/"):
+        assert Store.create(path).get_runs_path() == f"file://{tmp_path}/a/runs"
+    assert Store.create("s3://bucket/a/").get_runs_path() == "s3://bucket/a/runs"
+    given = Store.create("a", train_path="/t", val_path="file:/v/", runs_path="r")
+    assert given.get_train_data_path(2) == "file:///t.2"
+    assert given.get_val_data_path() == "file:///v"
+    assert given.get_runs_path() == f"file://{tmp_path}/r"
+
+
 @pytest.mark.parametrize("url, host, port, full", [
     ("hdfs://namenode:8020/a/b", "namenode", 8020, "hdfs://namenode:8020/a/b"),
     ("hdfs://namenode/a", "namenode", 0, "hdfs://namenode/a"),
-    ("hdfs:///a", "default", 0, "hdfs:///a")])
-def test_hdfs_urls(url, host, port, full):
-    store = Store.create(url)
+    ("hdfs:///a/", "default", 0, "hdfs:///a")])
+def test_hdfs_urls(url, host, port, full, monkeypatch):
+    """And with what a connection is made, for the store itself and for who reads from it."""
+    made = []
+    monkeypatch.setattr(pa.fs, "HadoopFileSystem",
+                        lambda *args, **given: made.append((args, given)))
+    store = Store.create(url, user="me", extra_conf={"k": "v"}, train_path="/t")
     assert isinstance(store, HDFSStore)
-    assert store._connection["host"] == host and store._connection["port"] == port
     assert store.prefix_path == full
     assert store.get_runs_path() == f"{full}/runs"
+    assert store._open(store.get_run_path("1"))[1].endswith("/runs/1")
+    _, inner = open_filesystem(store.get_train_data_path(), store.storage_options)
+    assert inner == "/t"
+    assert made == [((host, port), {"user": "me", "extra_conf": {"k": "v"}})] * 2
+
+
+def test_hdfs_hosts_beside_the_path():
+    assert HDFSStore("/a", "namenode", 9000).prefix_path == "hdfs://namenode:9000/a"
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a", "hdfs://", "hdfs://host", ""])
@@ -48,6 +73,7 @@ def test_dbfs(path, monkeypatch):
     store = Store.create(path)
     assert isinstance(store, DBFSLocalStore)
     assert store.prefix_path == "file:///dbfs/a/b"
+    assert store.get_full_path(path + "/c") == "file:///dbfs/a/b/c"
     assert store.get_checkpoint_filename() == "checkpoint.tf"
 
 

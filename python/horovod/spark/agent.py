@@ -30,8 +30,10 @@ LINGER_SECONDS = 30.0
 FAREWELL_SECONDS = 60.0
 # Where a process that mpirun starts finds the way to the driver.
 LETTER_VARIABLE = "HOROVOD_SPARK_LETTER"
-# What Spark puts into its workers' environment for itself.
-SPARK_SECRETS = ("PYTHON_WORKER_FACTORY_SECRET", "_SPARK_AUTH_SECRET")
+# What Spark puts into the environment of its driver and its workers for itself: whoever has one may
+# do with the driver what he likes.
+SPARK_SECRETS = ("PYSPARK_GATEWAY_SECRET", "PYTHON_WORKER_FACTORY_SECRET",
+                 "SPARK_CONNECT_AUTHENTICATE_TOKEN", "_SPARK_AUTH_SECRET")
 
 
 class JobSpec(NamedTuple):
@@ -165,18 +167,15 @@ class Agent:
             rank.write_all(fd, payload)
 
     def _environment(self, start: Dict[str, Any], secret_fd: int) -> Dict[str, str]:
-        environment = {name: value for name, value in os.environ.items()
-                       if name not in SPARK_SECRETS}
-        if "command" not in start and shows_own_devices({**environment, **start["environment"]},
-                                                        start["environment"], self._devices):
-            environment["CUDA_VISIBLE_DEVICES"] = visible_devices(
+        given = start["environment"]
+        merged = {**os.environ, **given}
+        if "command" not in start and shows_own_devices(merged, given, self._devices):
+            merged["CUDA_VISIBLE_DEVICES"] = visible_devices(
                 self._devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        environment["PYTHONPATH"] = python_path({**environment, **start["environment"]})
-        for name, value in start["environment"].items():
-            if value is None:
-                environment.pop(name, None)
-            else:
-                environment[name] = value
+        if given.get("PYTHONPATH", "") is not None:
+            merged["PYTHONPATH"] = python_path(merged, given)
+        environment = {name: value for name, value in merged.items()
+                       if value is not None and name not in SPARK_SECRETS}
         environment.update(PYTHONUNBUFFERED="1", HOROVOD_HOSTNAME=host_key(),
                            HOROVOD_SECRET_FILE=f"/proc/self/fd/{secret_fd}",
                            HOROVOD_SPARK_WORK_DIR=os.getcwd())
@@ -325,13 +324,14 @@ class Agent:
                 return
 
 
-def python_path(environment: Dict[str, Optional[str]]) -> str:
+def python_path(environment: Dict[str, Optional[str]], given: Dict[str, Optional[str]]) -> str:
     """Modules the worker can import, the rank can: Spark adds folders of its own. What the user
     wants first comes first."""
-    wanted = (environment.get("HOROVOD_SPARK_PYTHONPATH") or "").split(os.pathsep)
+    wanted = [environment.get("HOROVOD_SPARK_PYTHONPATH"), given.get("PYTHONPATH")]
     added = [path for path in sys.path if not path.startswith((sys.base_prefix, sys.prefix))]
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(dict.fromkeys(filter(None, wanted + added + inherited)))
+    texts = [*wanted, *added, os.environ.get("PYTHONPATH")]
+    return os.pathsep.join(dict.fromkeys(
+        path for text in texts if text for path in text.split(os.pathsep) if path))
 
 
 def shows_own_devices(environment: Dict[str, Optional[str]], given: Dict[str, Optional[str]],

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 import uuid
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from horovod.spark import agent, task
 from horovod.spark.driver import Desk, Failure
@@ -20,6 +20,8 @@ from horovod.spark.output import Output
 
 SCHEMA = "number long, kind string, rank int, data binary"
 PIECE_BYTES = 1 << 20
+# A client is told every 2 s how far its job is, by default: so much later it knows for sure.
+PROGRESS_SECONDS = 5.0
 
 
 class Job(NamedTuple):
@@ -122,64 +124,103 @@ def serve_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
 # --- On the client -----------------------------------------------------------------------------
 
 
-def task_cpus(spark: Any) -> int:
-    return int(spark.conf.get("spark.task.cpus", "1"))
+def task_cpus(spark: Any, profile: Any = None) -> int:
+    cpus = profile.taskResources.get("cpus") if profile is not None else None
+    return int(cpus.amount if cpus is not None else spark.conf.get("spark.task.cpus", "1"))
 
 
-def default_num_proc(spark: Any) -> int:
+def default_num_proc(spark: Any, deadline: float, start_timeout: float, profile: Any = None) -> int:
     """Spark cuts a range into as many parts as it has cores, unless it is told how many."""
     from pyspark.sql import functions as F
 
-    n_parts = spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+    count = Submission(spark, lambda: spark.range(1 << 16).select(
+        F.spark_partition_id()).distinct().count())
+    n_parts = count.wait(deadline, start_timeout, "Spark could not count its task slots, all of "
+                                                  "which others have.")
     if spark.conf.get("spark.default.parallelism", "") != "":
         return int(n_parts)
-    return max(n_parts // task_cpus(spark), 1)
+    return max(n_parts // task_cpus(spark, profile), 1)
 
 
-def wait_for_slots(spark: Any, n: int, start_timeout: float) -> None:
+def wait_for_slots(spark: Any, n: int, deadline: float, start_timeout: float,
+                   profile: Any = None) -> None:
     """Until n tasks can run at once, as far as a client can know that."""
     from horovod.spark import slots
 
-    deadline = time.monotonic() + start_timeout
     if spark.conf.get("spark.default.parallelism", "") != "":
         return
-    while (found := default_num_proc(spark)) < n:
+    while (found := default_num_proc(spark, deadline, start_timeout, profile)) < n:
         if time.monotonic() >= deadline:
             raise slots.timed_out(f"{n} task slots are needed and {found} were found "
-                                  f"(spark.task.cpus={task_cpus(spark)}).", start_timeout)
+                                  f"({task_cpus(spark, profile)} cores for a task).", start_timeout)
         time.sleep(1.0)
 
 
-def run(spark: Any, job: Job, output: Output) -> List[bytes]:
+class Submission(threading.Thread):
+    """A job of Spark's in a thread of its own, given up if it does not begin in time."""
+
+    def __init__(self, spark: Any, work: Callable[[], Any]) -> None:
+        super().__init__(name=f"horovod.spark.run.{uuid.uuid4().hex[:8]}", daemon=True)
+        self._spark = spark
+        self._work = work
+        self._is_told = hasattr(spark, "registerProgressHandler")  # from Spark 4 on
+        self._has_begun = not self._is_told
+        self._result: Any = None
+        self._problem: Optional[BaseException] = None
+
+    def run(self) -> None:
+        try:
+            self._spark.addTag(self.name)
+            self._result = self._work()
+        except BaseException as error:
+            self._problem = error
+
+    def _hear(self, stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
+        """What Connect tells of each of its jobs, in the thread that waits for it."""
+        if threading.current_thread() is self and inflight_tasks:
+            self._has_begun = True
+
+    def wait(self, deadline: float, start_timeout: float, late: str) -> Any:
+        """The result; late: what to say if the job has not begun by the deadline."""
+        from horovod.spark import launch, slots
+
+        if self._is_told:
+            self._spark.registerProgressHandler(self._hear)
+        self.start()
+        try:
+            while self.is_alive():
+                if not self._has_begun and time.monotonic() >= deadline + PROGRESS_SECONDS:
+                    raise slots.timed_out(late, start_timeout)
+                self.join(0.1)
+        except BaseException:
+            self._spark.interruptTag(self.name)
+            self.join(launch.CANCEL_SECONDS)
+            raise
+        finally:
+            if self._is_told:
+                self._spark.removeProgressHandler(self._hear)
+        if self._problem is not None:
+            raise RuntimeError("Spark job has failed, see the error above.\n"
+                               + launch.first_words(self._problem)) from self._problem
+        return self._result
+
+
+def carry_out(spark: Any, job: Job, deadline: float, profile: Any) -> List[Any]:
+    """The rows of the job. From its begin on the task of partition 0 watches the time."""
+    options = {} if profile is None else {"profile": profile}
+    submission = Submission(spark, lambda: spark.range(0, job.n, 1, job.n).mapInArrow(
+        lambda batches: serve_batches(job, batches), SCHEMA, barrier=True, **options).collect())
+    return submission.wait(deadline, job.start_timeout, f"Spark has not begun with the {job.n} "
+                           "tasks, which it must start all at once.")
+
+
+def run(spark: Any, job: Job, output: Output, profile: Any = None) -> List[bytes]:
     """The pickled results by rank; raises what classic run() would."""
     from horovod.spark import launch, slots
 
-    wait_for_slots(spark, job.n, job.start_timeout)
-    tag = f"horovod.spark.run.{uuid.uuid4().hex[:8]}"
-    rows: List[Any] = []
-    problems: List[BaseException] = []
-
-    def submit() -> None:
-        try:
-            spark.addTag(tag)
-            frame = spark.range(0, job.n, 1, job.n)
-            rows.extend(frame.mapInArrow(lambda batches: serve_batches(job, batches), SCHEMA,
-                                         barrier=True).collect())
-        except BaseException as error:
-            problems.append(error)
-
-    thread = threading.Thread(target=submit, name=tag, daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.1)
-    except BaseException:
-        spark.interruptTag(tag)
-        thread.join(launch.CANCEL_SECONDS)
-        raise
-    if problems:
-        raise RuntimeError("Spark job has failed, see the error above.\n"
-                           + launch.first_words(problems[0])) from problems[0]
+    deadline = time.monotonic() + job.start_timeout
+    wait_for_slots(spark, job.n, deadline, job.start_timeout, profile)
+    rows = carry_out(spark, job, deadline, profile)
     results: Dict[int, List[bytes]] = {rank: [] for rank in range(job.n)}
     for row in sorted(rows, key=lambda row: row.number):
         if row.kind in ("stdout", "stderr"):

@@ -37,7 +37,10 @@ def open_filesystem(path: str, storage_options: Optional[Dict[str, Any]] = None
     if scheme == "file":
         return pa.fs.LocalFileSystem(), rest
     if scheme == "hdfs":
-        return pa.fs.FileSystem.from_uri(path)
+        where, _, inner = rest.partition("/")
+        host, _, port = where.partition(":")
+        return pa.fs.HadoopFileSystem(host or "default", int(port or 0),
+                                      **(storage_options or {})), f"/{inner}"
     try:
         import fsspec
     except ImportError as error:
@@ -147,6 +150,20 @@ def take(block: Batch, order: Optional[np.ndarray], first: int, end: int) -> Bat
     return {name: values.take(rows, axis=0, mode="clip") for name, values in block.items()}
 
 
+def as_torch(batch: Batch) -> Dict[str, Any]:
+    """A batch of PyTorch tensors, which their user may write to."""
+    import torch
+
+    def tensor(name: str, values: np.ndarray) -> Any:
+        if values.dtype.kind not in "biufc":
+            raise TypeError(f"column {name!r} has values of NumPy's type {values.dtype}, which "
+                            "no tensor can hold; leave it out with columns=, or make numbers "
+                            "of it with a transform")
+        return torch.from_numpy(np.ascontiguousarray(own(values)))
+
+    return {name: tensor(name, values) for name, values in batch.items()}
+
+
 class ParquetReader:
     """Rows of a Parquet file or folder, sharded. `columns` are in the order asked for.
 
@@ -215,6 +232,13 @@ class ParquetReader:
         table = table.slice(piece.first, piece.n_rows)
         return {name: to_numpy(name, table.column(name)) for name in self.columns}
 
+    def sample(self) -> Batch:
+        """One row, as it is in the file: what shapes and types there are."""
+        group = self.groups[0]
+        record = next(self._open(group.path).iter_batches(1, [group.index], self.columns))
+        return {name: to_numpy(name, pa.chunked_array([record.column(name)]))
+                for name in self.columns}
+
     def _pieces(self, epoch: int) -> List[Piece]:
         """What this shard reads in an epoch, in order."""
         order = list(range(len(self.groups)))
@@ -260,17 +284,8 @@ class ParquetReader:
 
     def torch(self, epoch: int = 0) -> Iterator[Dict[str, Any]]:
         """The batches of one epoch as PyTorch tensors."""
-        import torch
-
-        def tensor(name: str, values: np.ndarray) -> Any:
-            if values.dtype.kind not in "biufc":
-                raise TypeError(f"column {name!r} has values of NumPy's type {values.dtype}, which "
-                                "no tensor can hold; leave it out with columns=, or make numbers "
-                                "of it with a transform")
-            return torch.from_numpy(np.ascontiguousarray(own(values)))
-
         for batch in self.epoch(epoch):
-            yield {name: tensor(name, values) for name, values in batch.items()}
+            yield as_torch(batch)
 
     def tf_dataset(self, epochs: Optional[int] = None) -> Any:
         """A tf.data.Dataset of batches, epoch after epoch; epochs None: without end."""

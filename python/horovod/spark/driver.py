@@ -174,6 +174,8 @@ class Desk(threading.Thread):
                 return
             for kind, payload in line.pump():
                 self._hear(line, kind, payload)
+                if line not in self._lines:
+                    return  # the agent has gone, as was noticed when it was answered
             line.push()
             self._watch(line)
         except (ConnectionError, OSError, ValueError, KeyError, TypeError):
@@ -185,7 +187,9 @@ class Desk(threading.Thread):
             self._selector.modify(line, selectors.EVENT_READ | writes)
 
     def _drop(self, line: Line) -> None:
-        index = self._lines.pop(line, None)
+        if line not in self._lines:
+            return
+        index = self._lines.pop(line)
         self._selector.unregister(line)
         line.close()
         task = self._tasks.get(index) if index is not None else None

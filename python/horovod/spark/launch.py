@@ -66,10 +66,12 @@ def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, An
         if use_mpi:
             raise ValueError("use_mpi=True is not possible with Spark Connect: executors cannot "
                              "call this process, where mpirun would be")
-        return run_connect(session, num_proc, start_timeout, pickle_call(fn, args, kwargs),
-                           tunables(session.conf, env, nics, start_timeout), verbose, executable,
-                           Output(stdout, stderr, stdout is not None or stderr is not None,
-                                  prefix_output_with_timestamp))
+        environment = {**threads_of(resource_profile),
+                       **tunables(session.conf, env, nics, start_timeout)}
+        output = Output(stdout, stderr, stdout is not None or stderr is not None,
+                        prefix_output_with_timestamp)
+        return run_connect(session, num_proc, start_timeout, verbose, resource_profile,
+                           Call(pickle_call(fn, args, kwargs), environment, output, executable))
     sc = active_context()
     if use_mpi:
         from horovod.spark.mpi import MpiRun
@@ -100,18 +102,18 @@ def connect_session() -> Any:
     return SparkSession.getActiveSession()
 
 
-def run_connect(session: Any, num_proc: Optional[int], start_timeout: float, code: bytes,
-                environment: Dict[str, Optional[str]], verbose: int, executable: Optional[str],
-                output: Output) -> List[Any]:
+def run_connect(session: Any, num_proc: Optional[int], start_timeout: float, verbose: int,
+                profile: Any, call: "Call") -> List[Any]:
     from horovod.spark import connect
 
     if num_proc is None:
-        num_proc = connect.default_num_proc(session)
+        num_proc = connect.default_num_proc(session, time.monotonic() + start_timeout,
+                                            start_timeout, profile)
     if verbose >= 1:
         print(f"Running {num_proc} processes...", flush=True)
-    job = connect.Job(num_proc, code, environment, executable, secrets.token_bytes(32),
-                      start_timeout)
-    return load_results(connect.run(session, job, output))
+    job = connect.Job(num_proc, call.code, call.environment, call.executable,
+                      secrets.token_bytes(32), start_timeout)
+    return load_results(connect.run(session, job, call.output, profile))
 
 
 def active_context() -> Any:
@@ -289,7 +291,7 @@ class SparkRun:
         hosts = ", ".join(f"{name} ({count})" for name, count in sorted(desk.hosts().items()))
         return (f"Of {n} tasks {desk.n_registered} have registered"
                 f"{' from ' + hosts if hosts else ''} and {desk.n_running} run the function"
-                f"{found} ({slots.task_needs(self.sc)}).")
+                f"{found} ({slots.task_needs(self.sc, self._profile)}).")
 
     def _end(self, desk: Desk) -> None:
         """Whatever happened: nothing of the job is left when this returns."""
@@ -359,7 +361,8 @@ def describe(failure: Failure) -> str:
             f"Process name: {failure.rank}\nExit code: {failure.code}\n")
     error = failure.error
     if error is not None:
-        return f"{text}{failure.where()} raised {error['type']}:\n{error['traceback']}"
+        words = error["traceback"] or error["text"]  # where no Python of the rank has run yet
+        return f"{text}{failure.where()} raised {error['type']}:\n{words}"
     if failure.code == 0:
         return f"{text}{failure.where()} left without a result: the function called exit."
     if failure.code is not None and failure.code > 128:

@@ -5,6 +5,7 @@ The same files as under horovodrun (horovod/common/membership.py reads them): pl
 and ready.<worker>. Only this user can enter the folder.
 """
 import os
+import shutil
 import tempfile
 from typing import Dict, Optional
 
@@ -12,14 +13,25 @@ from typing import Dict, Optional
 LOOK_SECONDS = 0.1
 
 
+PREFIX = "horovod-elastic-"
+VARIABLE = "HOROVOD_ELASTIC_DIR"
+
+
+def remove_left() -> None:
+    """For the warden, which outlives an agent that was killed."""
+    folder = os.environ.get(VARIABLE, "")
+    if os.path.basename(folder).startswith(PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Notes:
     def __init__(self, worker: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="horovod-elastic-")
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
         self._worker = worker
         self._left = 0
 
     def environment(self) -> Dict[str, str]:
-        return {"HOROVOD_ELASTIC_DIR": self._folder.name}
+        return {VARIABLE: self._folder.name}
 
     def place(self, place: Dict[str, str]) -> None:
         self._write(f"place.{self._worker}",

@@ -52,8 +52,11 @@ def max_failures(sc: Any) -> int:
     return int(sc.getConf().get("spark.task.maxFailures", "4"))
 
 
-def task_needs(sc: Any) -> str:
+def task_needs(sc: Any, profile: Any = None) -> str:
     """What one task takes, for sentences."""
+    if profile is not None:
+        return "resource_profile: " + ", ".join(
+            f"{name}={need.amount:g}" for name, need in sorted(profile.taskResources.items()))
     conf = sc.getConf()
     needs = [f"spark.task.cpus={conf.get('spark.task.cpus', '1')}"]
     needs += [f"{key}={value}" for key, value in conf.getAll()
@@ -109,5 +112,5 @@ def wait_for(sc: Any, n: int, deadline: float, start_timeout: float,
             return
         if clock() >= deadline:
             raise timed_out(f"{n} task slots are needed and {found} were found "
-                            f"({task_needs(sc)}).", start_timeout)
+                            f"({task_needs(sc, profile)}).", start_timeout)
         sleep(POLL_SECONDS)

@@ -5,8 +5,9 @@ A Spark worker may be killed at any moment, and its children would live on. So t
 process and holds the other end of LIFE_FD. It forks the rank before anything has a thread, into a
 process group of its own, and then only waits: for the rank to end, for a byte (end it: SIGTERM,
 then SIGKILL), or for the end of the pipe (the agent is gone: SIGKILL at once). Whatever the rank
-left behind is killed, also what left its group: orphans come to this process (subreaper). Its exit
-status is the rank's, 128 + n for a signal. With a COMMAND a shell runs it in the rank's place.
+left behind is killed, also what left its group: orphans come to this process (subreaper), and the
+folder of an elastic rank is removed. Its exit status is the rank's, 128 + n for a signal. With a
+COMMAND a shell runs it in the rank's place.
 """
 import ctypes
 import os
@@ -123,6 +124,10 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # the agent decides
     status = watch(pid, life_fd)
     sweep(pid)
+    if "HOROVOD_ELASTIC_WORKER" in os.environ:
+        from horovod.spark import notes  # here: every rank would wait for the import
+
+        notes.remove_left()
     os._exit(status)
 
 

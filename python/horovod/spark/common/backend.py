@@ -3,15 +3,21 @@
 import os
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from horovod.spark.agent import SPARK_SECRETS
+
 
 def default_num_proc() -> int:
     """The task slots of the active Spark application."""
     import time
 
-    from horovod.spark import launch, slots
+    from horovod.spark import connect, launch, slots
 
-    sc = launch.active_context()
-    return slots.default_num_proc(sc, time.monotonic() + launch.start_timeout_of(None))
+    start_timeout = launch.start_timeout_of(None)
+    deadline = time.monotonic() + start_timeout
+    session = launch.connect_session()
+    if session is not None:
+        return connect.default_num_proc(session, deadline, start_timeout)
+    return slots.default_num_proc(launch.active_context(), deadline)
 
 
 class Backend:
@@ -32,8 +38,10 @@ class SparkBackend(Backend):
                  **kwargs: Any) -> None:
         self._num_proc = num_proc or default_num_proc()
         given: Dict[str, Optional[str]] = dict(os.environ if env is None else env)
-        # Which GPU a process uses is decided where it runs, not here.
-        given.pop("CUDA_VISIBLE_DEVICES", None)
+        # Which GPU a process uses is decided where it runs, not here; and what opens this driver
+        # is nobody else's.
+        for name in ("CUDA_VISIBLE_DEVICES", *SPARK_SECRETS):
+            given.pop(name, None)
         self._env = given
         self._kwargs = kwargs
 

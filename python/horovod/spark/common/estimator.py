@@ -5,14 +5,17 @@ fit(df):  the columns go to Parquet in the store, vectors as arrays; the backend
 framework's train function, which reads them with horovod.spark.data; rank 0 hands back the history
 and the model. transform(df) adds a column for each label, computed by a pandas UDF.
 """
+import contextlib
 import datetime
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+import math
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from pyspark.ml import Estimator, Model
 
 from horovod.spark.common.backend import SparkBackend
 from horovod.spark.common.params import TableParams
+from horovod.spark.common.prepared import place_for
 from horovod.spark.common.saving import Saved
 from horovod.spark.data import Batch, ParquetReader
 
@@ -29,24 +32,8 @@ def check_device(kind: str, allgather_object: Callable[[Any], List[Any]]) -> Non
                            f"{', '.join(kinds)}, by rank")
 
 
-def pandas_transform(fn: Optional[Callable]) -> Optional[Callable[[Batch], Batch]]:
-    """A function of a DataFrame as one of a batch."""
-    if fn is None:
-        return None
-
-    def transform(batch: Batch) -> Batch:
-        import pandas as pd
-
-        frame = fn(pd.DataFrame({name: list(values) if values.ndim > 1 else values
-                                 for name, values in batch.items()}))
-        return {name: np.stack(frame[name].to_list()) if frame[name].dtype == object
-                else frame[name].to_numpy() for name in frame.columns}
-
-    return transform
-
-
 class HorovodEstimator(TableParams, Saved, Estimator):
-    """Subclasses give RUN_PREFIX, check_model() and train()."""
+    """Subclasses give RUN_PREFIX, check_model(), train() and input_sizes()."""
 
     RUN_PREFIX = "run"
 
@@ -58,6 +45,10 @@ class HorovodEstimator(TableParams, Saved, Estimator):
 
     def train(self, backend: Any, task: Dict[str, Any]) -> "HorovodModel":
         """Trains on what `task` says, and gives the model."""
+        raise NotImplementedError
+
+    def input_sizes(self) -> List[Optional[int]]:
+        """How many numbers of a row each input of the model takes, in order, as far as it says."""
         raise NotImplementedError
 
     # --- fit -----------------------------------------------------------------------------------
@@ -76,6 +67,10 @@ class HorovodEstimator(TableParams, Saved, Estimator):
         validation = get("validation")
         if isinstance(validation, (int, float)) and not 0 <= validation < 1:
             raise ValueError(f"validation is {validation}: a fraction must be in [0, 1)")
+        source = get("data_module")
+        if source is not None and not callable(source):
+            raise ValueError(f"data_module is {source!r}: it must be a class, such as one of "
+                             "horovod.spark.common.datamodule.DataModule")
         self.check_model()
 
     def _columns(self) -> List[str]:
@@ -89,8 +84,8 @@ class HorovodEstimator(TableParams, Saved, Estimator):
     def _fit(self, df: Any) -> "HorovodModel":
         self._check()
         backend = self._backend()
-        has_val = self._prepare(df, backend.num_processes())
-        return self._train(backend, has_val, None)
+        idx = self._prepare(df, backend.num_processes())
+        return self._train(backend, bool(self.getValidation()), idx)
 
     def fit_on_parquet(self, params: Optional[Dict] = None,
                        dataset_idx: Optional[int] = None) -> "HorovodModel":
@@ -103,38 +98,58 @@ class HorovodEstimator(TableParams, Saved, Estimator):
                    and store.is_parquet_dataset(store.get_val_data_path(dataset_idx)))
         return self._train(self._backend(), has_val, dataset_idx)
 
-    def _prepare(self, df: Any, n_processes: int) -> bool:
-        """Writes the columns as Parquet; is there a validation set?"""
+    def _prepare(self, df: Any, n_processes: int) -> Optional[int]:
+        """Writes the columns as Parquet, unless they are there; under which number of the store?"""
         validation = self.getValidation()
-        wanted = self._columns()
-        marked = isinstance(validation, str)
-        missing = [name for name in wanted + ([validation] if marked else [])
-                   if name not in df.columns]
+        wanted = self._columns() + ([validation] if isinstance(validation, str) else [])
+        missing = [name for name in wanted if name not in df.columns]
         if missing:
             raise ValueError(f"the DataFrame has no column {', '.join(missing)}; it has "
                              f"{', '.join(df.columns)}")
-        data = df.select(*[plain_column(df, name) for name in wanted],
-                         *([df[validation].cast("boolean").alias("__validation")] if marked
-                           else []))
-        seed = self.getRandomSeed()
-        if marked:
-            parts = [data.filter("not __validation").drop("__validation"),
-                     data.filter("__validation").drop("__validation")]
-        elif validation:
-            parts = data.randomSplit([1.0 - validation, float(validation)], seed or 0)
-        else:
-            parts = [data]
         store = self.getStore()
         n_files = max(n_processes * self.getPartitionsPerProcess(), n_processes)
-        for part, path, what in zip(parts, (store.get_train_data_path(),
-                                            store.get_val_data_path()),
-                                    ("training", "validation")):
-            part.coalesce(n_files).write.mode("overwrite").parquet(path)
-            try:
-                ParquetReader(path, storage_options=store.storage_options).close()
-            except ValueError as error:
-                raise ValueError(f"the {what} set has no rows") from error
-        return len(parts) == 2
+        place, idx = place_for(df, store.get_train_data_path(),
+                               (wanted, validation, self.getRandomSeed(), n_files))
+        paths = store.get_train_data_path(idx), store.get_val_data_path(idx)
+        with place.writing:
+            if not place.is_written or not store.is_parquet_dataset(paths[0]):
+                for part, path in zip(self._split(df), paths):
+                    part.coalesce(n_files).write.mode("overwrite").parquet(path)
+                place.is_written = True
+        return idx
+
+    def _split(self, df: Any) -> List[Any]:
+        """The columns for training, and for validation where that is wanted."""
+        validation = self.getValidation()
+        columns = [plain_column(df, name) for name in self._columns()]
+        if isinstance(validation, str):
+            marked = df.select(*columns, df[validation].cast("boolean").alias("__validation"))
+            return [marked.filter(which).drop("__validation")
+                    for which in ("not __validation", "__validation")]
+        data = df.select(*columns)
+        if not validation:
+            return [data]
+        return data.randomSplit([1.0 - validation, float(validation)], self.getRandomSeed() or 0)
+
+    def _look(self, path: str, what: str) -> "Look":
+        try:
+            reader = ParquetReader(path, storage_options=self.getStore().storage_options)
+        except ValueError as error:
+            raise ValueError(f"the {what} set has no rows") from error
+        with contextlib.closing(reader):
+            missing = [name for name in self._columns() if name not in reader.columns]
+            if missing:
+                raise ValueError(f"{path} has no column {', '.join(missing)}; it has "
+                                 f"{', '.join(reader.columns)}")
+            return Look(reader.n_rows, reader.sample(), reader.schema)
+
+    def _check_sizes(self, row: Batch) -> None:
+        if self.getTransformationFn() is not None:
+            return  # the model takes what that makes of the columns
+        for name, wanted in zip(self.getFeatureCols(), self.input_sizes()):
+            if wanted not in (None, row[name].size):
+                raise ValueError(f"column {name} has {row[name].size} numbers in a row, and the "
+                                 f"model takes {wanted} there")
 
     def _train(self, backend: Any, has_val: bool, idx: Optional[int]) -> "HorovodModel":
         store = self.getStore()
@@ -142,11 +157,35 @@ class HorovodEstimator(TableParams, Saved, Estimator):
             f"{self.RUN_PREFIX}_{datetime.datetime.now():%Y%m%d%H%M%S%f}")
         task = {row.name: self.getOrDefault(row.name) for row in self._table
                 if row.name not in ("model", "optimizer", "backend", "num_proc")}
+        train_path = store.get_train_data_path(idx)
+        val_path = store.get_val_data_path(idx) if has_val else None
+        seen = self._look(train_path, "training")
+        self._check_sizes(seen.row)
         task.update(
-            run_id=run_id, columns=self._columns(), train_path=store.get_train_data_path(idx),
-            val_path=store.get_val_data_path(idx) if has_val else None,
+            run_id=run_id, columns=self._columns(), train_path=train_path, val_path=val_path,
+            train_rows=seen.n_rows,
+            val_rows=self._look(val_path, "validation").n_rows if val_path else 0,
             checkpoint_path=store.get_checkpoint_path(run_id) if store.saving_runs() else None)
-        return self.train(backend, task)
+        model = self.train(backend, task)
+        model.remember(seen)
+        return model
+
+
+class Look(NamedTuple):
+    """What the driver sees of prepared data."""
+    n_rows: int
+    row: Batch  # one of them
+    schema: Any  # Arrow's
+
+
+# Labels that outputs are rounded for: Arrow's name of the type, and Spark's.
+WHOLE_TYPES = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint"}
+
+
+def size_of(shape: Sequence[Optional[int]]) -> Optional[int]:
+    """The numbers of one row in a shape whose first is the batch; None if it leaves that open."""
+    sizes = [-1 if size is None else size for size in shape[1:]]
+    return math.prod(sizes) if min(sizes, default=0) >= 0 else None
 
 
 def plain_column(df: Any, name: str) -> Any:
@@ -199,18 +238,29 @@ class HorovodModel(TableParams, Saved, Model):
         udf = F.pandas_udf(outputs, f"struct<{schema.replace(' array', ': array')}>")
         features = [plain_column(df, name) for name in self.getOrDefault("feature_columns")]
         df = df.withColumn("__outputs", udf(*features))
-        widths = self._widths(df)
-        for i, (name, label) in enumerate(zip(names, labels)):
+        widths = self.getOrDefault("output_widths") or self._widths(df)
+        types = self.getOrDefault("label_types") or [None] * len(labels)
+        for i, name in enumerate(names):
             column = F.col(f"__outputs.o{i}")
             if widths[i] > 1:
                 column = array_to_vector(column)
+            elif types[i] is not None:
+                column = F.round(column[0]).cast(types[i])
             else:
                 column = column[0]
-                if label in df.columns and df.schema[label].dataType.typeName() in (
-                        "byte", "short", "integer", "long"):
-                    column = F.round(column).cast(df.schema[label].dataType)
             df = df.withColumn(name, column)
         return df.drop("__outputs")
+
+    def remember(self, seen: Look) -> None:
+        """What transform() has to know of the data it was trained on."""
+        self._set(label_types=[WHOLE_TYPES.get(str(seen.schema.field(name).type))
+                               for name in self.getOrDefault("label_columns")])
+        try:
+            outputs = self.predictor()(
+                [seen.row[name] for name in self.getOrDefault("feature_columns")])
+        except Exception:  # it may take only what transformation_fn makes, or want a GPU
+            return  # transform() will look at its first row
+        self._set(output_widths=[matrix.shape[1] for matrix in outputs])
 
     def _widths(self, df: Any) -> List[int]:
         first = df.select("__outputs").head()

@@ -4,6 +4,7 @@
 A class decorated with @parameters(TABLE) gets a pyspark.ml Param for each row, its default, and
 get<Name>() and set<Name>(value).
 """
+import copy
 from typing import Any, Callable, List, NamedTuple, Tuple
 
 from pyspark.ml.param import Param, Params
@@ -65,6 +66,8 @@ MODEL = [
     Row("label_columns", None, "columns the model tells"),
     Row("output_columns", None, "names of the columns transform() adds; default: label__output"),
     Row("run_id", None, "name of the run in the store"),
+    Row("label_types", None, "Spark's type of each label of whole numbers, else None"),
+    Row("output_widths", None, "numbers in each output; default: as those of the first row"),
 ]
 
 # Other names of setters, which programs use.
@@ -122,6 +125,6 @@ class TableParams(Params):
         unknown = sorted(set(kwargs) - known)
         if unknown:
             raise TypeError(f"{type(self).__name__} has no parameter {', '.join(unknown)}")
-        self._setDefault(**{row.name: row.default for row in self._table})
-        # As with copy.deepcopy: a default that is a list is not shared.
+        # A default that is a list is not shared with others.
+        self._setDefault(**{row.name: copy.copy(row.default) for row in self._table})
         self._set(**{name: value for name, value in kwargs.items() if value is not None})

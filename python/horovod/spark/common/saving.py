@@ -6,6 +6,7 @@ need not be JSON: they are pickled and written as base64. Loading unpickles: loa
 trust.
 """
 import base64
+import copy
 from typing import Any
 
 import cloudpickle
@@ -25,7 +26,9 @@ class _Writer(MLWriter):
         values = {param.name: value for param, value in self._instance._paramMap.items()
                   if param.name not in NOT_SAVED}
         text = base64.b64encode(cloudpickle.dumps(self._instance.pack(values))).decode()
-        DefaultParamsWriter.saveMetadata(self._instance, path, SparkContext._active_spark_context,
+        bare = copy.copy(self._instance)
+        bare._defaultParamMap = {}  # defaults need not be JSON either, and the class has them
+        DefaultParamsWriter.saveMetadata(bare, path, SparkContext._active_spark_context,
                                          extraMetadata={"horovod": text}, paramMap={})
 
 

@@ -60,18 +60,23 @@ class FilesystemStore(Store):
                  checkpoint_filename: Optional[str] = None) -> None:
         self.prefix_path = self.get_full_path(prefix_path)
         self.storage_options = storage_options or {}
-        self._paths = {"train": train_path, "val": val_path, "test": test_path}
-        self._runs_path = runs_path
+        given = {"train": train_path, "val": val_path, "test": test_path}
+        self._paths = {
+            kind: self.get_full_path(path or f"{self.prefix_path}/intermediate_{kind}_data")
+            for kind, path in given.items()}
+        self._runs_path = self.get_full_path(runs_path or f"{self.prefix_path}/runs")
         self._save_runs = save_runs
         self._checkpoint_filename = checkpoint_filename or self.CHECKPOINT_FILENAME
 
     # --- Files ---------------------------------------------------------------------------------
 
     def get_full_path(self, path: str) -> str:
-        """The path as a URL."""
-        if "://" in path:
-            return path
-        return "file://" + os.path.abspath(path)
+        """The path as a URL, without a slash at its end."""
+        local = re.fullmatch(r"file:/+(.*)", path)
+        scheme, colon, rest = path.partition("://")
+        if colon and local is None:
+            return f"{scheme}://{rest.rstrip('/')}"
+        return "file://" + os.path.abspath(f"/{local.group(1)}" if local else path)
 
     def get_full_path_fn(self) -> Callable[[str], str]:
         return self.get_full_path
@@ -127,7 +132,7 @@ class FilesystemStore(Store):
     # --- Data ----------------------------------------------------------------------------------
 
     def _data_path(self, kind: str, idx: Optional[int]) -> str:
-        path = self._paths[kind] or f"{self.prefix_path}/intermediate_{kind}_data"
+        path = self._paths[kind]
         return path if idx is None else f"{path}.{idx}"
 
     def get_train_data_path(self, idx: Optional[int] = None) -> str:
@@ -148,7 +153,7 @@ class FilesystemStore(Store):
         return self._save_runs
 
     def get_runs_path(self) -> str:
-        return self._runs_path or f"{self.prefix_path}/runs"
+        return self._runs_path
 
     def get_run_path(self, run_id: str) -> str:
         return f"{self.get_runs_path()}/{run_id}"
@@ -226,31 +231,24 @@ class HDFSStore(FilesystemStore):
     def __init__(self, prefix_path: str, host: Optional[str] = None, port: Optional[int] = None,
                  user: Optional[str] = None, kerb_ticket: Optional[str] = None,
                  driver: str = "libhdfs", extra_conf: Optional[Dict[str, str]] = None,
-                 *args: Any, **kwargs: Any) -> None:
+                 *args: Any, storage_options: Optional[Dict[str, Any]] = None,
+                 **kwargs: Any) -> None:
         found = self.URL.match(prefix_path)
         if found is None:
             raise ValueError(f"{prefix_path!r} is no path on HDFS: [hdfs://][host[:port]]/path")
         if driver != "libhdfs":
             raise ValueError(f"driver {driver!r}: only libhdfs is there")
-        self._connection = {
-            "host": host or found.group("host") or "default",
-            "port": int(port or found.group("port") or 0), "user": user,
-            "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
-        super().__init__(found.group("path"), *args, **kwargs)
+        host, port = host or found.group("host") or "", port or found.group("port")
+        self._where = f"{host}:{port}" if port else host  # as in a URL
+        options = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf,
+                   **(storage_options or {})}
+        super().__init__(found.group("path"), *args, **kwargs, storage_options={
+            name: value for name, value in options.items() if value is not None})
 
     def get_full_path(self, path: str) -> str:
-        if path.startswith("hdfs://"):
-            return path
-        host, port = self._connection["host"], self._connection["port"]
-        where = "" if host == "default" else f"{host}:{port}" if port else host
-        return f"hdfs://{where}{path}"
-
-    def _open(self, path: str) -> Any:
-        found = self.URL.match(path)
-        if found is None:
-            raise ValueError(f"{path!r} is no path on HDFS")
-        connection = {key: value for key, value in self._connection.items() if value is not None}
-        return pyarrow.fs.HadoopFileSystem(**connection), found.group("path")
+        if not path.startswith("hdfs://"):
+            path = f"hdfs://{self._where}{path}"
+        return super().get_full_path(path)
 
 
 class DBFSLocalStore(FilesystemStore):
@@ -269,4 +267,7 @@ class DBFSLocalStore(FilesystemStore):
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
         if not self.matches(prefix_path):
             raise ValueError(f"{prefix_path!r} is no path on DBFS: /dbfs/path or dbfs:/path")
-        super().__init__(self.normalize_path(prefix_path), *args, **kwargs)
+        super().__init__(prefix_path, *args, **kwargs)
+
+    def get_full_path(self, path: str) -> str:
+        return super().get_full_path(self.normalize_path(path) if self.matches(path) else path)

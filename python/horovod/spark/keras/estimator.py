@@ -4,19 +4,21 @@
 Models travel and are saved as the bytes of a .keras file, optimizers and losses as what Keras makes
 of them, so the processes need the same Keras and, for objects it does not know, custom_objects.
 """
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import cloudpickle
 import numpy as np
 
-from horovod.spark.common.estimator import HorovodEstimator, HorovodModel, as_list
+from horovod.spark.common.estimator import HorovodEstimator, HorovodModel, as_list, size_of
 from horovod.spark.common.params import ESTIMATOR, MODEL, Row, parameters
 from horovod.spark.keras import remote
+from horovod.spark.keras.datamodule import ParquetDataModule
 
 CUSTOM = Row("custom_objects", {}, "what Keras needs to know by name to load the model")
 KERAS = [
     CUSTOM,
     Row("checkpoint_callback", None, "a ModelCheckpoint; with the best only, that is the result"),
+    Row("data_module", ParquetDataModule, "class of the DataModule the batches come from"),
     Row("backend_env", {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}, "environment for the processes"),
 ]
 
@@ -64,6 +66,9 @@ class KerasEstimator(HorovodEstimator):
             if len(tensors) != len(columns):
                 raise ValueError(f"the model has {len(tensors)} {what} for {len(columns)} columns: "
                                  f"{', '.join(columns)}")
+
+    def input_sizes(self) -> List[Optional[int]]:
+        return [size_of(tensor.shape) for tensor in self.getModel().inputs]
 
     def train(self, backend: Any, task: Dict[str, Any]) -> "KerasModel":
         task["model"] = remote.model_to_bytes(self.getModel())

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank of a KerasEstimator does: model.fit() over its share of the Parquet rows.
+"""What every rank of a KerasEstimator does: model.fit() over the batches of its DataModule.
 
 All ranks make the same number of steps. The first one writes the model to the store after each
 epoch, with logs (history.csv, and TensorBoard's where that is installed), and returns (history,
 model); with a checkpoint_callback that keeps the best only, that model, else the last.
 """
+import glob
 import importlib.util
 import json
 import os
+import re
 import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -36,7 +38,7 @@ def model_from_bytes(data: bytes, custom_objects: Optional[Dict[str, Any]] = Non
 def optimizer_to_config(optimizer: Any) -> str:
     import keras
 
-    return json.dumps(keras.optimizers.serialize(optimizer))
+    return json.dumps(keras.optimizers.serialize(keras.optimizers.get(optimizer)))
 
 
 def optimizer_from_config(text: str, custom_objects: Dict[str, Any]) -> Any:
@@ -45,11 +47,29 @@ def optimizer_from_config(text: str, custom_objects: Dict[str, Any]) -> Any:
     return keras.optimizers.deserialize(json.loads(text), custom_objects=custom_objects)
 
 
-def shaped(column: np.ndarray, tensor: Any) -> np.ndarray:
-    """A column as an input or an output of the model: its shape and its type."""
+def shaped(values: Any, tensor: Any) -> Any:
+    """A column as an input of the model: its shape and its type."""
+    import tensorflow as tf
+
+    values = tf.convert_to_tensor(values)
+    if values.dtype != tensor.dtype:
+        values = tf.cast(values, tensor.dtype)
     shape = [-1 if size is None else size for size in tensor.shape[1:]]
-    column = np.asarray(column, dtype=tensor.dtype)
-    return column.reshape([len(column), *shape]) if shape.count(-1) <= 1 else column
+    return tf.reshape(values, [tf.shape(values)[0], *shape]) if shape.count(-1) <= 1 else values
+
+
+def shaped_label(values: Any, tensor: Any, shape: Optional[List[int]]) -> Any:
+    """A column as what an output should have been: as asked, or as the output if that fits."""
+    import tensorflow as tf
+
+    if values.dtype.is_floating:
+        values = tf.cast(values, tensor.dtype)
+    if shape is not None:
+        return tf.reshape(values, shape)
+    sizes, wanted = list(values.shape[1:]), list(tensor.shape[1:])
+    if None in sizes + wanted or np.prod(sizes) != np.prod(wanted):
+        return values
+    return tf.reshape(values, [tf.shape(values)[0], *wanted])
 
 
 class Files:
@@ -70,48 +90,30 @@ class Files:
             self.store.write_text(f"{self.path}.epoch", str(n_epochs))
 
 
-def batches(task: Dict[str, Any], model: Any, path: str, batch_size: int, shuffle: bool) -> Any:
-    """A tf.data.Dataset of (features, labels[, weights]) without end, and its steps per epoch."""
+def fit_to(model: Any, data: Any, task: Dict[str, Any]) -> Any:
+    """What a DataModule gives, for model.fit(): a dataset begins anew where it ends, one of columns
+    becomes (features, labels[, weights]), and what is no dataset is left as it is."""
     import tensorflow as tf
 
-    import horovod.tensorflow.keras as hvd
-    from horovod.spark.common.estimator import pandas_transform
-    from horovod.spark.data import ParquetReader
-
-    change = pandas_transform(task["transformation_fn"])
-    shapes = task["label_shapes"]
-
-    def transform(batch: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
-        batch = change(batch) if change is not None else batch
-        for name, tensor in zip(task["feature_cols"], model.inputs):
-            batch[name] = shaped(batch[name], tensor)
-        for i, (name, tensor) in enumerate(zip(task["label_cols"], model.outputs)):
-            if batch[name].dtype.kind == "f":
-                batch[name] = batch[name].astype(tensor.dtype)
-            if shapes:
-                batch[name] = np.reshape(batch[name], shapes[i])
-            elif batch[name].size == len(batch[name]) * int(np.prod(tensor.shape[1:])):
-                batch[name] = batch[name].reshape([len(batch[name]), *tensor.shape[1:]])
-        return batch
-
-    reader = ParquetReader(path, task["columns"], batch_size, hvd.rank(), hvd.size(),
-                           task["random_seed"], shuffle, transform=transform,
-                           shuffle_rows=task["shuffle_buffer_size"] or 1 << 16,
-                           cache=task["inmemory_cache_all"],
-                           storage_options=task["store"].storage_options)
+    if not isinstance(data, tf.data.Dataset):
+        return data
+    shapes = task["label_shapes"] or [None] * len(task["label_cols"])
 
     @tf.autograph.experimental.do_not_convert
     def parts(batch: Dict[str, Any]) -> Tuple[Any, ...]:
-        def pick(names: List[str]) -> Any:
-            return tuple(batch[name] for name in names) if len(names) > 1 else batch[names[0]]
-
+        inputs = [shaped(batch[name], tensor)
+                  for name, tensor in zip(task["feature_cols"], model.inputs)]
+        labels = [shaped_label(batch[name], tensor, shape) for name, tensor, shape
+                  in zip(task["label_cols"], model.outputs, shapes)]
         weight = task["sample_weight_col"]
         more = (batch[weight],) if weight else ()
-        return (pick(task["feature_cols"]), pick(task["label_cols"]), *more)
+        return (*(tuple(of) if len(of) > 1 else of[0] for of in (inputs, labels)), *more)
 
-    dataset = reader.tf_dataset().map(parts)
+    if isinstance(data.element_spec, dict):
+        data = data.map(parts)
+    data = data.repeat()
     ahead = task["tensorflow_dataset_prefetch_buffer_size"]
-    return dataset.prefetch(ahead) if ahead else dataset, reader.steps_per_epoch
+    return data.prefetch(ahead) if ahead else data
 
 
 def choose_device(task: Dict[str, Any]) -> None:
@@ -128,18 +130,45 @@ def choose_device(task: Dict[str, Any]) -> None:
     check_device("GPU" if mine else "CPU", allgather_object)
 
 
-def compile_model(model: Any, task: Dict[str, Any]) -> float:
-    """With a distributed optimizer; the learning rate, as many times as there are ranks."""
+def rate_of(optimizer: Any) -> Any:
+    """A number or a schedule, of which the optimizer itself tells only what it is at the time."""
+    import keras
+
+    rate = optimizer.get_config()["learning_rate"]
+    return keras.optimizers.schedules.deserialize(rate) if isinstance(rate, dict) else rate
+
+
+def times(rate: Any, factor: int) -> Any:
+    """A number, or a schedule, that is so many times as large."""
+    import keras
+
+    class Scaled(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step: Any) -> Any:
+            return rate(step) * factor
+
+        def get_config(self) -> Dict[str, Any]:
+            return {"factor": factor, "rate": keras.optimizers.schedules.serialize(rate)}
+
+    return Scaled() if callable(rate) else rate * factor
+
+
+def compile_model(model: Any, task: Dict[str, Any]) -> Any:
+    """With a distributed optimizer, whose learning rate is as many times that of one rank, which is
+    returned, as there are ranks."""
+    import keras
+
     import horovod.tensorflow.keras as hvd
 
-    optimizer = optimizer_from_config(task["optimizer"], task["custom_objects"])
-    rate = float(optimizer.learning_rate)
-    optimizer.learning_rate = rate * hvd.size()
     options = {"backward_passes_per_step": task["backward_passes_per_step"]}
     if task["gradient_compression"] is not None:
         options["compression"] = task["gradient_compression"]
-    model.compile(hvd.DistributedOptimizer(optimizer, **options), loss=task["loss"],
-                  loss_weights=task["loss_weights"], metrics=task["metrics"])
+    with keras.utils.custom_object_scope(task["custom_objects"]):
+        optimizer = optimizer_from_config(task["optimizer"], task["custom_objects"])
+        rate = rate_of(optimizer)
+        optimizer = hvd.DistributedOptimizer(optimizer, **options)
+    optimizer.learning_rate = times(rate, hvd.size())
+    model.compile(optimizer, loss=task["loss"], loss_weights=task["loss_weights"],
+                  metrics=task["metrics"])
     return rate
 
 
@@ -148,7 +177,8 @@ def rank_zero_callbacks(model: Any, task: Dict[str, Any], files: Files, folder: 
 
     keeper = task["checkpoint_callback"]
     if keeper is not None and keeper.filepath is None:
-        keeper.filepath = os.path.join(folder, "best.keras")
+        suffix = ".weights.h5" if keeper.save_weights_only else ".keras"
+        keeper.filepath = os.path.join(folder, "best" + suffix)
 
     def keep(epoch: int, logs: Any) -> None:
         files.save(model_to_bytes(model), epoch + 1)
@@ -164,11 +194,30 @@ def rank_zero_callbacks(model: Any, task: Dict[str, Any], files: Files, folder: 
         keras.callbacks.LambdaCallback(on_epoch_end=keep)]
 
 
+def best_model(model: Any, task: Dict[str, Any]) -> Any:
+    """What the checkpoint_callback has kept, if that is the best only; else the model as it is."""
+    import keras
+
+    keeper = task["checkpoint_callback"]
+    if keeper is None or not keeper.save_best_only:
+        return model
+    # Names may have the epoch and metrics in them: {epoch:02d}-{val_loss:.2f}
+    pattern = re.sub(r"{[^}]*}", "*", glob.escape(str(keeper.filepath)))
+    kept = max(glob.glob(pattern), key=os.path.getmtime, default=None)
+    if kept is None:
+        return model
+    if keeper.save_weights_only:
+        model.load_weights(kept)
+        return model
+    return keras.models.load_model(kept, custom_objects=task["custom_objects"], compile=False)
+
+
 def train(packed: bytes) -> Optional[Tuple[Dict[str, Any], bytes]]:
     import cloudpickle
     import keras
 
     import horovod.tensorflow.keras as hvd
+    from horovod.spark.common.datamodule import make_data_module, steps_per_epoch
     from horovod.tensorflow.functions import broadcast_object
 
     hvd.init()
@@ -181,27 +230,25 @@ def train(packed: bytes) -> Optional[Tuple[Dict[str, Any], bytes]]:
     data, first_epoch = kept or (task["model"], 0)
     model = model_from_bytes(data, task["custom_objects"])
     rate = compile_model(model, task)
-    training, steps = batches(task, model, task["train_path"], task["batch_size"], task["shuffle"])
-    more: Dict[str, Any] = {}
-    if task["val_path"]:
-        more["validation_data"], n = batches(task, model, task["val_path"],
-                                             task["val_batch_size"] or task["batch_size"], False)
-        more["validation_steps"] = task["validation_steps_per_epoch"] or n
-    with tempfile.TemporaryDirectory() as folder:
+    train_steps, val_steps = steps = steps_per_epoch(task, hvd.size())
+    with tempfile.TemporaryDirectory() as folder, make_data_module(
+            task["data_module"], task, hvd.rank(), hvd.size(), steps) as source:
+        training = fit_to(model, source.train_data(), task)
+        more: Dict[str, Any] = {}
+        if task["val_path"]:
+            more = {"validation_data": fit_to(model, source.val_data(), task),
+                    "validation_steps": val_steps}
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0),
                      hvd.callbacks.MetricAverageCallback(), *task["callbacks"]]
         if hvd.rank() == 0:
             callbacks += rank_zero_callbacks(model, task, files, folder)
         history = model.fit(training, shuffle=False, epochs=task["epochs"],
-                            initial_epoch=first_epoch,
-                            steps_per_epoch=task["train_steps_per_epoch"] or steps,
+                            initial_epoch=first_epoch, steps_per_epoch=train_steps,
                             callbacks=callbacks, verbose=task["verbose"] and 2 * (hvd.rank() == 0),
                             **more).history
         model.optimizer.learning_rate = rate
         result = None
         if hvd.rank() == 0:
-            best = os.path.join(folder, "best.keras")
-            result = (history, open(best, "rb").read() if os.path.exists(best)
-                      else model_to_bytes(model))
+            result = history, model_to_bytes(best_model(model, task))
     hvd.shutdown()
     return result

@@ -3,12 +3,12 @@
 
 The module brings its own optimizer and losses. Its steps get a batch as {column: tensor}.
 """
-from typing import Any, Dict
+from typing import Any, Dict, List, Optional
 
 import cloudpickle
 
 from horovod.spark import torch as plain
-from horovod.spark.common.estimator import HorovodEstimator
+from horovod.spark.common.estimator import HorovodEstimator, size_of
 from horovod.spark.common.params import ESTIMATOR, MODEL, Row, parameters
 from horovod.spark.lightning import remote
 from horovod.spark.torch.estimator import TORCH
@@ -18,18 +18,17 @@ LIGHTNING = [
     Row("num_gpus", None, "accepted: a process has one"),
     Row("logger", None, "a logger of Lightning, for rank 0"),
     Row("log_every_n_steps", 50, "how often the logger is told"),
-    Row("data_module", None, "must be None: batches come from horovod.spark.data"),
+    Row("data_module", None, "class of a DataModule, or of a LightningDataModule, for the batches"),
     Row("loader_num_epochs", None, "accepted: the reader makes as many as are trained"),
     Row("terminate_on_nan", False, "an operation whose gradient is NaN ends the job"),
     Row("profiler", None, "a profiler of Lightning, or its name"),
     Row("trainer_args", None, "further arguments for pytorch_lightning.Trainer"),
-    Row("debug_data_loader", False, "accepted: the reader has no queue"),
-    Row("train_async_data_loader_queue_size", None, "accepted likewise"),
-    Row("val_async_data_loader_queue_size", None, "accepted likewise"),
+    Row("debug_data_loader", False, "loaders with a queue print how long they were waited for"),
+    Row("train_async_data_loader_queue_size", None, "batches a thread reads ahead; default: none"),
+    Row("val_async_data_loader_queue_size", None, "the same in validation"),
 ]
 # What a LightningModule decides itself.
-OWN = ("optimizer", "loss", "loss_weights", "loss_constructors", "metrics", "train_minibatch_fn",
-       "data_module")
+OWN = ("optimizer", "loss", "loss_weights", "loss_constructors", "metrics", "train_minibatch_fn")
 
 
 @parameters(ESTIMATOR + TORCH + LIGHTNING)
@@ -44,10 +43,15 @@ class TorchEstimator(HorovodEstimator):
         for name in OWN:
             if self.getOrDefault(name):
                 raise ValueError(f"{name} is set: with a LightningModule it must not be, since the "
-                                 "module brings its own optimizer, loss and metrics, and its data "
-                                 "come from the DataFrame")
+                                 "module brings its own optimizer, loss and metrics")
+        remote.compression_hook(self.getGradientCompression())
+
+    def input_sizes(self) -> List[Optional[int]]:
+        return [size_of(shape) for shape in self.getInputShapes() or []]
 
     def train(self, backend: Any, task: Dict[str, Any]) -> "TorchModel":
+        # Chosen here: a Compression is another class where it has been unpickled.
+        task["compression_hook"] = remote.compression_hook(task.pop("gradient_compression"))
         packed = cloudpickle.dumps((self.getModel(), task))
         history, state = backend.run(remote.train, args=(packed,))[0]
         model = cloudpickle.loads(cloudpickle.dumps(self.getModel()))

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank of a Lightning TorchEstimator does: Trainer.fit() over its share of the rows.
+"""What every rank of a Lightning TorchEstimator does: Trainer.fit() over its batches.
 
 Lightning's DDP strategy runs on the process group of horovod.torch.c10d, so gradients are reduced
 by Horovod. To Lightning each rank is a node of its own with one device. All ranks make the same
 number of steps. Rank 0 keeps a checkpoint in the store after each epoch, and returns (history,
 state of the module); the history is what the module has logged.
 """
+import contextlib
+import itertools
+import operator
 import os
 import tempfile
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from horovod.spark.torch.remote import as_tensor, features, open_reader, save_state
-
+from horovod.spark.common.datamodule import make_data_module, steps_per_epoch
+from horovod.spark.lightning.datamodule import ParquetDataModule
+from horovod.spark.torch.remote import as_tensor, features, save_state
 
 NEEDED = "horovod.spark.lightning needs pytorch_lightning 2.0 or later"
 
@@ -26,34 +30,65 @@ def import_lightning() -> Any:
     return lightning
 
 
-class Batches:
-    """What Lightning takes for a data loader: an epoch for each time it is gone through."""
+class Shaped:
+    """A loader for Lightning: batches of columns in the shapes asked for, others as they are."""
 
-    def __init__(self, task: Dict[str, Any], path: str, batch_size: int, shuffle: bool,
-                 n_steps: Optional[int], first_epoch: int) -> None:
-        self._reader = open_reader(task, path, batch_size, shuffle)
+    def __init__(self, loader: Iterable[Any], n_steps: int, task: Dict[str, Any]) -> None:
+        self._loader = loader
+        self._n_steps = n_steps
         self._features = task["feature_cols"]
         self._inputs = task["input_shapes"]
         self._labels = dict(zip(task["label_cols"], task["label_shapes"] or []))
-        self._n_steps = min(n_steps or self._reader.steps_per_epoch, self._reader.steps_per_epoch)
-        self._epoch = first_epoch
 
     def __len__(self) -> int:
-        return self._n_steps
+        return min(self._n_steps, operator.length_hint(self._loader, self._n_steps))
 
-    def __iter__(self) -> Iterator[Dict[str, Any]]:
-        batches = self._reader.epoch(self._epoch)
-        self._epoch += 1
-        for _, batch in zip(range(self._n_steps), batches):
-            tensors = {name: as_tensor(values) for name, values in batch.items()
-                       if name not in self._features}
-            for name, shape in self._labels.items():
-                tensors[name] = tensors[name].reshape(tuple(shape))
-            inputs = features([batch[name] for name in self._features], self._inputs)
-            yield {**tensors, **dict(zip(self._features, inputs))}
+    def __iter__(self) -> Iterator[Any]:
+        for batch in itertools.islice(self._loader, self._n_steps):
+            yield self._shape(batch) if isinstance(batch, dict) else batch
+
+    def _shape(self, batch: Dict[str, Any]) -> Dict[str, Any]:
+        tensors = {name: as_tensor(values) for name, values in batch.items()
+                   if name not in self._features}
+        for name, shape in self._labels.items():
+            tensors[name] = tensors[name].reshape(tuple(shape))
+        inputs = features([batch[name] for name in self._features], self._inputs)
+        return {**tensors, **dict(zip(self._features, inputs))}
 
 
-def make_strategy(hvd: Any) -> Any:
+def open_data(lightning: Any, task: Dict[str, Any], hvd: Any, first_epoch: int,
+              stack: contextlib.ExitStack) -> Dict[str, Any]:
+    """What Trainer.fit() is to be given for data; the stack closes it."""
+    train_steps, val_steps = steps = steps_per_epoch(task, hvd.size())
+    options = {name: task[name] for name in ("debug_data_loader",
+                                             "train_async_data_loader_queue_size",
+                                             "val_async_data_loader_queue_size")}
+    module = make_data_module(task["data_module"] or ParquetDataModule, task, hvd.rank(),
+                              hvd.size(), steps, first_epoch=first_epoch, **options)
+    if isinstance(module, lightning.LightningDataModule):
+        return {"datamodule": module}
+    stack.enter_context(module)
+    loaders = {"train_dataloaders": Shaped(module.train_data(), train_steps, task)}
+    if task["val_path"]:
+        loaders["val_dataloaders"] = Shaped(module.val_data(), val_steps, task)
+    return loaders
+
+
+def compression_hook(compression: Any) -> Any:
+    """What DDP, which reduces the gradients itself, has for one of horovod.torch.Compression."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    from horovod.torch import Compression
+
+    hooks = {None: None, Compression.none: None, Compression.fp16: default_hooks.fp16_compress_hook,
+             Compression.bf16: default_hooks.bf16_compress_hook}
+    if compression not in hooks:
+        raise ValueError(f"gradient_compression is {compression!r}: with Lightning it must be "
+                         "none, fp16 or bf16 of horovod.torch.Compression")
+    return hooks[compression]
+
+
+def make_strategy(hvd: Any, hook: Any) -> Any:
     from lightning_fabric.plugins.environments import LightningEnvironment
     from pytorch_lightning.strategies import DDPStrategy
 
@@ -68,7 +103,13 @@ def make_strategy(hvd: Any) -> Any:
         def local_rank(self) -> int:
             return 0
 
-    return DDPStrategy(cluster_environment=Place(), process_group_backend="hvd")
+    class Strategy(DDPStrategy):
+        def configure_ddp(self) -> None:
+            super().configure_ddp()
+            if hook is not None:  # Lightning's own argument for it counts with GPUs only
+                self.model.register_comm_hook(None, hook)
+
+    return Strategy(cluster_environment=Place(), process_group_backend="hvd")
 
 
 def make_keeper(lightning: Any, task: Dict[str, Any], folder: str) -> Any:
@@ -134,18 +175,13 @@ def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
     module, task = cloudpickle.loads(packed)
     if task["random_seed"] is not None:
         lightning.seed_everything(task["random_seed"] + hvd.rank())
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         start, first_epoch = checkpoint(task, hvd, folder)
-        training = Batches(task, task["train_path"], task["batch_size"], task["shuffle"],
-                           task["train_steps_per_epoch"], first_epoch)
-        validation = None
-        if task["val_path"]:
-            validation = Batches(task, task["val_path"],
-                                 task["val_batch_size"] or task["batch_size"], False,
-                                 task["validation_steps_per_epoch"], 0)
+        data = open_data(lightning, task, hvd, first_epoch, stack)
         keeper = make_keeper(lightning, task, folder)
         options = dict(
-            device_options(task, hvd), num_nodes=hvd.size(), strategy=make_strategy(hvd),
+            device_options(task, hvd), num_nodes=hvd.size(),
+            strategy=make_strategy(hvd, task["compression_hook"]),
             max_epochs=task["epochs"], callbacks=[*task["callbacks"], keeper],
             logger=task["logger"] or False, log_every_n_steps=task["log_every_n_steps"],
             profiler=task["profiler"], detect_anomaly=task["terminate_on_nan"],
@@ -153,7 +189,7 @@ def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
             enable_checkpointing=False, enable_progress_bar=False, num_sanity_val_steps=0,
             enable_model_summary=bool(task["verbose"]), use_distributed_sampler=False)
         trainer = lightning.Trainer(**{**options, **(task["trainer_args"] or {})})
-        trainer.fit(module, training, validation, ckpt_path=start)
+        trainer.fit(module, ckpt_path=start, **data)
         state = save_state({name: value.cpu() for name, value in module.state_dict().items()})
     result = (keeper.history, state) if hvd.rank() == 0 else None
     torch.distributed.destroy_process_group()

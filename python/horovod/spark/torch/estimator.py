@@ -4,23 +4,25 @@
 Model and optimizer travel in one pickle, so that the optimizer still holds the model's own
 parameters when they arrive.
 """
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import cloudpickle
 import numpy as np
 
-from horovod.spark.common.estimator import HorovodEstimator, HorovodModel, as_list
+from horovod.spark.common.estimator import HorovodEstimator, HorovodModel, as_list, size_of
 from horovod.spark.common.params import ESTIMATOR, MODEL, Row, parameters
 from horovod.spark.torch import remote
+from horovod.spark.torch.datamodule import ParquetDataModule
 
 TORCH = [
     Row("input_shapes", None, "shape of each feature as the model takes it, -1 for the batch"),
     Row("loss_constructors", None, "functions that make the losses, where these do not pickle"),
     Row("train_minibatch_fn", None, "what to do with a batch, instead of one step of descent"),
 ]
+SOURCE = Row("data_module", ParquetDataModule, "class of the DataModule the batches come from")
 
 
-@parameters(ESTIMATOR + TORCH)
+@parameters(ESTIMATOR + TORCH + [SOURCE])
 class TorchEstimator(HorovodEstimator):
     """model(*features) gives a tensor for each label; loss(output, label) is to fall."""
 
@@ -46,6 +48,9 @@ class TorchEstimator(HorovodEstimator):
         if shapes is not None and len(shapes) != len(self.getFeatureCols()):
             raise ValueError(f"input_shapes has {len(shapes)} entries for "
                              f"{len(self.getFeatureCols())} feature columns")
+
+    def input_sizes(self) -> List[Optional[int]]:
+        return [size_of(shape) for shape in self.getInputShapes() or []]
 
     def train(self, backend: Any, task: Dict[str, Any]) -> "TorchModel":
         task["losses"] = as_list(task.pop("loss")) if task["loss"] is not None else None

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank of a TorchEstimator does: the epochs, over its share of the Parquet rows.
+"""What every rank of a TorchEstimator does: the epochs, over the batches of its DataModule.
 
 All ranks make the same number of steps. Losses and metrics are averages over all ranks. Rank 0
 writes the checkpoint after each epoch and returns (history, state of the model).
 """
 import io
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+import itertools
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
 
-def features(columns: List[np.ndarray], shapes: Optional[List[Any]]) -> List[Any]:
+def features(columns: List[Any], shapes: Optional[List[Any]]) -> List[Any]:
     """The columns as the model takes them."""
     tensors = []
     for i, values in enumerate(columns):
@@ -23,10 +24,13 @@ def features(columns: List[np.ndarray], shapes: Optional[List[Any]]) -> List[Any
     return tensors
 
 
-def as_tensor(values: np.ndarray) -> Any:
-    """float32 or int64: what layers and losses take."""
+def as_tensor(values: Any) -> Any:
+    """An array or a tensor as float32 or int64: what layers and losses take."""
     import torch
 
+    if isinstance(values, torch.Tensor):
+        is_real = values.is_floating_point() or values.dtype == torch.bool
+        return values.to(torch.float32 if is_real else torch.int64)
     kind = np.float32 if values.dtype.kind in "fb" else np.int64
     return torch.from_numpy(np.array(values, dtype=kind))
 
@@ -74,6 +78,8 @@ class Trainer:
         if len(self.losses) == 1:
             self.losses = self.losses * n_labels
         self.shares = task["loss_weights"] or [1.0] * n_labels
+        self.metrics = by_name(task["metrics"])
+        self.own_way = task["train_minibatch_fn"]
 
     def _resume(self, model: Any, optimizer: Any) -> int:
         """Loads the checkpoint of this run, if there is one; rank 0 knows for all."""
@@ -98,7 +104,7 @@ class Trainer:
 
     # --- One batch -----------------------------------------------------------------------------
 
-    def tensors(self, batch: Dict[str, np.ndarray]) -> Tuple[List[Any], List[Any], Any]:
+    def tensors(self, batch: Dict[str, Any]) -> Tuple[List[Any], List[Any], Any]:
         """Features, labels and weights of the rows, on the device of the model."""
         inputs = features([batch[name] for name in self.task["feature_cols"]],
                           self.task["input_shapes"])
@@ -125,20 +131,18 @@ class Trainer:
         return sum(share * loss(output, label, *more) for loss, share, output, label
                    in zip(self.losses, self.shares, outputs, labels))
 
-    def look(self, batch: Dict[str, np.ndarray]) -> Tuple[Any, List[Any], List[Any]]:
+    def look(self, batch: Dict[str, Any]) -> Tuple[Any, List[Any], List[Any]]:
         """The loss, the outputs and the labels they should have been."""
         inputs, labels, weights = self.tensors(batch)
         outputs, labels = self.fit_shapes(self.model(*inputs), labels)
         return self.loss(outputs, labels, weights), outputs, labels
 
-    def descend(self, batch: Dict[str, np.ndarray], number: int
-                ) -> Tuple[Any, List[Any], List[Any]]:
+    def descend(self, batch: Dict[str, Any], number: int) -> Tuple[Any, List[Any], List[Any]]:
         """The same, with a step of the optimizer; the user may have a way of its own to do it."""
-        own_way = self.task["train_minibatch_fn"]
-        if own_way is not None:
+        if self.own_way is not None:
             inputs, labels, weights = self.tensors(batch)
-            outputs, loss = own_way(self.model, self.optimizer, self.fit_shapes, self.loss, inputs,
-                                    labels, weights)
+            outputs, loss = self.own_way(self.model, self.optimizer, self.fit_shapes, self.loss,
+                                         inputs, labels, weights)
             return loss, *self.fit_shapes(outputs, labels)
         n_passes = self.task["backward_passes_per_step"]
         if (number - 1) % n_passes == 0:
@@ -151,7 +155,7 @@ class Trainer:
 
     # --- One epoch -----------------------------------------------------------------------------
 
-    def epoch(self, batches: Iterator[Dict[str, np.ndarray]], train: bool) -> Dict[str, float]:
+    def epoch(self, batches: Iterable[Dict[str, Any]], train: bool) -> Dict[str, float]:
         import torch
 
         self.model.train(train)
@@ -161,11 +165,16 @@ class Trainer:
             for n, batch in enumerate(batches, 1):
                 loss, outputs, labels = self.descend(batch, n) if train else self.look(batch)
                 sums["loss"] += float(loss.detach())
-                for metric in self.task["metrics"]:
+                for name, metric in self.metrics.items():
                     for output, label in zip(outputs, labels):
-                        value = metric(output.detach(), label)
-                        sums[metric.__name__] = sums.get(metric.__name__, 0.0) + float(value)
-        means = torch.tensor([value / max(n, 1) for value in sums.values()], dtype=torch.float64)
+                        sums[name] = sums.get(name, 0.0) + float(metric(output.detach(), label))
+        if n == 0:
+            raise ValueError("the data module has given no batches: what train_data() and "
+                             "val_data() return must be good for every epoch, as a list is; a "
+                             "generator is so only if it has no end")
+        if train and n % self.task["backward_passes_per_step"] and not self.own_way:
+            self.optimizer.step()  # what is left of the epoch; the next begins a step of its own
+        means = torch.tensor([value / n for value in sums.values()], dtype=torch.float64)
         means = self.hvd.allreduce(means, name=f"estimator.{'train' if train else 'validation'}")
         return dict(zip(sums, means.tolist()))
 
@@ -174,51 +183,41 @@ def as_list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def limited(batches: Iterator[Any], steps: int) -> Iterator[Any]:
-    for _, batch in zip(range(steps), batches):
-        yield batch
-
-
-def open_reader(task: Dict[str, Any], path: str, batch_size: int, shuffle: bool) -> Any:
-    """This rank's share of the rows, as the parameters say."""
-    import horovod.torch as hvd
-    from horovod.spark.common.estimator import pandas_transform
-    from horovod.spark.data import ParquetReader
-
-    return ParquetReader(path, task["columns"], batch_size, hvd.rank(), hvd.size(),
-                         task["random_seed"], shuffle, task["shuffle_buffer_size"] or 1 << 16,
-                         transform=pandas_transform(task["transformation_fn"]),
-                         cache=task["inmemory_cache_all"],
-                         storage_options=task["store"].storage_options)
+def by_name(metrics: List[Any]) -> Dict[str, Any]:
+    """Objects that can be called have the name of their class, and a number if it is taken."""
+    named: Dict[str, Any] = {}
+    for i, metric in enumerate(metrics):
+        name = getattr(metric, "__name__", type(metric).__name__)
+        named[f"{name}_{i}" if name in named else name] = metric
+    return named
 
 
 def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
     import cloudpickle
     import horovod.torch as hvd
     import torch
+    from horovod.spark.common.datamodule import make_data_module, steps_per_epoch
 
     hvd.init()
     model, optimizer, task = cloudpickle.loads(packed)
     if task["random_seed"] is not None:
         torch.manual_seed(task["random_seed"] + hvd.rank())
-    training = open_reader(task, task["train_path"], task["batch_size"], task["shuffle"])
-    # Whole batches only, but at least one.
-    steps = task["train_steps_per_epoch"] or max(training.rows_per_shard // task["batch_size"], 1)
-    validation = None
-    if task["val_path"]:
-        validation = open_reader(task, task["val_path"],
-                                 task["val_batch_size"] or task["batch_size"], False)
     trainer = Trainer(model, optimizer, task)
+    train_steps, val_steps = steps = steps_per_epoch(task, hvd.size(), whole_only=True)
     history = []
-    for epoch in range(trainer.first_epoch, task["epochs"]):
-        seen = {"epoch": epoch, "train": trainer.epoch(limited(training.epoch(epoch), steps), True)}
-        if validation is not None:
-            limit = task["validation_steps_per_epoch"] or validation.steps_per_epoch
-            seen["validation"] = trainer.epoch(limited(validation.epoch(), limit), False)
-        history.append(seen)
-        trainer.checkpoint(epoch + 1)
-        if task["verbose"] and hvd.rank() == 0:
-            print(seen, flush=True)
+    with make_data_module(task["data_module"], task, hvd.rank(), hvd.size(), steps,
+                          first_epoch=trainer.first_epoch) as data:
+        training = data.train_data()
+        validation = data.val_data() if task["val_path"] else None
+        for epoch in range(trainer.first_epoch, task["epochs"]):
+            seen = {"epoch": epoch,
+                    "train": trainer.epoch(itertools.islice(training, train_steps), True)}
+            if validation is not None:
+                seen["validation"] = trainer.epoch(itertools.islice(validation, val_steps), False)
+            history.append(seen)
+            trainer.checkpoint(epoch + 1)
+            if task["verbose"] and hvd.rank() == 0:
+                print(seen, flush=True)
     state = save_state({name: value.cpu() for name, value in model.state_dict().items()})
     result = (history, state) if hvd.rank() == 0 else None
     hvd.shutdown()
