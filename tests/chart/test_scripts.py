@@ -13,6 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
+from cases import KEYS
 from test_chart import objects, render
 
 FULL = "mnist-horovod"
@@ -28,26 +29,35 @@ def must(*argv):
         raise RuntimeError("%s: %s" % (argv, done.stderr))
 
 
+def lay_out(root, found, role, full=FULL):
+    """Puts what a pod of this role finds in its places into folders of root."""
+    places = (("/horovod/generated", "generated"), ("/etc/secret-volume", "secret"),
+              ("/horovod/secret", "secret"),
+              ("/var/run/secrets/kubernetes.io/serviceaccount", "account"))
+    for folder in ("generated", "secret", "home"):
+        (root / folder).mkdir(exist_ok=True)
+    for key, text in found["ConfigMap", full]["data"].items():
+        for place, folder in places:
+            text = text.replace(place, str(root / folder))
+        path = root / "generated" / re.sub(r"^%s\." % role, "", key)
+        path.write_text(text)
+        path.chmod(0o555)
+    names = {"host-key": "id_rsa", "host-key-pub": "authorized_keys", "secret": "secret"}
+    for key, text in found["Secret", full]["data"].items():
+        path = root / "secret" / names[key]
+        path.touch(mode=0o600)
+        path.write_bytes(base64.b64decode(text))
+
+
 class Pod:
     """A network namespace with the files a pod of the release finds, and its own /root/.ssh."""
 
-    def __init__(self, test, number, address, hosts, files, role):
+    def __init__(self, test, number, address, hosts, found, full):
         self.netns = "hc%dn%d" % (os.getpid(), number)
         test.addCleanup(self.remove)
         self.name = "%s-%s" % (FULL, "master" if number == 0 else number - 1)
         self.root = Path(tempfile.mkdtemp(prefix="pod.", dir=test.folder.name))
-        (self.root / "generated").mkdir()
-        (self.root / "home").mkdir()
-        for key, text in files["config"].items():
-            path = self.root / "generated" / re.sub(r"^%s\." % role, "", key)
-            path.write_text(self.here(text))
-            path.chmod(0o555)
-        (self.root / "secret").mkdir()
-        for key, data in files["secret"].items():
-            names = {"host-key": "id_rsa", "host-key-pub": "authorized_keys", "secret": "secret"}
-            path = self.root / "secret" / names[key]
-            path.touch(mode=0o600)
-            path.write_bytes(data)
+        lay_out(self.root, found, "worker" if number else "master", full)
         etc = Path("/etc/netns") / self.netns
         etc.mkdir(parents=True)
         (etc / "hosts").write_text(hosts)
@@ -58,14 +68,6 @@ class Pod:
         must("ip", "-n", self.netns, "addr", "add", address + "/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             must("ip", "-n", self.netns, "link", "set", device, "up")
-
-    def here(self, text):
-        """The places of a pod are folders of the test."""
-        for place, folder in (("/horovod/generated", "generated"), ("/etc/secret-volume", "secret"),
-                              ("/horovod/secret", "secret"),
-                              ("/var/run/secrets/kubernetes.io/serviceaccount", "account")):
-            text = text.replace(place, str(self.root / folder))
-        return text
 
     def command(self, *argv):
         script = 'hostname "$0" && exec "$@"'
@@ -94,15 +96,11 @@ class Scripts(unittest.TestCase):
     def pods(self, values):
         full = values.get("fullnameOverride", FULL)
         found = objects(render(values))
-        config = found["ConfigMap", full]["data"]
-        secret = {k: base64.b64decode(v) for k, v in found["Secret", full]["data"].items()}
         names = [full + "-master"] + ["%s-%d.%s" % (full, i, full) for i in range(2)]
         addresses = ["10.97.6.%d" % (i + 1) for i in range(3)]
         hosts = "127.0.0.1 localhost\n" + "".join(
             "%s %s %s\n" % (a, n, n.split(".")[0]) for a, n in zip(addresses, names))
-        files = {"config": config, "secret": secret}
-        return [Pod(self, i, address, hosts, files, "worker" if i else "master")
-                for i, address in enumerate(addresses)]
+        return [Pod(self, i, address, hosts, found, full) for i, address in enumerate(addresses)]
 
     def start(self, pod):
         server = subprocess.Popen(pod.command(str(pod.root / "generated" / "run.sh")),
@@ -129,18 +127,20 @@ class Scripts(unittest.TestCase):
                                                      "worker": {"number": 2, "release": False}})):
             with self.subTest(kind):
                 master, *workers = self.pods(values)
-                wait = subprocess.Popen(
-                    master.command(str(master.root / "generated" / "waitWorkersReady.sh")))
+                run = subprocess.Popen(
+                    master.command(
+                        str(master.root / "generated" / "run.sh"),
+                        "for h in $(sed 's/ .*//' $HOROVODRUN_HOSTFILE | grep -v master); do",
+                        "$HOROVODRUN_SSH_COMMAND $h 'echo at $SSH_CONNECTION' || exit 5; done;",
+                        "exit 7"),
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                time.sleep(1)  # workers may come later than the master
                 for worker in workers:
                     self.start(worker)
-                self.assertEqual(wait.wait(60), 0)
-                done = sh(*master.command(
-                    str(master.root / "generated" / "run.sh"),
-                    "for h in $(sed 's/ .*//' $HOROVODRUN_HOSTFILE | grep -v master); do",
-                    "$HOROVODRUN_SSH_COMMAND $h 'echo at $SSH_CONNECTION' || exit 5; done; exit 7"))
-                self.assertEqual(done.returncode, 7, done.stderr)
-                self.assertIn("10.97.6.2 2222", done.stdout)
-                self.assertIn("10.97.6.3 2222", done.stdout)
+                out, err = run.communicate(timeout=60)
+                self.assertEqual(run.returncode, 7, err)
+                self.assertIn("10.97.6.2 2222", out)
+                self.assertIn("10.97.6.3 2222", out)
                 for server in self.servers:
                     self.stop(server)
                 for pod in (master, *workers):
@@ -243,8 +243,8 @@ class Scripts(unittest.TestCase):
         values = dict(self.values(startTimeout=3), fullnameOverride=full)
         master, first, _ = self.pods(values)
         self.start(first)
-        done = sh(*master.command(str(master.root / "generated" / "waitWorkersReady.sh")))
-        self.assertEqual(done.returncode, 69)
+        done = sh(*master.command(str(master.root / "generated" / "run.sh"), "echo", "begun"))
+        self.assertEqual((done.returncode, done.stdout), (69, ""), done.stderr)
         self.assertIn("%s-1.%s: " % (full, full), done.stderr)
         self.assertNotIn("%s-0.%s: " % (full, full), done.stderr)
 
@@ -323,18 +323,12 @@ class Release(unittest.TestCase):
 
     def master(self, values, path=None):
         root = Path(self.folder.name)
-        config = objects(render(values))["ConfigMap", FULL]["data"]
-        for name in ("settings.sh", "hostfile", "master.run.sh", "discover_hosts.sh"):
-            text = config[name].replace("/horovod/generated", str(root))
-            text = text.replace("/var/run/secrets/kubernetes.io/serviceaccount",
-                                str(root / "account"))
-            (root / name).write_text(text)
-            (root / name).chmod(0o555)
+        lay_out(root, objects(render(values)), "master")
         env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1", HOROVOD_JOB_NAME=FULL,
-                   KUBERNETES_SERVICE_PORT=str(self.server.server_port))
+                   KUBERNETES_SERVICE_PORT=str(self.server.server_port), HOME=str(root / "home"))
         if path:
             env["PATH"] = path
-        return ["/bin/sh", str(root / "master.run.sh")], env
+        return ["/bin/sh", str(root / "generated" / "run.sh")], env
 
     def expect(self, n):
         path = "/apis/apps/v1/namespaces/ml/statefulsets/%s/scale" % FULL
@@ -389,6 +383,46 @@ class Release(unittest.TestCase):
         self.server.more = b""
         self.assertEqual(self.run_master({}, "exit 3").returncode, 3)
         self.expect(3)
+
+    def over_ssh(self, **master):
+        return {"mode": "openmpi", "worker": {"number": 2}, "master": master}
+
+    def test_when_workers_do_not_come(self):
+        done = self.run_master(self.over_ssh(startTimeout=1), "echo begun")
+        self.assertEqual((done.returncode, done.stdout), (69, ""), done.stderr)
+        self.assertIn("after 1 s these workers do not answer", done.stderr)
+        self.expect(1)
+
+    def test_when_workers_do_not_come_to_the_last_try(self):
+        once_more = self.over_ssh(startTimeout=1, backoffLimit=1)
+        self.assertEqual(self.run_master(once_more, "true").returncode, 69)
+        self.expect(0)
+        self.server.more = b',"status":{"failed":1}'
+        self.assertEqual(self.run_master(once_more, "true").returncode, 69)
+        self.expect(1)
+
+    def test_when_the_key_cannot_be_read(self):
+        done = self.run_master({"ssh": KEYS}, "echo begun")
+        self.assertEqual((done.returncode, done.stdout), (78, ""), done.stderr)
+        self.assertIn("ssh.hostKey is not a private key", done.stderr)
+        self.expect(1)
+
+    def test_when_the_deadline_passes_before_workers_have_come(self):
+        argv, env = self.master(self.over_ssh(startTimeout=60))
+        with subprocess.Popen(argv + ["true"], env=env, start_new_session=True) as run:
+            config = Path(env["HOME"]) / ".ssh" / "config"
+            self.until(config.exists, "it never waited")
+            time.sleep(1)
+            run.terminate()
+            self.assertEqual(run.wait(30), 143)
+        self.expect(1)
+        self.until(lambda: not sh("ps", "-o", "pid=", "-s", run.pid).stdout, "something is left")
+
+    def until(self, happened, otherwise):
+        deadline = time.monotonic() + 30
+        while not happened():
+            self.assertLess(time.monotonic(), deadline, otherwise)
+            time.sleep(0.1)
 
     def test_not_if_workers_shall_stay(self):
         self.assertEqual(self.run_master({"worker": {"release": False}}, "true").returncode, 0)

@@ -31,6 +31,8 @@ horovodrun -np 2 --check-build
 horovodrun -np 2 sh -c "echo rank \$HOROVOD_RANK of \$HOROVOD_SIZE"
 mpirun --version
 test -x /usr/sbin/sshd
+grep -rqF libfabric.so.1 "$(python3 -c "import horovod; print(horovod.__path__[0])")" # has ofi
+ldconfig -p | grep -F libfabric.so.1
 if python3 -c "import torch"; then
     horovodrun -np 2 python3 /horovod/examples/pytorch_mnist.py --epochs 1 --limit 1000
 fi

@@ -8,6 +8,7 @@
 #                cluster.sh, and ended again (KEEP=1: not ended)
 #   IMAGE_STORE  where the images are built; default: BUILD_DIR/images
 #   HELM         the only helm to use
+#   HVD_QUIET=1  for a machine that does nothing else: holds the times it prints to their limits
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$(realpath -m "$1")

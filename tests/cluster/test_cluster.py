@@ -120,6 +120,16 @@ class Namespace(unittest.TestCase):
         self.assertEqual(how, "Complete", log)
         return log
 
+    def fails(self):
+        how, log = self.ended()
+        self.assertEqual(how, "Failed", log)
+        return log
+
+    def fails_at_its_deadline(self):
+        self.kubectl("patch", "job", JOB, "-p", '{"spec":{"activeDeadlineSeconds":1}}')
+        self.fails()
+        self.workers_go()
+
     def workers(self):
         pods = self.get("pods", "-l", "role=worker")["items"]
         return [pod["metadata"]["name"] for pod in pods]
@@ -240,9 +250,8 @@ class Restricted(Namespace):
         self.until("in step")
         self.kubectl("delete", "pod", JOB + "-1", "--wait=false")
         self.began = time.monotonic()
-        how, log = self.ended()
+        log = self.fails()
         self.hold("deleted worker to failed job", self.took_s, 30)
-        self.assertEqual(how, "Failed", log)
         self.assertIn("%s-1.%s" % (JOB, JOB), log)
         self.workers_go()
 
@@ -262,8 +271,7 @@ class Restricted(Namespace):
     def test_workers_are_kept_for_another_try(self):
         self.helm("install", hello(master={
             "backoffLimit": 1, "args": ["horovodrun -np 3 true && exit 3"]}))
-        how, log = self.ended()
-        self.assertEqual(how, "Failed", log)
+        self.fails()
         codes = [pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
                  for pod in self.get("pods", "-l", "role=master")["items"]]
         self.assertEqual(codes, [3, 3])
@@ -272,10 +280,7 @@ class Restricted(Namespace):
     def test_workers_go_when_the_deadline_passes(self):
         self.helm("install", hello(master={"backoffLimit": 1, "args": [FOREVER]}))
         self.until("in step")
-        self.kubectl("patch", "job", JOB, "-p", '{"spec":{"activeDeadlineSeconds":1}}')
-        how, log = self.ended()
-        self.assertEqual(how, "Failed", log)
-        self.workers_go()
+        self.fails_at_its_deadline()
 
     def test_an_elastic_job_outlives_a_worker(self):
         self.helm("install", hello(master={"args": [ELASTIC % [3, 2, 3]]}))
@@ -325,6 +330,30 @@ class OverSsh(Namespace):
         self.helm("install", hello(mode="ssh", ssh={"port": 2222}))
         self.assertIn("hello from 2 of 3", self.completes())
 
+    # On the network of three nodes, the fourth worker does not come.
+    ONE_TOO_MANY = {"mode": "ssh", "useHostNetwork": True, "ssh": {"port": 32222},
+                    "worker": {"number": 4}}
+
+    def test_one_does_not_come(self):
+        self.helm("install", hello(master={"startTimeout": 20}, **self.ONE_TOO_MANY))
+        log = self.fails()
+        self.assertIn("after 20 s these workers do not answer on port 32222", log)
+        self.assertNotIn("hello", log)
+        self.workers_go()
+
+    def test_one_does_not_come_until_the_deadline(self):
+        self.helm("install", hello(**self.ONE_TOO_MANY))
+        self.until("horovod: waiting for")
+        self.fails_at_its_deadline()
+
+    def test_a_key_that_cannot_be_read(self):
+        key = "-----BEGIN OPENSSH PRIVATE KEY-----\n-----END OPENSSH PRIVATE KEY-----"
+        self.helm("install", hello(ssh={"useSecrets": True, "hostKey": key,
+                                        "hostKeyPub": "ssh-ed25519 AAAA"}))
+        log = self.fails()
+        self.assertIn("ssh.hostKey is not a private key", log)
+        self.workers_go()
+
     def seed(self, network="", port=""):
         with tempfile.TemporaryDirectory() as folder:
             values = pathlib.Path(folder) / "values.yaml"
@@ -358,9 +387,9 @@ class HostNetwork(Namespace):
     def test_too_few_nodes(self):
         self.helm("install", hello(useHostNetwork=True, worker={"number": 4}, master={
             "args": [HELLO.replace("-np 3", "-np 5")], "startTimeout": 30}))
-        how, log = self.ended()
-        self.assertEqual(how, "Failed", log)
+        log = self.fails()
         self.assertRegex(log, r"waiting for %s-\d.%s: .*free ports" % (JOB, JOB))
+        self.workers_go()
 
 
 class Devices(Namespace):

@@ -1,23 +1,25 @@
 #!/bin/sh
-# The master: runs the command of master.args, then gives the workers back.
+# The master: waits for the workers, runs the command of master.args, then gives the workers back,
+# however that went.
 set -u
 . /horovod/generated/settings.sh
 np=$(sed -e 's/.*slots=//' -e 's/.*://' "$HOSTFILE" | awk '{ n += $1 } END { print n }')
 export HOROVODRUN_HOSTFILE=$HOSTFILE
-case $MODE in
-native)
+if [ "$MODE" = native ]; then
     export HOROVODRUN_AGENT_PORT=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
     export HOROVOD_START_TIMEOUT=$START_TIMEOUT
     /horovod/generated/discover_hosts.sh --watch 10 &
     watcher=$!
-    ;;
-*)
+fi
+
+# For the process of the command: the scripts end it where they fail, as a failing command would.
+prepare_ssh() {
     . /horovod/generated/ssh-setup.sh
     export OMPI_MCA_orte_default_hostfile=$HOSTFILE PRTE_MCA_prte_default_hostfile=$HOSTFILE
     export OMPI_MCA_orte_keep_fqdn_hostnames=t
     export I_MPI_HYDRA_HOST_FILE=$HOSTFILE HYDRA_HOST_FILE=$HOSTFILE I_MPI_HYDRA_BOOTSTRAP=ssh
-    ;;
-esac
+    . /horovod/generated/waitWorkersReady.sh
+}
 
 # api METHOD PATH [DATA]: what the service account may do is very little, see its Role.
 api() {
@@ -48,7 +50,8 @@ is_tried_again() {
     [ "${failed:-0}" -lt "$BACKOFF_LIMIT" ]
 }
 
-# release_workers CODE: gives the workers back after the command has ended with this code.
+# release_workers CODE: gives the workers back after the command, or the wait for them, has ended
+# with this code.
 #
 # An upgrade that comes while this job runs lets us ask for the next job only, then changes the
 # workers, which ends ours, and deletes it: the workers are then those of the next one.
@@ -64,7 +67,10 @@ release_workers() {
 if [ $# -eq 0 ]; then
     set -- "horovodrun -np $np python3 /horovod/examples/pytorch_mnist.py"
 fi
-sh -c "$*" &
+{
+    [ "$MODE" = native ] || prepare_ssh
+    exec sh -c "$*"
+} &
 child=$!
 trap 'kill -TERM $child 2>/dev/null' TERM INT
 wait $child

@@ -275,7 +275,13 @@ volumes:
 {{- if and .Values.ssh.hostKey (not .Values.ssh.hostKeyPub) -}}
 {{- fail "ssh.hostKey is given without ssh.hostKeyPub: give both, or neither to have a pair made for the release" -}}
 {{- end -}}
+{{- if and .Values.ssh.hostKeyPub (not .Values.ssh.hostKey) -}}
+{{- fail "ssh.hostKeyPub is given without ssh.hostKey: give both, or neither to have a pair made for the release" -}}
+{{- end -}}
 {{- if and .Values.useHostNetwork (include "horovod.ssh" .) (eq (int .Values.ssh.port) 22) -}}
 {{- fail "useHostNetwork with ssh.port 22 would meet the sshd of the node: choose another ssh.port, for example 32222" -}}
+{{- end -}}
+{{- if not (include "horovod.hostfile" . | trim) -}}
+{{- fail "worker.number is 0 and master.runsRanks is false, which leaves no host for ranks: ask for a worker, or let the master run them" -}}
 {{- end -}}
 {{- end -}}
