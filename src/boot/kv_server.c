@@ -207,17 +207,16 @@ static void run_request(hvd_rendezvous_t *server, conn_t *conn)
         begin_answer(server, conn, answer);
         return;
     }
-    if (conn->state == GUEST_WAITING) {
-        return; // again
+    if (conn->state != GUEST_WAITING) { // else it waits again
+        if (secure_pending(conn->secure) > 0) {
+            conn_refuse(server, conn, spoke_too_soon);
+            return;
+        }
+        conn->state = GUEST_WAITING;
+        conn->deadline_ns = clock_ns() + conn->request.wait_ms * NS_PER_MS;
+        watch(server, conn, EPOLLIN); // to notice that it leaves
     }
-    if (secure_pending(conn->secure) > 0) {
-        conn_refuse(server, conn, spoke_too_soon);
-        return;
-    }
-    conn->state = GUEST_WAITING;
-    conn->deadline_ns = clock_ns() + conn->request.wait_ms * NS_PER_MS;
     server->next_deadline_ns = MIN(server->next_deadline_ns, conn->deadline_ns);
-    watch(server, conn, EPOLLIN); // to notice that it leaves
 }
 
 // True when the whole answer is on its way and the next request may be read.
@@ -500,6 +499,8 @@ static void expire_newcomers(hvd_rendezvous_t *server, uint64_t now_ns)
     }
 }
 
+// One guest's end of patience may end what others wait for: those are ready then, no longer at a
+// gate, and advance_ready has their answers.
 static void expire_guests(hvd_rendezvous_t *server, uint64_t now_ns)
 {
     if (now_ns < server->next_deadline_ns) {
@@ -508,7 +509,7 @@ static void expire_guests(hvd_rendezvous_t *server, uint64_t now_ns)
     server->next_deadline_ns = NEVER_NS;
     for (conn_t *conn = server->guests.first, *next; conn != NULL; conn = next) {
         next = conn->next;
-        if (conn->state != GUEST_WAITING) {
+        if (conn->state != GUEST_WAITING || conn->waiter.gate == NULL) {
             continue;
         }
         if (conn->deadline_ns > now_ns) {

@@ -40,7 +40,8 @@ void kv_store_free(kv_store_t *store);        // every waiter has left
 // The answer, to be dropped by the caller; or NULL: the waiter now waits. The frame of an answer
 // may have failed for lack of memory.
 kv_answer_t *kv_store_run(kv_store_t *store, kv_waiter_t *waiter, const kv_request_t *request);
-// The answer to a waiter whose time is over; it no longer waits. NULL: no memory.
+// The answer to a waiter at a gate whose time is over; it no longer waits. Others who waited there
+// may be ready afterwards. NULL: no memory.
 kv_answer_t *kv_store_late(kv_store_t *store, kv_waiter_t *waiter, const kv_request_t *request);
 // A waiter whose gate has opened, taken off the list; its request is to be run again.
 kv_waiter_t *kv_store_next_ready(kv_store_t *store);

@@ -471,6 +471,8 @@ static void test_enter(void **state)
     hvd_rendezvous_stop(server);
 }
 
+#define N_CREW 12
+
 typedef struct crew_member {
     kv_client_t *client;
     hvd_status_t status;
@@ -584,6 +586,49 @@ static void test_late_together(void **state)
     assert_int_equal(patient.status, HVD_TIMEOUT);
     assert_non_null(strstr(patient.err.text, "s for rank 2 of 3 at step"));
     assert_true(clock_ns() - started_ns < 9 * NS_PER_S);
+}
+
+typedef struct in_time {
+    crew_member_t *member;
+    uint64_t deadline_ns;
+} in_time_t;
+
+static void *crew_gather_until(void *arg)
+{
+    const in_time_t *at = arg;
+    crew_member_t *member = at->member;
+    const uint8_t *values[N_CREW + 1];
+    size_t lengths[N_CREW + 1];
+    buf_t storage = {0};
+    member->status = kv_gather(member->client, "1/a/", N_CREW + 1, at->deadline_ns, values, lengths,
+                               &storage, &member->err);
+    buf_free(&storage);
+    return NULL;
+}
+
+// All give up in the same moment, as ranks that were started together do.
+static void test_late_at_once(void **state)
+{
+    (void)state;
+    hvd_rendezvous_t *server = start_server();
+    crew_member_t members[N_CREW];
+    in_time_t ats[N_CREW];
+    pthread_t threads[N_CREW];
+
+    for (int i = 0; i < N_CREW; i++) {
+        crew_enter(server, &members[i], i, 1);
+    }
+    for (int i = 0; i < N_CREW; i++) {
+        ats[i] = (in_time_t){&members[i], deadline_in_ms(500)};
+        pthread_create(&threads[i], NULL, crew_gather_until, &ats[i]);
+    }
+    for (int i = 0; i < N_CREW; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(members[i].status, HVD_TIMEOUT);
+        kv_disconnect(members[i].client);
+    }
+    assert_int_equal(kv_server_n_refused(server), 0);
+    hvd_rendezvous_stop(server);
 }
 
 // --- Those who do not belong ---------------------------------------------------------------------
@@ -1325,6 +1370,7 @@ int main(void)
         cmocka_unit_test(test_enter),
         cmocka_unit_test(test_one_leaves),
         cmocka_unit_test(test_late_together),
+        cmocka_unit_test(test_late_at_once),
         cmocka_unit_test(test_wrong_secret),
         cmocka_unit_test(test_strangers_are_cut),
         cmocka_unit_test(test_idle_strangers_do_not_keep_others_out),
