@@ -32,6 +32,7 @@
 #define API_VERSION FI_VERSION(1, 11) // old enough for every libfabric of the last years
 #define OFFER_VERSION 2
 #define TICK_NS (100 * NS_PER_MS)
+#define ASK_EVENTS_EVERY 64 // rounds without a completion: it is a system call
 
 // By default only what moves bytes without the kernel is better than our own TCP. The last row is
 // for providers that are not listed.
@@ -39,6 +40,7 @@ static const ofi_kind_t kinds[] = {
     {.name = "verbs", .is_rdma = true},
     {.name = "efa", .is_rdma = true, .has_no_ip = true},
     {.name = "shm", .has_no_ip = true, .is_one_host = true},
+    {.name = "tcp", .read_ahead = 9000 - 16}, // FI_TCP_PREFETCH_RBUF_SIZE less its header
     {.name = ""},
 };
 
@@ -512,7 +514,7 @@ static int ofi_progress(domain_t *d)
         if (now_ns >= d->next_tick_ns) {
             tick(d, now_ns);
         }
-        n = d->eq != NULL ? ofi_cm_events(d) : 0;
+        n = d->eq != NULL && d->n_idle++ % ASK_EVENTS_EVERY == 0 ? ofi_cm_events(d) : 0;
     }
     return n;
 }
@@ -520,6 +522,7 @@ static int ofi_progress(domain_t *d)
 static void ofi_arm(domain_t *d)
 {
     struct fid *queues[] = {&d->cq->fid, FID(d->eq)};
+    d->n_idle = 0; // nothing may be left unread when somebody sleeps
     if (d->epoll >= 0) { // if it fails, progress finds out why
         fi_trywait(d->fabric, queues, d->eq != NULL ? 2 : 1);
     }

@@ -42,11 +42,15 @@ typedef struct ofi_link ofi_link_t;
 // Registered memory for the buffers of one direction of a link.
 typedef struct ofi_slab {
     struct ofi_slab *next;
-    ofi_message_t *messages; // OFI_BUFFERS
-    struct fid_mr *mr;       // NULL: the provider needs none
+    uint8_t *memory;   // pages
+    struct fid_mr *mr; // NULL: the provider needs none
 } ofi_slab_t;
 
-#define OFI_SLAB_BYTES (OFI_BUFFERS * sizeof(ofi_message_t))
+// Messages lie alike in their cache lines: see ofi_slab_message.
+#define OFI_LINE_BYTES ((size_t)64)
+#define OFI_STRIDE_BYTES \
+    ((sizeof(ofi_message_t) + OFI_LINE_BYTES - 1) / OFI_LINE_BYTES * OFI_LINE_BYTES)
+#define OFI_SLAB_BYTES (OFI_LINE_BYTES + OFI_BUFFERS * OFI_STRIDE_BYTES)
 
 typedef struct ofi_buffer {
     struct fi_context2 context; // first: completions bring its address
@@ -98,6 +102,7 @@ typedef struct ofi_kind {
     bool is_rdma;     // taken without being named
     bool has_no_ip;   // its addresses are not those of the network
     bool is_one_host; // reaches no other
+    size_t read_ahead; // bytes of a message that come with its announcement, to be copied; 0: none
 } ofi_kind_t;
 
 // What a rank tells the others, through the encrypted rendezvous. The token proves to both ends of
@@ -130,6 +135,7 @@ struct domain {
     size_t spare_bytes;
     size_t registered_bytes; // of all slabs
     int n_begun;             // links with a message that waits for more
+    unsigned n_idle;         // rounds without a completion
     uint64_t next_tick_ns;
     err_t broken;
 };
@@ -166,6 +172,8 @@ void ofi_link_free(ofi_link_t *link);
 
 ofi_slab_t *ofi_slab_take(domain_t *domain, err_t *err); // NULL: err says why
 void ofi_slab_give(domain_t *domain, ofi_slab_t *slab);  // NULL will do
+// Where the i-th message of a slab lies.
+ofi_message_t *ofi_slab_message(const domain_t *domain, const ofi_slab_t *slab, int i);
 void ofi_slabs_free(domain_t *domain);                   // the spare ones
 
 #endif

@@ -24,7 +24,7 @@ static void release(domain_t *d, ofi_slab_t *slab)
     if (slab->mr != NULL) {
         fi_close(&slab->mr->fid);
     }
-    munmap(slab->messages, OFI_SLAB_BYTES);
+    munmap(slab->memory, OFI_SLAB_BYTES);
     free(slab);
     d->registered_bytes -= OFI_SLAB_BYTES;
 }
@@ -54,7 +54,7 @@ static ofi_slab_t *make(domain_t *d, err_t *err)
         goto undo;
     }
     madvise(memory, OFI_SLAB_BYTES, MADV_DONTFORK); // a child must not share what a device writes
-    slab->messages = memory;
+    slab->memory = memory;
     if (d->info->domain_attr->mr_mode & FI_MR_LOCAL) {
         int code = fi_mr_reg(d->domain, memory, OFI_SLAB_BYTES, FI_SEND | FI_RECV, 0, 0, 0,
                              &slab->mr, NULL);
@@ -82,6 +82,16 @@ ofi_slab_t *ofi_slab_take(domain_t *d, err_t *err)
     d->spare = slab->next;
     d->spare_bytes -= OFI_SLAB_BYTES;
     return slab;
+}
+
+// What is copied in bulk begins at a cache line: the payload, or, where the provider has read the
+// beginning of a message ahead, the rest of it. The kernel's copies are much slower otherwise.
+ofi_message_t *ofi_slab_message(const domain_t *d, const ofi_slab_t *slab, int i)
+{
+    size_t before_bulk =
+        d->kind->read_ahead > 0 ? d->kind->read_ahead : offsetof(ofi_message_t, payload);
+    size_t lead = (OFI_LINE_BYTES - before_bulk % OFI_LINE_BYTES) % OFI_LINE_BYTES;
+    return (ofi_message_t *)(slab->memory + lead + (size_t)i * OFI_STRIDE_BYTES);
 }
 
 static void release_oldest(domain_t *d)

@@ -162,7 +162,7 @@ static void memory_is_kept_and_released(void **state)
     for (int i = 0; i < 4; i++) {
         slabs[i] = ofi_slab_take(d, &err);
         assert_non_null(slabs[i]);
-        memset(slabs[i]->messages, i, OFI_SLAB_BYTES);
+        memset(slabs[i]->memory, i, OFI_SLAB_BYTES);
     }
     assert_int_equal(d->registered_bytes, 4 * OFI_SLAB_BYTES);
     for (int i = 0; i < 4; i++) {
