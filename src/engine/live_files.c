@@ -207,7 +207,7 @@ static bool is_of_job(const char *name, const char *job)
 
 int live_clean(const char *base, const char *job)
 {
-    DIR *folder = opendir(base);
+    DIR *folder = open_own_dir(base);
     struct dirent *entry;
     int n_left = 0;
     while (folder != NULL && (entry = readdir(folder)) != NULL) {

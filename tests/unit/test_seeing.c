@@ -754,6 +754,26 @@ static void only_our_own_files_are_removed(void **state)
     assert_int_equal(rmdir(at), 0);
 }
 
+// Anybody may have put a link where our directory would be in /tmp.
+static void nothing_is_removed_through_a_link(void **state)
+{
+    (void)state;
+    char at[] = "/tmp/hvd-unit-link-XXXXXX";
+    assert_non_null(mkdtemp(at));
+    assert_int_equal(chdir(at), 0);
+    make_dir("home");
+    make_dir("home/job");
+    make_dead_socket("home/job/rank-0.sock");
+    assert_int_equal(symlink("home", "link"), 0);
+    live_clean("link", NULL);
+    assert_int_equal(access("home/job/rank-0.sock", F_OK), 0);
+    live_clean("home", NULL);
+    assert_int_equal(rmdir("home"), 0);
+    assert_int_equal(unlink("link"), 0);
+    assert_int_equal(chdir("/"), 0);
+    assert_int_equal(rmdir(at), 0);
+}
+
 static void other_peoples_directories_are_not_used(void **state)
 {
     (void)state;
@@ -827,6 +847,7 @@ int main(void)
         cmocka_unit_test(arrivals_are_told),
         cmocka_unit_test(dead_sockets_are_removed),
         cmocka_unit_test(only_our_own_files_are_removed),
+        cmocka_unit_test(nothing_is_removed_through_a_link),
         cmocka_unit_test(other_peoples_directories_are_not_used),
         cmocka_unit_test(unusable_directories_are_told),
         cmocka_unit_test(shutdown_does_not_wait_for_a_disk_that_hangs),
