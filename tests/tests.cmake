@@ -26,7 +26,7 @@ if(HVD_SANITIZE)
     set(sanitize_environment
         ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1:allocator_may_return_null=1
         UBSAN_OPTIONS=print_stacktrace=1
-        TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1)
+        TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0)
 endif()
 
 function(hvd_test_properties name timeout environment labels)

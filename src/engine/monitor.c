@@ -116,11 +116,25 @@ static bool replace_default(void)
     return is_default && sigaction(SIGUSR2, &ours, NULL) == 0;
 }
 
+// A child has copies of its parent's bells: to ring them would make the parent dump. Handlers that
+// other threads of the parent were in are never left here.
+static void forget_parents_bells(void)
+{
+    if (atomic_load(&signalled.pid) == (int)getpid()) {
+        return;
+    }
+    for (int i = 0; i < MAX_BELLS; i++) {
+        atomic_store(&signalled.bells[i], 0);
+    }
+    atomic_store(&signalled.n_inside, 0);
+    atomic_store(&signalled.pid, (int)getpid());
+}
+
 static void hear_signals(monitor_t *m)
 {
     pthread_mutex_lock(&signalled.lock);
     if (is_ours() || replace_default()) {
-        atomic_store(&signalled.pid, (int)getpid());
+        forget_parents_bells();
         for (int i = 0; i < MAX_BELLS && !m->hears_signals; i++) {
             int none = 0;
             m->hears_signals =

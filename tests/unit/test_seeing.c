@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -211,6 +212,27 @@ static void what_is_in_flight_is_told(void **state)
     assert_int_equal(count(lines.text, "from train.py:17"), 5);
     assert_int_equal(count(lines.text, "in main.py:3"), 1);
     assert_int_equal(count(lines.text, "nothing finished yet"), 1);
+}
+
+// A child that has joined a job of its own dumps on a signal; the parent was not meant.
+static void signals_reach_one_process(void **state)
+{
+    (void)state;
+    static lines_t lines;
+    int code;
+    hvd_ctx_t *ctx = open_alone(NULL, &lines);
+    pid_t child = fork();
+    if (child == 0) {
+        hvd_ctx_t *own = open_alone(NULL, &lines);
+        raise(SIGUSR2);
+        hvd_shutdown(own); // what was asked before is done
+        _exit(count_lines(&lines, "signal: 0 in flight"));
+    }
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_true(WIFEXITED(code));
+    assert_int_equal(WEXITSTATUS(code), 1);
+    hvd_shutdown(ctx);
+    assert_int_equal(count_lines(&lines, "signal: "), 0);
 }
 
 // A dump into a pipe that nobody reads hangs as one on a dead network disk does.
@@ -833,6 +855,7 @@ int main(void)
         cmocka_unit_test(counters_add_up),
         cmocka_unit_test(the_recorder_keeps_the_last_operations),
         cmocka_unit_test(what_is_in_flight_is_told),
+        cmocka_unit_test(signals_reach_one_process),
         cmocka_unit_test(metrics_are_prometheus_text),
         cmocka_unit_test(the_reader_of_json_is_strict),
         cmocka_unit_test(the_file_parses_at_every_moment),
