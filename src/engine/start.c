@@ -598,8 +598,8 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
 static hvd_status_t start_timeline(hvd_ctx_t *ctx, const char *path, bool mark_cycles, err_t *err)
 {
     timeline_t *timeline;
-    if (ctx == NULL) {
-        return HVD_NOT_INITIALIZED;
+    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
+        return ctx == NULL ? HVD_NOT_INITIALIZED : HVD_FORKED;
     }
     if (ctx->config.timeline == NULL || ctx->config.timeline[0] == '\0') {
         return fail(err, HVD_UNSUPPORTED,
@@ -622,5 +622,8 @@ hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycl
 
 hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx)
 {
-    return ctx == NULL ? HVD_NOT_INITIALIZED : monitor_set_timeline(ctx, NULL, NULL);
+    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
+        return ctx == NULL ? HVD_NOT_INITIALIZED : HVD_FORKED;
+    }
+    return monitor_set_timeline(ctx, NULL, NULL);
 }

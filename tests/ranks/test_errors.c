@@ -677,6 +677,8 @@ static int try_as_child(rank_t *r, hvd_handle_t handle)
     CHECK_STATUS(r, hvd_process_set_add(r->ctx, &r->rank, 1, &id, r->text, sizeof r->text),
                  HVD_FORKED);
     CHECK_STATUS(r, hvd_health(r->ctx, r->text, sizeof r->text), HVD_FORKED);
+    CHECK_STATUS(r, hvd_timeline_start(r->ctx, "never.json", false, NULL, 0), HVD_FORKED);
+    CHECK_STATUS(r, hvd_timeline_stop(r->ctx), HVD_FORKED);
     hvd_release(r->ctx, handle);
     CHECK_STATUS(r, hvd_shutdown(r->ctx), HVD_FORKED);
     return 0;
