@@ -45,7 +45,8 @@ static void explain_duplicate(void)
     PyErr_NormalizeException(&type, &error, &traceback);
     PyObject *status = PyObject_GetAttrString(error, "status");
     const char *duplicate = hvd_status_name(HVD_DUPLICATE_NAME);
-    if (status != NULL && PyUnicode_CompareWithASCIIString(status, duplicate) == 0) {
+    if (status != NULL && PyUnicode_Check(status) &&
+        PyUnicode_CompareWithASCIIString(status, duplicate) == 0) {
         Py_XDECREF(PyObject_CallMethod(
             error, "add_note", "s",
             "Optimizers whose gradients one backward pass computes need different names for them: "

@@ -406,6 +406,21 @@ def test_init_with_a_communicator_closes_what_is_its_own(tmp_path):
     assert len(closed) == 1 and "hvd-secret" in closed[0]
 
 
+def test_errors_of_a_slow_hook_pass():
+    class Refused(Exception):
+        status = b"A" * 64  # no name of ours
+
+    class Param:
+        grad = None
+
+    def slow(hook, param):
+        raise Refused
+
+    request = ("name", _core.FLOAT32, _core.SUM, 0, 1.0, 1.0)
+    with pytest.raises(Refused):
+        _core.GradientHook("name", None, None, slow, request, True, 1)(Param())
+
+
 def test_compression():
     class Number:
         def __init__(self, value, dtype):
