@@ -625,6 +625,8 @@ static void test_late_at_once(void **state)
     for (int i = 0; i < N_CREW; i++) {
         pthread_join(threads[i], NULL);
         assert_int_equal(members[i].status, HVD_TIMEOUT);
+    }
+    for (int i = 0; i < N_CREW; i++) { // whoever still waits would hear of the first that leaves
         kv_disconnect(members[i].client);
     }
     assert_int_equal(kv_server_n_refused(server), 0);
