@@ -328,10 +328,25 @@ static void report_doings(coord_t *coord, report_t *report, entry_t *const *entr
     }
 }
 
+// The user's part of "allreduce.loss" or "grouped_allreduce.loss"; NULL: no operation is in front.
+static const char *name_behind_operation(const asked_t *asked)
+{
+    const char *dot = strchr(asked->name, '.');
+
+    for (int op = 0; dot != NULL && op < HVD_N_OPS; op++) {
+        const char *word = hvd_op_name((hvd_op_t)op);
+        size_t bytes = strlen(word);
+        if ((size_t)(dot - asked->name) >= bytes && memcmp(dot - bytes, word, bytes) == 0) {
+            return dot;
+        }
+    }
+    return NULL;
+}
+
 // "allreduce.loss" and "allgather.loss"?
 static bool differ_in_operation(const asked_t *a, const asked_t *b)
 {
-    const char *name_a = strchr(a->name, '.'), *name_b = strchr(b->name, '.');
+    const char *name_a = name_behind_operation(a), *name_b = name_behind_operation(b);
 
     return a->set == b->set && name_a != NULL && name_b != NULL && strcmp(name_a, name_b) == 0;
 }
