@@ -8,10 +8,14 @@ them at once and runs the user's step.
 
 What a rank submits for a parameter its own backward pass has not used must match the others, so
 ranks agree at the first step which gradients are sparse (_agree_on_sparse).
+
+Parameters keep their hooks in a way the garbage collector of Python does not see, so hooks do not
+hold the optimizer: it goes when its user lets it go, and takes its hooks along.
 """
 import contextlib
 import os
 import warnings
+import weakref
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -24,7 +28,7 @@ from horovod.common.process_sets import global_process_set
 from horovod.common.util import check_adasum, check_op, split_list
 from horovod.torch.adapter import DTYPES
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import (allreduce_, allreduce_async_, era, grouped_allreduce_async_,
+from horovod.torch.mpi_ops import (allreduce_async_, era, grouped_allreduce_async_,
                                    sparse_allreduce_async, synchronize)
 
 _attached = WeakIdKeyDictionary()  # parameter -> what takes its hook away again
@@ -135,6 +139,21 @@ class _Group:
         return self._results[p]
 
 
+def _without_holding(method):
+    """The bound method, as a function that does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args):
+        return reference()(*args)
+
+    return call
+
+
+def _remove_all(handles):
+    for handle in handles:
+        handle.remove()
+
+
 class _Wrapper:
     """What all wrapped optimizers share."""
 
@@ -164,12 +183,15 @@ class _DistributedOptimizer(_Wrapper):
         self._sparse = {}  # parameter -> sparse dimensions, where gradients are sparse
         self._agreed = set()  # parameters of which all ranks know whether they are in _sparse,
         self._agreed_in = era()  # in this era
+        self._agreement = None  # on its way: parameters, handle
         self._groups = {}  # parameter -> _Group
         self._synchronized = False
         self._should_synchronize = True
         is_member = process_set.included() is not False
         self._is_active = is_member and (process_set.size() > 1
                                          or os.environ.get("HOROVOD_ELASTIC") == "1")
+        self._hook_handles = []  # what takes the hooks away again
+        weakref.finalize(self, _remove_all, self._hook_handles).atexit = False
         if self._is_active:
             self._make_groups(groups)
             self._make_hooks()
@@ -203,19 +225,40 @@ class _DistributedOptimizer(_Wrapper):
             if p in _attached:  # of an optimizer this one replaces: one gradient, one hook
                 _attached[p].remove()
             _attached[p] = p.register_post_accumulate_grad_hook(self._hooks[p])
+            self._hook_handles.append(_attached[p])
 
     def _make_hook(self, p, name):
-        slow = (self._compression is not Compression.none or p in self._groups
-                or p.dtype not in DTYPES)
         request = (f"allreduce.{name}", DTYPES.get(p.dtype, 0), self.op,
                    self.process_set.process_set_id, self._prescale, self._postscale)
-        return _core.GradientHook(name, p.dtype, torch.strided, self._submit_slowly, request, slow,
+        # Slow at the first step: _submit_slowly() tells when the last gradient has come.
+        return _core.GradientHook(name, p.dtype, torch.strided,
+                                  _without_holding(self._submit_slowly), request, True,
                                   self.backward_passes_per_step)
+
+    def _is_always_slow(self, p):
+        return (self._compression is not Compression.none or p in self._groups
+                or p.dtype not in DTYPES or (p in self._sparse and not self.sparse_as_dense))
 
     def _submit_slowly(self, hook, p):
         """Everything that is not the allreduce of a plain gradient in place; returns a handle."""
+        self._notice_a_new_era()
+        hook.handle = self._submit_its_way(hook, p)
+        if len(self._agreed) < len(self._hooks) and self._agreement is None \
+                and self._has_all_gradients():
+            # Not to begin with it in synchronize(): ranks may come to other optimizers' first.
+            self._start_agreement()
+        return hook.handle
+
+    def _has_all_gradients(self):
+        n_hooks = len(self._hooks)
+        if any(hook.handle is None for hook in self._hooks.values()):
+            return False
+        self._make_hooks()
+        return len(self._hooks) == n_hooks
+
+    def _submit_its_way(self, hook, p):
         grad = p.grad
-        if grad.is_sparse and not (p in self._agreed and self._agreed_in == era()):
+        if grad.is_sparse and p not in self._agreed:
             self._sparse[p] = grad.sparse_dim()  # as on the other ranks, unless they disagree
         if p in self._sparse and not self.sparse_as_dense:
             return self._submit_sparse(hook.name, p, grad)
@@ -289,20 +332,30 @@ class _DistributedOptimizer(_Wrapper):
 
         Once for each parameter: one that no rank has used by then counts as dense for good.
         """
+        self._notice_a_new_era()
+        while len(self._agreed) < len(self._hooks):
+            if self._agreement is None:
+                self._start_agreement()
+            (new, handle), self._agreement = self._agreement, None
+            for p, (sparse_dim, is_dense) in zip(new, synchronize(handle).tolist()):
+                if sparse_dim:
+                    self._has_sparse_gradients(p, sparse_dim, is_dense)
+                self._hooks[p].always_slow = self._is_always_slow(p)
+            self._agreed.update(new)
+
+    def _notice_a_new_era(self):
         if self._agreed_in != era():
             self._agreed.clear()
             self._agreed_in = era()
-        if len(self._agreed) == len(self._hooks):
-            return
+            self._agreement = None
+
+    def _start_agreement(self):
         new = [p for p in self._hooks if p not in self._agreed]
         new.sort(key=self._parameter_names.get)  # ranks may have built their models differently
         seen = torch.tensor([self._seen(p) for p in new], dtype=torch.uint8)
-        allreduce_(seen, name=f"sparse_gradients.{self._parameter_names[new[0]]}", op=Max,
-                   process_set=self.process_set)
-        for p, (sparse_dim, is_dense) in zip(new, seen.tolist()):
-            if sparse_dim:
-                self._has_sparse_gradients(p, sparse_dim, is_dense)
-        self._agreed.update(new)
+        name = f"sparse_gradients.{self._parameter_names[new[0]]}"
+        self._agreement = new, allreduce_async_(seen, name=name, op=Max,
+                                                process_set=self.process_set)
 
     def _seen(self, p):
         """Sparse dimensions of the parameter's gradients, and: has a dense one been submitted?"""
@@ -314,16 +367,14 @@ class _DistributedOptimizer(_Wrapper):
         return 0, True
 
     def _has_sparse_gradients(self, p, sparse_dim, is_dense):
-        hook = self._hooks[p]
         self._sparse[p] = sparse_dim
         if self.sparse_as_dense:
             return
         if is_dense:
             raise HorovodInternalError(
-                f"The gradient of parameter '{hook.name}' is sparse on some ranks and dense on "
-                "others. Make the layer that uses it the same on all, or give "
+                f"The gradient of parameter '{self._hooks[p].name}' is sparse on some ranks and "
+                "dense on others. Make the layer that uses it the same on all, or give "
                 "DistributedOptimizer sparse_as_dense=True.")
-        hook.always_slow = True  # whatever comes next travels as a sparse one
         self._leave_group(p)
 
     def _submit_missing(self):
@@ -379,6 +430,7 @@ class _DistributedOptimizer(_Wrapper):
         for group in set(self._groups.values()):
             group.start_step()
         self._after.clear()
+        self._agreement = None
 
     # --- What users call ---
 

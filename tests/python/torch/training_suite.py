@@ -5,11 +5,13 @@ Each check builds the same small model everywhere, gives each rank its share of 
 compares with a plain optimizer on the whole batch.
 """
 import copy
+import gc
 import os
 import pickle
 import random
 import time
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -182,6 +184,27 @@ def check_an_optimizer_that_replaces_another():
     agree(model)
 
 
+def check_an_optimizer_that_is_let_go():
+    """It goes, takes its hooks along, and does not keep the parameters."""
+    for kwargs in ({}, {"groups": 1}, {"compression": hvd.Compression.fp16}):
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(),
+                                             **kwargs)
+        loss_of(model, *batch(0)[2:]).backward()
+        optimizer.step()
+        gone = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        assert gone() is None
+        for _ in range(2):  # no hook counts them
+            model.zero_grad()
+            loss_of(model, *batch(0)[2:]).backward()
+        gone = weakref.ref(model[0].weight)
+        del model
+        gc.collect()
+        assert gone() is None
+
+
 def check_loading_a_state_while_gradients_are_on_their_way():
     model = make_model()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
@@ -226,6 +249,22 @@ def check_two_optimizers_in_one_backward_pass():
             compute()
         assert "need different names" in caught.value.__notes__[0]
     hvd.barrier()
+
+
+def check_two_optimizers_in_another_order_on_each_rank():
+    """Nothing is waited for that the backward pass has not submitted."""
+    models = [make_model(), make_model(6)]
+    optimizers = [hvd.DistributedOptimizer(sgd(model.parameters()),
+                                           [(f"{i}.{name}", p) for name, p
+                                            in model.named_parameters()], **kwargs)
+                  for i, (model, kwargs) in enumerate(zip(models, ({}, {"groups": 2})))]
+    for step in range(3):
+        sum(loss_of(model, *batch(step)[2:]) for model in models).backward()
+        for optimizer in optimizers if hvd.rank() % 2 else reversed(optimizers):
+            optimizer.step()
+            optimizer.zero_grad()
+    for model in models:
+        agree(model)
 
 
 def check_the_line_of_a_gradient():
@@ -344,6 +383,20 @@ def check_unused_frozen_and_added_parameters():
     optimizer.zero_grad()
     (loss_of(model, *batch(2)[2:]) + (extra * hvd.rank()).sum()).backward()
     optimizer.step()
+    assert torch.equal(hvd.broadcast(extra.detach(), 0), extra)
+
+
+def check_a_parameter_added_before_the_first_step():
+    """Also where one rank does not use all of the others."""
+    model, extra = make_model(), nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    optimizer.add_param_group({"params": [extra]})
+    loss = extra.sum() * hvd.rank()
+    if hvd.rank() == 0:
+        loss = loss + loss_of(model, *batch(0)[2:])
+    loss.backward()
+    optimizer.step()
+    agree(model)
     assert torch.equal(hvd.broadcast(extra.detach(), 0), extra)
 
 
