@@ -15,6 +15,7 @@ from horovod.common import basics, elastic, objects, util
 from horovod.common.compression import NoneCompressor, make_compression
 from horovod.common.exceptions import (HorovodInternalError, HostsUpdatedInterrupt,
                                        NotInitializedError)
+from horovod.common.memory_file import memory_file
 from horovod.common.process_sets import (ProcessSet, add_process_set, global_process_set,
                                          remove_process_set)
 from ranks import RankFailed, run_ranks
@@ -419,6 +420,17 @@ def test_errors_of_a_slow_hook_pass():
     request = ("name", _core.FLOAT32, _core.SUM, 0, 1.0, 1.0)
     with pytest.raises(Refused):
         _core.GradientHook("name", None, None, slow, request, True, 1)(Param())
+
+
+def test_files_in_memory_where_python_does_not_know_them(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)  # as in Pythons built for an old glibc
+    fd = memory_file("some name", b"content")
+    path = f"/proc/self/fd/{fd}"
+    assert "some name" in os.readlink(path) and not os.get_inheritable(fd)
+    assert os.fstat(fd).st_mode & 0o777 == 0o600
+    with open(path, "rb") as file:
+        assert file.read() == b"content"
+    os.close(fd)
 
 
 def test_compression():

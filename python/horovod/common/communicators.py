@@ -12,6 +12,7 @@ import socket
 import sys
 
 from horovod import _core
+from horovod.common.memory_file import memory_file
 
 # Whatever else these say is about the job of the launcher, which is not the one that begins here.
 PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -78,7 +79,9 @@ def job_of(comm):
         server, port = _core.rendezvous_start("*", 0, secret)
         card = (secret.hex(), port, own_addresses())
     secret, port, addresses = comm.bcast(card, root=0)
-    secret_file = _file_in_memory(secret.encode())
+    # The library opens it by its path, so that each side closes what is its own: a number closed
+    # twice may be somebody else's by then.
+    secret_file = memory_file("hvd-secret", secret.encode())
     values = {"RANK": rank, "SIZE": comm.Get_size(), "RENDEZVOUS_ADDR": addresses,
               "RENDEZVOUS_PORT": port, "SECRET_FILE": f"/proc/self/fd/{secret_file}"}
     before = {name: os.environ.pop(name) for name in
@@ -93,15 +96,6 @@ def job_of(comm):
         os.close(secret_file)
         if server is not None:
             _core.rendezvous_stop(server)
-
-
-def _file_in_memory(data):
-    """A descriptor of a file that only this user may read. The library opens it by its path, so
-    that each side closes what is its own: a number closed twice may be somebody else's by then."""
-    descriptor = os.memfd_create("hvd-secret", os.MFD_CLOEXEC)
-    os.fchmod(descriptor, 0o600)
-    os.write(descriptor, data)
-    return descriptor
 
 
 def _handle_of(comm):

@@ -18,6 +18,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
+from horovod.common.memory_file import memory_file
 from horovod.spark import rank, task
 from horovod.spark.line import Frame, Kind, Line, dial, wait
 from horovod.spark.notes import LOOK_SECONDS, Notes
@@ -98,13 +99,6 @@ def read_letter() -> Dict[str, Any]:
     """What whoever started mpirun, or its daemon, has left for the processes started by it."""
     with open(os.environ[LETTER_VARIABLE]) as file:
         return json.load(file)
-
-
-def memory_file(name: str, data: bytes = b"") -> int:
-    fd = os.memfd_create(name)
-    os.fchmod(fd, 0o600)
-    rank.write_all(fd, data)
-    return fd
 
 
 class Agent:

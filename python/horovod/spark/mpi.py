@@ -20,6 +20,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from horovod.common.memory_file import memory_file
 from horovod.spark import agent, plan, slots
 from horovod.spark.driver import Desk, Task
 from horovod.spark.launch import WAIT_SECONDS, Call, SparkRun, describe
@@ -176,7 +177,7 @@ class MpiRun(SparkRun):
     def _launch(self, words: List[str], environment: Dict[str, Optional[str]],
                 letter: Dict[str, Any]) -> None:
         """mpirun, with a letter for the remote shells it will start. It reads nothing."""
-        self._letter_fd = agent.memory_file("horovod letter", json.dumps(
+        self._letter_fd = memory_file("horovod letter", json.dumps(
             {**letter, "secret": self._secret.hex()}).encode())
         own = {**os.environ,
                agent.LETTER_VARIABLE: f"/proc/{os.getpid()}/fd/{self._letter_fd}"}
