@@ -165,11 +165,16 @@ def _broadcast_each(variables, root_rank, process_set, name):
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(function, root_rank, process_set, set_id, size, option):
-    """For eager callers; the id and the size of the set are part of its graphs."""
-    del set_id, size
-    return tf.function(lambda variables: function(variables, root_rank, process_set, option),
-                       autograph=False)
+def _compiled(function, root_rank, process_set, set_id, size, option, shapes):
+    """For eager callers; the id and the size of the set are part of its graph.
+
+    It has one: those for variables of other shapes can go some day.
+    """
+    del set_id, size, shapes
+    compiled = tf.function(lambda variables: function(variables, root_rank, process_set, option),
+                           autograph=False)
+    compiled._omit_frequent_tracing_warning = True  # users cannot do anything about it
+    return compiled
 
 
 def in_one_graph(function, variables, root_rank, process_set, option):
@@ -179,8 +184,9 @@ def in_one_graph(function, variables, root_rank, process_set, option):
     same shapes.
     """
     if tf.executing_eagerly():
+        shapes = tuple((variable.dtype, str(variable.shape)) for variable in variables)
         function = _compiled(function, root_rank, process_set, process_set.process_set_id,
-                             process_set.size(), option)
+                             process_set.size(), option, shapes)
         return function(variables)
     return function(variables, root_rank, process_set, option)
 

@@ -154,6 +154,10 @@ def _again_and_again(tf, hvd):
                 hvd.broadcast_variables(variables, root_rank=0, **options)
                 assert all(np.all(variable.numpy() == number) for variable in variables)
     assert copied.call_count == 4 and in_place.call_count == 4  # once for each, into the graph
+    with mock.patch.object(tf.get_logger(), "warning") as warned:
+        for rows in range(1, 12):
+            hvd.broadcast_variables([tf.Variable(tf.zeros([rows, 2]))], root_rank=0)
+    assert not warned.called, warned.call_args
 
 
 def _address(variable):
