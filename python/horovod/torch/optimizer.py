@@ -10,7 +10,8 @@ What a rank submits for a parameter its own backward pass has not used must matc
 ranks agree at the first step which gradients are sparse (_agree_on_sparse).
 
 Parameters keep their hooks in a way the garbage collector of Python does not see, so hooks do not
-hold the optimizer: it goes when its user lets it go, and takes its hooks along.
+hold the optimizer: it goes when its user lets it go, and takes its hooks along. Only after its
+first step, though: whoever goes on with the optimizer that was wrapped is told by the hooks.
 """
 import contextlib
 import os
@@ -32,6 +33,10 @@ from horovod.torch.mpi_ops import (allreduce_async_, era, grouped_allreduce_asyn
                                    sparse_allreduce_async, synchronize)
 
 _attached = WeakIdKeyDictionary()  # parameter -> what takes its hook away again
+
+
+def _is_elastic():
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def _parameters(optimizer):
@@ -139,13 +144,14 @@ class _Group:
         return self._results[p]
 
 
-def _without_holding(method):
-    """The bound method, as a function that does not keep its object alive."""
+def _held_by(holder, method):
+    """The bound method, as a function that keeps its object alive only if the holder does."""
     reference = weakref.WeakMethod(method)
 
     def call(*args):
         return reference()(*args)
 
+    call.holder = holder
     return call
 
 
@@ -188,8 +194,8 @@ class _DistributedOptimizer(_Wrapper):
         self._synchronized = False
         self._should_synchronize = True
         is_member = process_set.included() is not False
-        self._is_active = is_member and (process_set.size() > 1
-                                         or os.environ.get("HOROVOD_ELASTIC") == "1")
+        self._is_active = is_member and (process_set.size() > 1 or _is_elastic())
+        self._holder = [self]  # until the first step
         self._hook_handles = []  # what takes the hooks away again
         weakref.finalize(self, _remove_all, self._hook_handles).atexit = False
         if self._is_active:
@@ -202,10 +208,11 @@ class _DistributedOptimizer(_Wrapper):
         if groups is None:
             return
         if isinstance(groups, int):
-            # The order of rank 0 counts: ranks may have built their models differently.
-            ours = [self._parameter_names[p] for p in _parameters(self) if p.requires_grad]
-            order = broadcast_object(ours, self.process_set.ranks[0], "gradient_groups",
-                                     self.process_set)
+            order = [self._parameter_names[p] for p in _parameters(self) if p.requires_grad]
+            if not _is_elastic():  # there, the others have their groups when a new rank comes
+                # The order of rank 0 counts: ranks may have built their models differently.
+                order = broadcast_object(order, self.process_set.ranks[0], "gradient_groups",
+                                         self.process_set)
             by_name = {name: p for p, name in self._parameter_names.items()}
             groups = split_list([by_name[name] for name in order], groups)
         trainable = {p for p in _parameters(self) if p.requires_grad}
@@ -232,7 +239,7 @@ class _DistributedOptimizer(_Wrapper):
                    self.process_set.process_set_id, self._prescale, self._postscale)
         # Slow at the first step: _submit_slowly() tells when the last gradient has come.
         return _core.GradientHook(name, p.dtype, torch.strided,
-                                  _without_holding(self._submit_slowly), request, True,
+                                  _held_by(self._holder, self._submit_slowly), request, True,
                                   self.backward_passes_per_step)
 
     def _is_always_slow(self, p):
@@ -401,6 +408,7 @@ class _DistributedOptimizer(_Wrapper):
                 self._wait_for_all()
             finally:
                 self._forget()
+            self._holder.clear()
         self._synchronized = True
 
     def _wait_for_all(self):

@@ -12,6 +12,7 @@ import random
 import time
 import warnings
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -203,6 +204,14 @@ def check_an_optimizer_that_is_let_go():
         del model
         gc.collect()
         assert gone() is None
+    model = make_model()
+    hvd.DistributedOptimizer(sgd(model.parameters()), [(f"nobodys.{name}", p) for name, p
+                                                       in model.named_parameters()])
+    gc.collect()
+    loss_of(model, *batch(0)[2:]).backward()
+    if hvd.size() > 1:  # a script that steps with the one it has wrapped does not train alone
+        with pytest.raises(AssertionError, match="before call to step"):
+            loss_of(model, *batch(0)[2:]).backward()
 
 
 def check_loading_a_state_while_gradients_are_on_their_way():
@@ -543,6 +552,15 @@ def check_sparse_gradients_with_a_rank_that_is_new():
         model(rows).sum().backward()
         optimizer.step()
     agree(model)
+
+
+def check_groups_on_a_rank_that_is_new():
+    """The others do not make theirs again."""
+    model = make_model()
+    with mock.patch.dict(os.environ, HOROVOD_ELASTIC="1"):
+        if hvd.rank() == 0:
+            hvd.DistributedOptimizer(sgd(model.parameters()), groups=2)
+    hvd.barrier()
 
 
 def check_adasum():
