@@ -3,9 +3,9 @@
 // request.c - the table of submissions of this rank.
 //
 // A request object is recycled, never freed before the context ends, so a thread that still looks
-// at one after another released it reads old news and not freed memory. Handles carry a generation
-// and so recognise their own past. Names in flight are chained through the objects themselves:
-// submitting and completing allocate nothing once the objects exist.
+// at one after another released it reads old news and not freed memory. Handles carry a generation,
+// which ends with the object's use, and so recognise their own past. Names in flight are chained
+// through the objects themselves: submitting and completing allocate nothing once these exist.
 #include "engine/engine.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static request_t *grow_table(hvd_ctx_t *ctx)
         atomic_store_explicit(&ctx->chunks[k], chunk, memory_order_release);
     }
     request_t *request = request_at(ctx, index);
-    atomic_store_explicit(&request->handle, index + 1, memory_order_relaxed);
+    atomic_store_explicit(&request->handle, ONE_GENERATION + index + 1, memory_order_relaxed);
     atomic_store_explicit(&ctx->n_requests, index + 1, memory_order_release);
     return request;
 }
@@ -56,7 +56,6 @@ request_t *request_new(hvd_ctx_t *ctx)
     } else if ((request = grow_table(ctx)) == NULL) {
         return NULL;
     }
-    hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
     request->next = NULL;
     request->status = HVD_OK;
     request->last_joined = -1;
@@ -70,12 +69,13 @@ request_t *request_new(hvd_ctx_t *ctx)
     request->n_fused = 1;
     request->submitted = 0;
     atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
-    atomic_store_explicit(&request->released, false, memory_order_relaxed);
-    atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_relaxed);
-    atomic_store_explicit(&request->handle, handle + ONE_GENERATION, memory_order_release);
+    atomic_store_explicit(&request->released, false, memory_order_release);
+    atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_release);
     return request;
 }
 
+// The handle is looked at last: if what was seen before is of the object's next life, the handle is
+// no longer the old one.
 request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle)
 {
     uint32_t index = HANDLE_INDEX(handle);
@@ -83,9 +83,9 @@ request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle)
         return NULL;
     }
     request_t *request = request_at(ctx, index);
-    bool live = atomic_load_explicit(&request->handle, memory_order_acquire) == handle &&
-                !atomic_load_explicit(&request->released, memory_order_relaxed) &&
-                atomic_load_explicit(&request->state, memory_order_relaxed) != REQUEST_FREE;
+    bool live = !atomic_load_explicit(&request->released, memory_order_acquire) &&
+                atomic_load_explicit(&request->state, memory_order_acquire) != REQUEST_FREE &&
+                atomic_load_explicit(&request->handle, memory_order_acquire) == handle;
     return live ? request : NULL;
 }
 
@@ -99,6 +99,8 @@ void request_recycle(hvd_ctx_t *ctx, request_t *request)
     free(request->received_splits);
     request->received_splits = NULL;
     request->asked.n_tensors = 0;
+    hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
+    atomic_store_explicit(&request->handle, handle + ONE_GENERATION, memory_order_relaxed);
     atomic_store_explicit(&request->state, REQUEST_FREE, memory_order_relaxed);
     request->next = ctx->free_requests;
     ctx->free_requests = request;
