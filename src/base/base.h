@@ -67,7 +67,7 @@ typedef enum log_level {
 } log_level_t;
 
 typedef struct log {
-    log_level_t level;
+    _Atomic log_level_t level; // another thread may have to say nothing any more
     int rank; // -1: not known yet
     bool hide_time;
     // Gets each line without its newline. NULL: stderr, one write per line.

@@ -472,7 +472,9 @@ void timeline_close(hvd_ctx_t *ctx, timeline_t *timeline); // writes the rest; s
 // --- monitor.c ----------------------------------------------------------------------------------
 
 hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err); // the thread
-bool monitor_stop(hvd_ctx_t *ctx); // false: it hangs in a write, and is left with what it uses
+bool monitor_stop(hvd_ctx_t *ctx); // false: it hangs in a write, and still uses the context
+bool monitor_inherits(hvd_ctx_t *ctx); // then: true if it will free that; false: it has ended
+void context_free(hvd_ctx_t *ctx); // start.c: what the monitor thread looks at, and all the rest
 void monitor_wake(hvd_ctx_t *ctx); // any thread
 typedef enum dump_reason { DUMP_SIGNAL, DUMP_STALL, DUMP_FAILURE, N_DUMP_REASONS } dump_reason_t;
 void monitor_dump(hvd_ctx_t *ctx, dump_reason_t reason); // any thread; done soon, elsewhere

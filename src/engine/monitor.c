@@ -56,8 +56,10 @@ struct monitor {
     pthread_mutex_t timeline_lock; // one change at a time
     timeline_t *next_timeline;
     atomic_uint n_changes; // futex: timelines changed so far
-    atomic_uint has_ended; // futex: the thread touches nothing any more
+    atomic_uint parting;   // futex: who was through first
 };
+
+enum { NOBODY_YET, THREAD_ENDED, OTHERS_LEFT };
 
 static void ring(int bell, uint64_t how)
 {
@@ -310,6 +312,17 @@ static unsigned listen_for(monitor_t *m)
     return rings >= SIGNAL_RING ? asked | ASKED_DUMP << DUMP_SIGNAL : asked;
 }
 
+static void monitor_free(monitor_t *m)
+{
+    live_close(m->live);
+    if (m->bell >= 0) {
+        close(m->bell);
+    }
+    pthread_mutex_destroy(&m->timeline_lock);
+    free(m->scratch);
+    free(m);
+}
+
 static void *monitor_main(void *arg)
 {
     monitor_t *m = arg;
@@ -334,20 +347,13 @@ static void *monitor_main(void *arg)
     }
     timeline_close(ctx, ctx->timeline);
     ctx->timeline = NULL;
-    atomic_store(&m->has_ended, 1);
-    futex_wake(&m->has_ended, 1);
-    return NULL;
-}
-
-static void monitor_free(monitor_t *m)
-{
-    live_close(m->live);
-    if (m->bell >= 0) {
-        close(m->bell);
+    if (atomic_exchange(&m->parting, THREAD_ENDED) == OTHERS_LEFT) {
+        monitor_free(m);
+        context_free(ctx);
+    } else {
+        futex_wake(&m->parting, 1);
     }
-    pthread_mutex_destroy(&m->timeline_lock);
-    free(m->scratch);
-    free(m);
+    return NULL;
 }
 
 hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
@@ -377,6 +383,13 @@ hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
     return HVD_OK;
 }
 
+static void end_monitor(hvd_ctx_t *ctx)
+{
+    pthread_join(ctx->monitor->thread, NULL);
+    monitor_free(ctx->monitor);
+    ctx->monitor = NULL;
+}
+
 bool monitor_stop(hvd_ctx_t *ctx)
 {
     monitor_t *m = ctx->monitor;
@@ -387,21 +400,33 @@ bool monitor_stop(hvd_ctx_t *ctx)
     }
     ignore_signals(m);
     ask(m, ASKED_STOP);
-    while (atomic_load(&m->has_ended) == 0 && clock_ns() < deadline_ns) {
-        futex_wait(&m->has_ended, 0, deadline_ns);
+    while (atomic_load(&m->parting) == NOBODY_YET && clock_ns() < deadline_ns) {
+        futex_wait(&m->parting, NOBODY_YET, deadline_ns);
     }
-    if (atomic_load(&m->has_ended) == 0) {
-        log_warn(&ctx->log, "monitor",
-                 "the disk has not taken the timeline or a dump of the recorder for %d s: they may "
-                 "stay incomplete. Look at HOROVOD_TIMELINE and HOROVOD_RECORDER_DIR",
-                 (int)(STOP_NS / NS_PER_S));
-        pthread_detach(m->thread);
-        return false;
+    if (atomic_load(&m->parting) == THREAD_ENDED) {
+        end_monitor(ctx);
+        return true;
     }
-    pthread_join(m->thread, NULL);
-    ctx->monitor = NULL;
-    monitor_free(m);
-    return true;
+    log_warn(&ctx->log, "monitor",
+             "the disk has not taken the timeline or a dump of the recorder for %d s: they may "
+             "stay incomplete. Look at HOROVOD_TIMELINE and HOROVOD_RECORDER_DIR",
+             (int)(STOP_NS / NS_PER_S));
+    hvd_set_stack_source(ctx, NULL, NULL); // who gave these may be gone when the disk answers
+    ctx->log.level = LOG_OFF;
+    return false;
+}
+
+bool monitor_inherits(hvd_ctx_t *ctx)
+{
+    monitor_t *m = ctx->monitor;
+    pthread_t thread = m->thread;
+    unsigned expected = NOBODY_YET;
+    if (atomic_compare_exchange_strong(&m->parting, &expected, OTHERS_LEFT)) {
+        pthread_detach(thread);
+        return true;
+    }
+    end_monitor(ctx);
+    return false;
 }
 
 void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg)

@@ -374,9 +374,13 @@ static void take_down(hvd_ctx_t *ctx)
     mpi_close(ctx->mpi, ctx->ended_well);
     secure_keys_free(ctx->keys);
     boot_close(ctx->boot);
-    if (!is_alone) {
-        return; // the rest is what the monitor thread still looks at, once its disk answers
+    if (is_alone || !monitor_inherits(ctx)) {
+        context_free(ctx);
     }
+}
+
+void context_free(hvd_ctx_t *ctx)
+{
     requests_free(ctx);
     free(ctx->recorder);
     free(ctx->counters.late);
