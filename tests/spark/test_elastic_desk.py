@@ -14,6 +14,7 @@ from test_desk import AGENT, PATIENCE_SECONDS, SECRET, wait_for
 
 from horovod.spark import elastic, plan, slots
 from horovod.spark.launch import describe
+from horovod.spark.notes import Notes, remove_left
 from horovod.spark.output import Output
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import the tests
@@ -132,6 +133,17 @@ def test_a_second_copy_takes_over(tmp_path, monkeypatch):
     assert [result[:2] for result in job.results()] == [(rank, 3) for rank in range(3)]
     job.close()
     wait_for(lambda: not any("elastic" in name for name in os.listdir(temporary)))
+
+
+def test_notes_for_a_rank_that_has_ended(monkeypatch):
+    """The agent may hear of a new generation before it hears that its rank is gone."""
+    notes = Notes("0")
+    monkeypatch.setenv("HOROVOD_ELASTIC_DIR", notes.environment()["HOROVOD_ELASTIC_DIR"])
+    remove_left()  # the warden is first
+    notes.place({"HOROVOD_RANK": "0"})
+    notes.news(1, 1)
+    assert notes.newly_left() is None
+    notes.close()
 
 
 def test_a_copy_of_a_rank_that_ended_well_is_not_started(tmp_path):

@@ -60,6 +60,9 @@ class Notes:
 
     def _write(self, name: str, text: str) -> None:
         """At once: the rank reads it as soon as it is there."""
-        with open(self._path(name + ".new"), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.rename(self._path(name + ".new"), self._path(name))
+        try:
+            with open(self._path(name + ".new"), "w", encoding="utf-8") as file:
+                file.write(text)
+            os.rename(self._path(name + ".new"), self._path(name))
+        except FileNotFoundError:
+            pass  # the rank has just ended, and its warden has removed the folder
