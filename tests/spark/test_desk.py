@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import cloudpickle
 import pytest
 
 from horovod.spark import driver, plan
-from horovod.spark.agent import SPARK_SECRETS
+from horovod.spark.agent import SPARK_SECRETS, JobSpec, serve
 from horovod.spark.launch import describe
 from horovod.spark.line import Kind, Line, dial
 from horovod.spark.output import Output
@@ -254,6 +255,12 @@ def test_a_killed_agent_takes_its_rank_along(tmp_path):
     wait_for(lambda: all(is_gone(pid) for pid in pids_in(tmp_path)), 15)
 
 
+def vanish(desk):
+    """As the kernel of a killed driver would."""
+    for line in list(desk._lines):
+        line.sock.shutdown(socket.SHUT_RDWR)
+
+
 def test_a_vanished_driver_ends_everything(tmp_path):
     def fn(folder):
         say_who(folder)
@@ -261,10 +268,50 @@ def test_a_vanished_driver_ends_everything(tmp_path):
 
     job = Job(1, fn, (str(tmp_path),))
     wait_for(lambda: len(pids_in(tmp_path)) == 1)
-    for line in list(job.desk._lines):  # as a killed driver's kernel would
-        line.sock.shutdown(socket.SHUT_RDWR)
+    vanish(job.desk)
     wait_for(lambda: all(is_gone(pid) for pid in pids_in(tmp_path)), 15)
     job.close()
+
+
+class Brief(driver.Desk):
+    """Is gone in the middle of the function."""
+
+    def _start_rank(self, task, place):
+        task.line.post_json(Kind.START, {**self._start, "environment": place})
+        task.line.post(Kind.CODE, b"half of it")
+        self._drop(task.line)
+
+
+def pipes_and_memory_files():
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            pass  # that of the folder itself
+    return sorted(link for link in links if link.startswith(("pipe:", "/memfd:")))
+
+
+@pytest.mark.parametrize("kind, start, vanishes", [
+    (driver.Desk, {"executable": "/nowhere/python"}, False),
+    (driver.Desk, {"command": ["exit 3"], "letter": {}}, False), (driver.Desk, {}, True),
+    (Brief, {}, False)])
+def test_an_agent_leaves_nothing_behind(kind, start, vanishes):
+    """Its process is a Python worker of Spark's, which serves one job after the other."""
+    before = pipes_and_memory_files()
+    desk = kind(1, SECRET, "127.0.0.1", Output(io.StringIO(), io.StringIO()))
+    desk.open(cloudpickle.dumps((time.sleep, (600,), {})), {}, None)
+    desk._start.update(start)
+    spec = JobSpec(["127.0.0.1"], desk.port, SECRET, 60.0)
+    agent = threading.Thread(target=serve, args=(spec, 0, 0, [], 1))
+    agent.start()
+    if vanishes:
+        wait_for(lambda: desk.n_running == 1)
+        vanish(desk)
+    agent.join(PATIENCE_SECONDS)
+    desk.stop()
+    assert desk.finished.wait(PATIENCE_SECONDS) and not agent.is_alive()
+    assert pipes_and_memory_files() == before
 
 
 def test_copies_and_retries_are_not_started(tmp_path):

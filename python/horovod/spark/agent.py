@@ -109,6 +109,7 @@ class Agent:
         self._frames: List[Frame] = []
         self._process: Optional[subprocess.Popen] = None
         self._life_fd = -1
+        self._fds: List[int] = []  # kept until the rank is gone
         self._error: Optional[Dict[str, Any]] = None
         self._part = b""  # which part of the rank's report is being read
         self._error_text = bytearray()
@@ -122,8 +123,6 @@ class Agent:
             return 1
         # With a command there is no function: the ranks it starts will get theirs.
         code_fd = memory_file("no function") if "command" in start else self._await_code()
-        if code_fd is None:
-            return 1
         try:
             code = self._carry(self._spawn(start, code_fd))
             self._say_farewell()
@@ -149,16 +148,19 @@ class Agent:
         kind, payload = self._next_frame()
         return json.loads(payload) if kind == Kind.START else None
 
-    def _await_code(self) -> Optional[int]:
+    def _await_code(self) -> int:
         fd = memory_file("horovod function")
-        while True:
-            kind, payload = self._next_frame()
-            if kind != Kind.CODE:
-                os.close(fd)
-                return None
-            if not payload:
-                return fd
-            rank.write_all(fd, payload)
+        try:
+            while True:
+                kind, payload = self._next_frame()
+                if kind != Kind.CODE:
+                    raise DriverGone  # it has thought better of it
+                if not payload:
+                    return fd
+                rank.write_all(fd, payload)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def _environment(self, start: Dict[str, Any], secret_fd: int) -> Dict[str, str]:
         given = start["environment"]
@@ -180,6 +182,7 @@ class Agent:
         if "letter" in start:  # a launcher between us and the ranks closes what they inherit
             fd = memory_file("horovod letter", json.dumps(
                 {**start["letter"], "secret": self._secret.hex()}).encode())
+            self._fds.append(fd)
             environment[LETTER_VARIABLE] = f"/proc/{os.getpid()}/fd/{fd}"
         return environment
 
@@ -187,6 +190,7 @@ class Agent:
         """Starts the warden, which starts the rank; the descriptor results come from."""
         secret_fd = memory_file("horovod secret", self._secret.hex().encode())
         result_fd, result_end = os.pipe()
+        self._fds.append(result_fd)
         life_end, self._life_fd = os.pipe()
         given = (code_fd, secret_fd, result_end, life_end)
         executable = start.get("executable") or sys.executable
@@ -240,7 +244,6 @@ class Agent:
             self._line.push()
             if time.monotonic() > kill_at:
                 self._end_rank()
-        os.close(result_fd)
         code = process.wait()
         lingered = self._has_result and time.monotonic() > kill_at
         if self._error_text:
@@ -307,6 +310,8 @@ class Agent:
             except subprocess.TimeoutExpired:
                 self._process.send_signal(signal.SIGKILL)  # the rank goes with its warden
                 self._process.wait()
+        for fd in self._fds:
+            os.close(fd)
 
     def _say_farewell(self) -> None:
         """Stays until the driver has everything, and says so."""
