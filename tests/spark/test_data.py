@@ -233,6 +233,19 @@ def test_what_spark_hides_is_not_read(folder, tmp_path):
     assert ParquetReader(folder, ["id"]).n_rows == 108
 
 
+def test_row_groups_without_rows(tmp_path):
+    """Arrow writes one where there is nothing, Spark none."""
+    nothing = pa.table({"id": pa.array([], pa.int64())})
+    pa.parquet.write_table(nothing, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="no Parquet files with rows"):
+        ParquetReader(str(tmp_path))
+    with pa.parquet.ParquetWriter(tmp_path / "b.parquet", nothing.schema) as file:
+        for table in (nothing, pa.table({"id": [5, 6]})):
+            file.write_table(table)
+    reader = ParquetReader(str(tmp_path), shuffle=False)
+    assert reader.sample(["id"])["id"].tolist() == [5] and ids(reader) == [[5, 6]]
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_transform_may_write(folder, shuffle, cache):

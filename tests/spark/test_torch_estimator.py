@@ -172,7 +172,7 @@ class Here:
             self._together.wait(120)
         self.rows[task["run_id"]] = [
             sorted(np.concatenate([batch[task["feature_cols"][0]].ravel()
-                                   for batch in ParquetReader(path).epoch()]))
+                                   for batch in ParquetReader(path, task["columns"]).epoch()]))
             for path in (task["train_path"], task["val_path"])]
         return [([], save_state(model.state_dict()))]
 
@@ -202,6 +202,18 @@ def test_two_dataframes_at_once(spark, tmp_path, monkeypatch):
     made.fit_on_parquet({made.run_id: "by number"}, dataset_idx=number)
     assert [len(rows) for rows in backend.rows["run"]] == [5, 5]
     assert [len(rows) for rows in backend.rows["by number"]] == [10, 10]
+
+
+def test_columns_that_are_not_asked_for_may_be_anything(spark, tmp_path):
+    """Files somebody else has written, with a column that makes no tensor, in its first row too."""
+    store = Store.create(str(tmp_path))
+    for path in (store.get_train_data_path(), store.get_val_data_path()):
+        spark.range(8).selectExpr("cast(id as double) as a", "a as b", "a as y",
+                                  "if(id = 0, null, id) as gaps", "map(id, 'x') as words"
+                                  ).coalesce(1).write.parquet(path)
+    backend = Here()
+    estimator(store, num_proc=None, backend=backend).fit_on_parquet()
+    assert backend.rows["run"] == [list(range(8))] * 2
 
 
 def test_cross_validation_in_parallel(frame, tmp_path):

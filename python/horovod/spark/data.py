@@ -187,8 +187,9 @@ class ParquetReader:
         self.groups: List[Group] = []
         for file in self._list(root):
             metadata = self._open(file).metadata
-            self.groups += [Group(file, i, metadata.row_group(i).num_rows)
-                            for i in range(metadata.num_row_groups)]
+            groups = [Group(file, i, metadata.row_group(i).num_rows)
+                      for i in range(metadata.num_row_groups)]
+            self.groups += [group for group in groups if group.n_rows > 0]
         if not self.groups:
             raise ValueError(f"{path}: no Parquet files with rows")
         self.schema: pa.Schema = self._open(self.groups[0].path).schema_arrow
@@ -232,12 +233,12 @@ class ParquetReader:
         table = table.slice(piece.first, piece.n_rows)
         return {name: to_numpy(name, table.column(name)) for name in self.columns}
 
-    def sample(self) -> Batch:
+    def sample(self, columns: List[str]) -> Batch:
         """One row, as it is in the file: what shapes and types there are."""
         group = self.groups[0]
-        record = next(self._open(group.path).iter_batches(1, [group.index], self.columns))
+        record = next(self._open(group.path).iter_batches(1, [group.index], columns))
         return {name: to_numpy(name, pa.chunked_array([record.column(name)]))
-                for name in self.columns}
+                for name in columns}
 
     def _pieces(self, epoch: int) -> List[Piece]:
         """What this shard reads in an epoch, in order."""

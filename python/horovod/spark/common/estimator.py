@@ -141,7 +141,8 @@ class HorovodEstimator(TableParams, Saved, Estimator):
             if missing:
                 raise ValueError(f"{path} has no column {', '.join(missing)}; it has "
                                  f"{', '.join(reader.columns)}")
-            return Look(reader.n_rows, reader.sample(), reader.schema)
+            # Others may hold what makes no tensor: nobody will read them.
+            return Look(reader.n_rows, reader.sample(self._columns()), reader.schema)
 
     def _check_sizes(self, row: Batch) -> None:
         if self.getTransformationFn() is not None:
