@@ -3,6 +3,7 @@
 pods, a small server that stands for the Kubernetes API. Needs root, for the namespaces."""
 import base64
 import http.server
+import json
 import os
 import re
 import ssl
@@ -274,10 +275,22 @@ class Scripts(unittest.TestCase):
         self.assertLess(time.monotonic() - began, 5)
 
 
+def statefulset(generation=2, observed=2, current="a", update="a", updated=2, ready=2):
+    """As much of its description as the master reads."""
+    return {"metadata": {"generation": generation}, "status": {
+        "observedGeneration": observed, "currentRevision": "mnist-" + current,
+        "updateRevision": "mnist-" + update, "updatedReplicas": updated, "readyReplicas": ready}}
+
+
 class Api(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.server.asked.append(self.path)
         body = b'{"metadata":{"name":"mnist-horovod"%s}}' % self.server.more
+        if "/statefulsets/" in self.path:
+            sets = self.server.sets
+            indent = 2 if "curl" in self.headers["User-Agent"] else None
+            body = json.dumps(sets.pop(0) if len(sets) > 1 else sets[0], indent=indent).encode()
+        else:
+            self.server.asked.append(self.path)
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -296,7 +309,8 @@ class Api(http.server.BaseHTTPRequestHandler):
 
 
 class Release(unittest.TestCase):
-    """The master gives the workers back through the API."""
+    """The master asks the API for the workers, and gives them back through it."""
+    sooner = False  # workers are late after one second
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -313,6 +327,7 @@ class Release(unittest.TestCase):
         context.load_cert_chain(account / "ca.crt", root / "key")
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         self.server.seen, self.server.asked, self.server.more = [], [], b""
+        self.server.sets = [statefulset(updated=9, ready=9)]
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
@@ -324,11 +339,16 @@ class Release(unittest.TestCase):
     def master(self, values, path=None):
         root = Path(self.folder.name)
         lay_out(root, objects(render(values)), "master")
+        script = root / "generated" / "run.sh"
+        if self.sooner:
+            replaced = script.read_text().replace("+ 10))", "+ 1))")
+            script.unlink()
+            script.write_text(replaced)
         env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1", HOROVOD_JOB_NAME=FULL,
                    KUBERNETES_SERVICE_PORT=str(self.server.server_port), HOME=str(root / "home"))
         if path:
             env["PATH"] = path
-        return ["/bin/sh", str(root / "generated" / "run.sh")], env
+        return ["/bin/sh", str(script)], env
 
     def expect(self, n):
         path = "/apis/apps/v1/namespaces/ml/statefulsets/%s/scale" % FULL
@@ -362,7 +382,7 @@ class Release(unittest.TestCase):
     def test_without_curl(self):
         tools = Path(self.folder.name) / "bin"
         tools.mkdir()
-        for name in ("sh", "sed", "awk", "cat", "python3"):
+        for name in ("sh", "sed", "awk", "cat", "date", "python3", "sleep"):
             (tools / name).symlink_to(sh("which", name).stdout.strip())
         done = self.run_master({}, "true", path=str(tools))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -423,6 +443,33 @@ class Release(unittest.TestCase):
         while not happened():
             self.assertLess(time.monotonic(), deadline, otherwise)
             time.sleep(0.1)
+
+    TWO = {"worker": {"number": 2}, "master": {"startTimeout": 60}}
+
+    def begins_with(self, *sets, values=TWO, **kw):
+        """The command begins when the StatefulSet is as in the last of these, not before."""
+        self.server.sets = list(sets)
+        done = self.run_master(values, "echo begun", **kw)
+        self.assertEqual((done.returncode, done.stdout), (0, "begun\n"), done.stderr)
+        self.assertEqual(self.server.sets, [sets[-1]])
+
+    def test_begins_when_workers_are_ready(self):
+        self.begins_with(statefulset(updated=0, ready=0), statefulset(ready=1), statefulset())
+
+    def test_begins_when_the_last_release_is_gone(self):
+        self.begins_with(statefulset(observed=1),  # not looked at yet
+                         statefulset(update="b", updated=0), statefulset(update="b", updated=1),
+                         statefulset(update="b"), statefulset(current="b", update="b"))
+
+    def test_begins_when_a_worker_is_late(self):
+        self.begins_with(statefulset(ready=1), values=dict(self.TWO, master={"startTimeout": 3}))
+        self.sooner = True
+        self.begins_with(statefulset(ready=1))
+        self.begins_with(statefulset(update="b", ready=1))
+
+    def test_does_not_begin_late_with_workers_of_the_last_release(self):
+        self.sooner = True
+        self.begins_with(*[statefulset(update="b", updated=1)] * 12, statefulset())
 
     def test_not_if_workers_shall_stay(self):
         self.assertEqual(self.run_master({"worker": {"release": False}}, "true").returncode, 0)

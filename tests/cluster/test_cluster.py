@@ -220,15 +220,24 @@ class Restricted(Namespace):
         self.assertIn("again", log)
         self.assertIn("hello from 2 of 3", log)
         self.workers_go()
-        # And one that runs.
+        # And one that runs, whose workers are replaced one by one.
         self.helm("upgrade", hello(master={"args": [FOREVER]}))
         self.until("in step", JOB + "-r3")
+        self.helm("upgrade", hello(worker={"env": {"NEW": "worker"}}, master={
+            "args": [HELLO.replace("echo", "echo $NEW")]}))
+        log = self.completes(JOB + "-r4")
+        for rank in (1, 2):
+            self.assertIn("worker hello from %d of 3" % rank, log)
+        self.workers_go()
+        # And one that runs, with fewer workers.
+        self.helm("upgrade", hello(master={"args": [FOREVER]}))
+        self.until("in step", JOB + "-r5")
         self.helm("upgrade", hello(worker={"number": 1}, master={
             "args": [HELLO.replace("-np 3", "-np 2")]}))
-        self.assertIn("hello from 1 of 2", self.completes(JOB + "-r4"))
+        self.assertIn("hello from 1 of 2", self.completes(JOB + "-r6"))
         jobs = [job["metadata"]["name"] for job in self.get("jobs")["items"]
                 if not job["metadata"].get("deletionTimestamp")]
-        self.assertEqual(jobs, [JOB + "-r4"])
+        self.assertEqual(jobs, [JOB + "-r6"])
 
     def test_uninstall_leaves_nothing(self):
         self.helm("install", hello(networkPolicy={"enabled": True},

@@ -8,6 +8,9 @@
 set -u
 . /horovod/generated/settings.sh
 export HOSTFILE PORT STATEFULSET NAMESPACE SLOTS
+if [ "${1:-}" = --watch ]; then
+    sleep "$2" >/dev/null 2>&1 # Python is loaded after that: it would slow the start of the job
+fi
 exec python3 - "$@" <<'END'
 import concurrent.futures
 import itertools
@@ -92,9 +95,8 @@ def why(host):
         return advice
 
 
-def watch(seconds):
+def watch():
     while True:
-        time.sleep(seconds)
         missing = ready_and_not(hosts_of_the_chart())[1]
         if not missing:
             return
@@ -103,12 +105,12 @@ def watch(seconds):
         if len(missing) > 8:
             print("horovod: ... and for %d more" % (len(missing) - 8), file=sys.stderr)
         sys.stderr.flush()
-        seconds = 60
+        time.sleep(60)
 
 
 def main():
     if sys.argv[1:2] == ["--watch"]:
-        return watch(float(sys.argv[2]))
+        return watch()
     hosts = hosts_of_the_chart()
     n_workers = len([host for host, _ in hosts if host != NAME + "-master"])
     for host, slots in ready_and_not(hosts + list(hosts_beyond(n_workers)))[0]:

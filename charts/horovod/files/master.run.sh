@@ -4,43 +4,90 @@
 set -u
 . /horovod/generated/settings.sh
 np=$(sed -e 's/.*slots=//' -e 's/.*://' "$HOSTFILE" | awk '{ n += $1 } END { print n }')
+account=/var/run/secrets/kubernetes.io/serviceaccount
+patience_s=10
+deadline=$(($(date +%s) + START_TIMEOUT))
 export HOROVODRUN_HOSTFILE=$HOSTFILE
-if [ "$MODE" = native ]; then
-    export HOROVODRUN_AGENT_PORT=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
-    export HOROVOD_START_TIMEOUT=$START_TIMEOUT
-    /horovod/generated/discover_hosts.sh --watch 10 &
-    watcher=$!
-fi
+/horovod/generated/discover_hosts.sh --watch 10 &
+watcher=$!
 
 # For the process of the command: the scripts end it where they fail, as a failing command would.
-prepare_ssh() {
+prepare() {
+    if [ "$MODE" = native ]; then
+        export HOROVODRUN_AGENT_PORT=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
+        wait_for_statefulset
+        left=$((deadline - $(date +%s)))
+        export HOROVOD_START_TIMEOUT=$((left > 1 ? left : 1))
+        return
+    fi
     . /horovod/generated/ssh-setup.sh
     export OMPI_MCA_orte_default_hostfile=$HOSTFILE PRTE_MCA_prte_default_hostfile=$HOSTFILE
     export OMPI_MCA_orte_keep_fqdn_hostnames=t
     export I_MPI_HYDRA_HOST_FILE=$HOSTFILE HYDRA_HOST_FILE=$HOSTFILE I_MPI_HYDRA_BOOTSTRAP=ssh
+    wait_for_statefulset
     . /horovod/generated/waitWorkersReady.sh
 }
 
 # api METHOD PATH [DATA]: what the service account may do is very little, see its Role.
 api() {
-    token=/var/run/secrets/kubernetes.io/serviceaccount
     server=${KUBERNETES_SERVICE_HOST:-kubernetes.default.svc}:${KUBERNETES_SERVICE_PORT:-443}
     if command -v curl >/dev/null; then
-        curl --fail --silent --show-error --max-time 10 --cacert $token/ca.crt --request "$1" \
-            --header "Authorization: Bearer $(cat $token/token)" \
+        curl --fail --silent --show-error --max-time $patience_s --cacert $account/ca.crt \
+            --request "$1" --header "Authorization: Bearer $(cat $account/token)" \
             --header 'Content-Type: application/merge-patch+json' \
             ${3:+--data} ${3:+"$3"} "https://$server$2"
     else
-        python3 - "$1" "https://$server$2" "${3:-}" $token <<'END'
+        python3 - "$1" "https://$server$2" "${3:-}" $account $patience_s <<'END'
 import ssl, sys, urllib.request
-method, url, data, token = sys.argv[1:]
+method, url, data, account, patience_s = sys.argv[1:]
 request = urllib.request.Request(url, data.encode() or None, method=method, headers={
-    "Authorization": "Bearer " + open(token + "/token").read(),
+    "Authorization": "Bearer " + open(account + "/token").read(),
     "Content-Type": "application/merge-patch+json"})
-context = ssl.create_default_context(cafile=token + "/ca.crt")
-print(urllib.request.urlopen(request, timeout=10, context=context).read().decode())
+context = ssl.create_default_context(cafile=account + "/ca.crt")
+print(urllib.request.urlopen(request, timeout=float(patience_s), context=context).read().decode())
 END
     fi
+}
+
+# told NAME: a number or a word that stands once in the description of the StatefulSet.
+told() {
+    printf '%s\n' "$description" |
+        sed -n "s/.*\"$1\": *\"\{0,1\}\([A-Za-z0-9.-]*\).*/\1/p"
+}
+
+# Whether workers of the last release are left, or the description is older than the last change.
+is_rolling() {
+    [ "$(told observedGeneration)" = "$(told generation)" ] || return 0
+    updated=$(told updatedReplicas)
+    [ "$(told currentRevision)" != "$(told updateRevision)" ] && [ "${updated:-0}" -lt "$WORKERS" ]
+}
+
+are_ready() {
+    ready=$(told readyReplicas)
+    [ "$(told observedGeneration)" = "$(told generation)" ] &&
+        [ "$(told currentRevision)" = "$(told updateRevision)" ] &&
+        [ "${ready:-0}" -ge "$WORKERS" ]
+}
+
+# Until Kubernetes has the workers ready. To ask for them too early takes longer: name servers keep
+# the answer that there is no such name for 5 to 30 s. After an upgrade workers are replaced one
+# after the other, and ranks on one of the last release would die with it. Who is late is left to the
+# command, as an elastic job may do without. Where we may not ask, workers get a second's start.
+wait_for_statefulset() {
+    late=$(($(date +%s) + 10))
+    [ "$WORKERS" -gt 0 ] || return 0
+    while [ -r $account/token ] && description=$(
+        patience_s=3
+        api GET "/apis/apps/v1/namespaces/$NAMESPACE/statefulsets/$STATEFULSET" 2>/dev/null
+    ); do
+        now=$(date +%s)
+        if are_ready || [ "$now" -ge $((deadline - 1)) ] ||
+            { [ "$now" -ge $late ] && ! is_rolling; }; then
+            return 0
+        fi
+        sleep 0.2
+    done
+    sleep 1
 }
 
 # is_tried_again JOB: whether Kubernetes starts a job anew that fails now.
@@ -68,7 +115,7 @@ if [ $# -eq 0 ]; then
     set -- "horovodrun -np $np python3 /horovod/examples/pytorch_mnist.py"
 fi
 {
-    [ "$MODE" = native ] || prepare_ssh
+    prepare
     exec sh -c "$*"
 } &
 child=$!
@@ -79,7 +126,7 @@ while kill -0 $child 2>/dev/null; do # the wait was interrupted by a signal
     wait $child
     code=$?
 done
-[ -z "${watcher:-}" ] || kill "$watcher" 2>/dev/null
+kill "$watcher" 2>/dev/null
 if [ "$RELEASE_WORKERS" = yes ]; then
     release_workers $code ||
         echo "horovod: the workers were not given back: the API did not answer, or they belong to" \
