@@ -492,19 +492,19 @@ static void crew_enter(const hvd_rendezvous_t *server, crew_member_t *member, in
     assert_int_equal(turn, expected_turn);
 }
 
-static void crew_gather(crew_member_t *member, const char *prefix, int ms)
+static void crew_gather(crew_member_t *member, const char *prefix, int n, int ms)
 {
-    const uint8_t *values[3];
-    size_t lengths[3];
+    const uint8_t *values[N_CREW + 1];
+    size_t lengths[N_CREW + 1];
     buf_t storage = {0};
-    member->status = kv_gather(member->client, prefix, 3, deadline_in_ms(ms), values, lengths,
+    member->status = kv_gather(member->client, prefix, n, deadline_in_ms(ms), values, lengths,
                                &storage, &member->err);
     buf_free(&storage);
 }
 
 static void *crew_gather_first(void *arg)
 {
-    crew_gather(arg, "1/a/", 10000);
+    crew_gather(arg, "1/a/", 3, 10000);
     return NULL;
 }
 
@@ -537,10 +537,10 @@ static void test_one_leaves(void **state)
     pthread_join(thread, NULL);
     check_left(&members[0], "rank 1 (host h, pid 71) left");
     kv_disconnect(members[0].client);
-    crew_gather(&members[2], "0/a/", 10000);
+    crew_gather(&members[2], "0/a/", 3, 10000);
     assert_int_equal(members[2].status, HVD_OK);
     crew_enter(server, &members[0], 0, 2); // rank 0 begins anew before rank 2 has noticed
-    crew_gather(&members[2], "1/a/", 10000);
+    crew_gather(&members[2], "1/a/", 3, 10000);
     check_left(&members[2], "rank 1 (host h, pid 71) left");
 
     kv_disconnect(members[2].client);
@@ -577,7 +577,7 @@ static void test_late_together(void **state)
     assert_int_equal(kv_put(hasty.client, "1/a/0", "v", 1, deadline_in_ms(5000), NULL), HVD_OK);
     assert_int_equal(kv_put(hasty.client, "1/a/1", "v", 1, deadline_in_ms(5000), NULL), HVD_OK);
     pthread_create(&thread, NULL, crew_gather_first, &patient);
-    crew_gather(&hasty, "1/a/", 1000);
+    crew_gather(&hasty, "1/a/", 3, 1000);
     kv_disconnect(hasty.client);
     pthread_join(thread, NULL);
     kv_disconnect(patient.client);
@@ -588,21 +588,9 @@ static void test_late_together(void **state)
     assert_true(clock_ns() - started_ns < 9 * NS_PER_S);
 }
 
-typedef struct in_time {
-    crew_member_t *member;
-    uint64_t deadline_ns;
-} in_time_t;
-
-static void *crew_gather_until(void *arg)
+static void *crew_gather_in_vain(void *arg)
 {
-    const in_time_t *at = arg;
-    crew_member_t *member = at->member;
-    const uint8_t *values[N_CREW + 1];
-    size_t lengths[N_CREW + 1];
-    buf_t storage = {0};
-    member->status = kv_gather(member->client, "1/a/", N_CREW + 1, at->deadline_ns, values, lengths,
-                               &storage, &member->err);
-    buf_free(&storage);
+    crew_gather(arg, "1/a/", N_CREW + 1, 500);
     return NULL;
 }
 
@@ -612,15 +600,13 @@ static void test_late_at_once(void **state)
     (void)state;
     hvd_rendezvous_t *server = start_server();
     crew_member_t members[N_CREW];
-    in_time_t ats[N_CREW];
     pthread_t threads[N_CREW];
 
     for (int i = 0; i < N_CREW; i++) {
         crew_enter(server, &members[i], i, 1);
     }
     for (int i = 0; i < N_CREW; i++) {
-        ats[i] = (in_time_t){&members[i], deadline_in_ms(500)};
-        pthread_create(&threads[i], NULL, crew_gather_until, &ats[i]);
+        pthread_create(&threads[i], NULL, crew_gather_in_vain, &members[i]);
     }
     for (int i = 0; i < N_CREW; i++) {
         pthread_join(threads[i], NULL);
