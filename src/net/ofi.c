@@ -40,7 +40,7 @@ static const ofi_kind_t kinds[] = {
     {.name = "verbs", .is_rdma = true},
     {.name = "efa", .is_rdma = true, .has_no_ip = true},
     {.name = "shm", .has_no_ip = true, .is_one_host = true},
-    {.name = "tcp", .read_ahead = 9000 - 16}, // FI_TCP_PREFETCH_RBUF_SIZE less its header
+    {.name = "tcp"},
     {.name = ""},
 };
 

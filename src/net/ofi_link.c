@@ -90,7 +90,7 @@ static hvd_status_t post_receives(ofi_link_t *link, err_t *err)
     for (int i = 0; i < OFI_BUFFERS; i++) {
         ofi_buffer_t *buffer = &link->buffers[i];
         *buffer = (ofi_buffer_t){.link = link,
-                                 .message = ofi_slab_message(link->domain, link->receives, i),
+                                 .message = ofi_slab_message(link->receives, i),
                                  .receives = true};
         if (!post_receive(link, buffer)) {
             *err = link->base.err;
@@ -179,8 +179,8 @@ static ofi_buffer_t *send_buffer(ofi_link_t *link)
         }
         for (int i = 0; i < OFI_BUFFERS; i++) {
             ofi_buffer_t *buffer = &link->buffers[OFI_BUFFERS + i];
-            *buffer = (ofi_buffer_t){
-                .link = link, .message = ofi_slab_message(link->domain, link->sends, i)};
+            *buffer =
+                (ofi_buffer_t){.link = link, .message = ofi_slab_message(link->sends, i)};
             free_send(link, buffer);
         }
     }

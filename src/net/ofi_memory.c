@@ -84,14 +84,9 @@ ofi_slab_t *ofi_slab_take(domain_t *d, err_t *err)
     return slab;
 }
 
-// What is copied in bulk begins at a cache line: the payload, or, where the provider has read the
-// beginning of a message ahead, the rest of it. The kernel's copies are much slower otherwise.
-ofi_message_t *ofi_slab_message(const domain_t *d, const ofi_slab_t *slab, int i)
+ofi_message_t *ofi_slab_message(const ofi_slab_t *slab, int i)
 {
-    size_t before_bulk =
-        d->kind->read_ahead > 0 ? d->kind->read_ahead : offsetof(ofi_message_t, payload);
-    size_t lead = (OFI_LINE_BYTES - before_bulk % OFI_LINE_BYTES) % OFI_LINE_BYTES;
-    return (ofi_message_t *)(slab->memory + lead + (size_t)i * OFI_STRIDE_BYTES);
+    return (ofi_message_t *)(slab->memory + OFI_LEAD_BYTES + (size_t)i * OFI_STRIDE_BYTES);
 }
 
 static void release_oldest(domain_t *d)
