@@ -130,13 +130,13 @@ static bool queue_is_empty(hvd_ctx_t *ctx)
     return atomic_load_explicit(&ctx->queue, memory_order_acquire) == NULL;
 }
 
-static bool take_queue(hvd_ctx_t *ctx, uint64_t now_ns)
+static bool take_queue(hvd_ctx_t *ctx)
 {
     if (LIKELY(queue_is_empty(ctx))) {
         return false;
     }
     request_t *r = reversed(atomic_exchange_explicit(&ctx->queue, NULL, memory_order_acquire));
-    now_ns = ctx->now_ns = clock_ns(); // the time as last read may lie before a long sleep
+    uint64_t now_ns = ctx->now_ns = clock_ns(); // as last read it may lie before a long sleep
     while (r != NULL) {
         request_t *next = r->next;
         submit_one(ctx, r, now_ns);
@@ -434,6 +434,12 @@ static void finish_job(hvd_ctx_t *ctx)
 // Advances everything that can advance. True if something did.
 static bool engine_step(hvd_ctx_t *ctx)
 {
+    // What the program asks for goes on its way before others are looked at.
+    bool taken = take_queue(ctx);
+    if (taken) {
+        decide(ctx);
+        send_frames(ctx);
+    }
     // The clock is read when sockets had news, and otherwise in every 64th step.
     bool moved = net_progress(ctx->net) > 0;
     if (moved || (++ctx->n_steps & 63) == 0) {
@@ -443,7 +449,7 @@ static bool engine_step(hvd_ctx_t *ctx)
             keep_house(ctx, ctx->now_ns);
         }
     }
-    moved |= take_queue(ctx, ctx->now_ns);
+    moved |= taken;
     moved |= receive_frames(ctx, ctx->now_ns);
     moved |= decide(ctx);
     moved |= send_frames(ctx);
