@@ -30,6 +30,7 @@
 #endif
 
 #define POLL_US 200
+#define SPIN_NS (200 * NS_PER_US)
 #define WORKER_POLL_NS (5 * NS_PER_MS) // nothing else of MPI can start while the worker is busy
 #define UNEVEN_FACTOR 16
 #define LARGE_BYTES ((size_t)512 << 10) // from here on a blocking call pays for its thread
@@ -123,7 +124,8 @@ enum { WORKER_IDLE, WORKER_ASKED, WORKER_DONE, WORKER_ENDS };
 
 typedef struct worker {
     pthread_t thread;
-    bool runs;         // there is a thread
+    bool runs; // there is a thread
+    atomic_bool may_spin;
     atomic_uint state; // what follows belongs to the worker while it is WORKER_ASKED
     work_t *work;
     int code;
@@ -401,6 +403,18 @@ static void worker_tell(worker_t *w, unsigned state)
     futex_wake(&w->state, 1);
 }
 
+// With a core for each of the two threads either looks out for the other for a while before it
+// sleeps: to be woken takes longer than the rest of a hand-over.
+static void worker_look(const worker_t *w, unsigned state)
+{
+    bool may_spin = atomic_load_explicit(&w->may_spin, memory_order_relaxed);
+    uint64_t until_ns = may_spin ? clock_ns() + SPIN_NS : 0;
+
+    while (may_spin && atomic_load(&w->state) == state && clock_ns() < until_ns) {
+        cpu_relax();
+    }
+}
+
 static void *worker_main(void *arg)
 {
     mpi_plane_t *plane = arg;
@@ -409,6 +423,7 @@ static void *worker_main(void *arg)
 
     while ((state = atomic_load(&w->state)) != WORKER_ENDS) {
         if (state != WORKER_ASKED) {
+            worker_look(w, state);
             futex_wait(&w->state, state, NEVER_NS);
             continue;
         }
@@ -439,10 +454,11 @@ static void worker_ask(worker_t *w, work_t *work)
     worker_tell(w, WORKER_ASKED);
 }
 
-// Sleeps for a moment if it is not done: the worker may have no other core than ours, and every
-// look at it would take time from it.
+// Sleeps for a moment if it is not done: where the worker has no other core than ours, every look
+// at it would take time from it.
 static bool worker_is_done(worker_t *w)
 {
+    worker_look(w, WORKER_ASKED);
     futex_wait(&w->state, WORKER_ASKED, clock_ns() + WORKER_POLL_NS);
     unsigned done = WORKER_DONE;
     return atomic_compare_exchange_strong(&w->state, &done, WORKER_IDLE);
@@ -603,10 +619,11 @@ static hvd_status_t take_memory(mpi_plane_t *plane, err_t *err)
 }
 
 hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
-                        uint64_t deadline_ns, err_t *err)
+                        bool has_spare_core, uint64_t deadline_ns, err_t *err)
 {
     hvd_status_t status;
 
+    atomic_store(&plane->worker.may_spin, has_spare_core);
     plane->world = comm != 0 ? comm : plane->constants[WORLD];
     plane->deadline_ns = deadline_ns;
     if (worker_do(&plane->worker, look_at_world) != 0 || plane->rank != rank ||

@@ -457,7 +457,8 @@ static hvd_status_t attach_mpi(hvd_ctx_t *ctx, const hvd_options_t *options, err
                  "so",
                  mpi_library_name(ctx->mpi));
     }
-    return mpi_attach(ctx->mpi, comm, ctx->job.rank, ctx->job.size, deadline, err);
+    return mpi_attach(ctx->mpi, comm, ctx->job.rank, ctx->job.size, net_has_spare_cores(ctx->net),
+                      deadline, err);
 }
 
 static bool has_ended(hvd_ctx_t *ctx)
