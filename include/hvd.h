@@ -191,6 +191,9 @@ hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *tex
 // Asks all ranks to stop, fails what is in flight with HVD_SHUTDOWN, frees the context. The
 // context must not be used afterwards. A new hvd_init() may follow.
 hvd_status_t hvd_shutdown(hvd_ctx_t *ctx);
+// The same without the end: the context stays, and every later call fails. For programs with other
+// threads inside the library: they come back now, and when all have, hvd_shutdown() may follow.
+hvd_status_t hvd_stop(hvd_ctx_t *ctx);
 
 // --- Who am I -----------------------------------------------------------------------------------
 

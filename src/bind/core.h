@@ -55,9 +55,17 @@ typedef struct flight {
 typedef struct job {
     hvd_ctx_t *ctx; // NULL: none
     uint64_t life;  // differs from one context to the next: handles of an earlier are recognised
-    int n_inside;   // threads that wait in the library
+    int n_inside;   // threads in the library without the GIL
     bool closing;   // shutdown has begun: waits give up
 } job_t;
+
+// Around calls that may block: others may run meanwhile, but the context stays.
+#define CORE_ENTER(job) \
+    (job)->n_inside++;  \
+    Py_BEGIN_ALLOW_THREADS
+#define CORE_LEAVE(job)  \
+    Py_END_ALLOW_THREADS \
+    (job)->n_inside--;
 
 #define CORE_JOBS 256
 // What Python knows as the number of a process set is job << CORE_SET_BITS | set.

@@ -563,11 +563,9 @@ static PyObject *handle_poll(PyObject *self, PyObject *unused)
     job_t *job = handle->job;
     hvd_ctx_t *ctx = job->ctx;
     hvd_handle_t id = handle->flight->id;
-    job->n_inside++;
-    Py_BEGIN_ALLOW_THREADS
+    CORE_ENTER(job)
     status = hvd_poll(ctx, id);
-    Py_END_ALLOW_THREADS
-    job->n_inside--;
+    CORE_LEAVE(job)
     return PyBool_FromLong(status != HVD_IN_PROGRESS);
 }
 

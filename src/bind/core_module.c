@@ -120,6 +120,13 @@ static bool join_job(job_t *job, const hvd_options_t *options)
     return true;
 }
 
+static void let_others_run(void)
+{
+    Py_BEGIN_ALLOW_THREADS
+    usleep(1000);
+    Py_END_ALLOW_THREADS
+}
+
 static void leave_job(job_t *job)
 {
     hvd_ctx_t *ctx = job->ctx;
@@ -127,15 +134,16 @@ static void leave_job(job_t *job)
         return;
     }
     job->closing = true;
-    while (job->n_inside > 0) { // they look up at the end of each slice of their wait
-        Py_BEGIN_ALLOW_THREADS
-        usleep(1000);
-        Py_END_ALLOW_THREADS
+    Py_BEGIN_ALLOW_THREADS
+    hvd_stop(ctx);
+    Py_END_ALLOW_THREADS
+    while (job->n_inside > 0) { // what they were in has ended
+        let_others_run();
     }
+    job->ctx = NULL; // now nobody can come any more
     Py_BEGIN_ALLOW_THREADS
     hvd_shutdown(ctx);
     Py_END_ALLOW_THREADS
-    job->ctx = NULL;
     job->closing = false;
     core_sweep_dropped();
 }
@@ -151,6 +159,9 @@ static PyObject *init(PyObject *module, PyObject *args)
     if (core.pid != getpid()) {
         memset(core.jobs, 0, sizeof core.jobs); // of the parent, which goes on using them
         core.dropped = NULL;
+    }
+    while (core.jobs[0].closing && core.jobs[0].ctx == NULL) { // a shutdown of another thread
+        let_others_run();
     }
     if (core.jobs[0].ctx != NULL) {
         Py_RETURN_NONE;
@@ -315,9 +326,9 @@ static PyObject *process_set_add(PyObject *module, PyObject *sequence)
     char text[HVD_TEXT_BYTES] = "";
     int id = -1;
     hvd_status_t status;
-    Py_BEGIN_ALLOW_THREADS
+    CORE_ENTER(&core.jobs[0])
     status = hvd_process_set_add(ctx, ranks, n, &id, text, sizeof text);
-    Py_END_ALLOW_THREADS
+    CORE_LEAVE(&core.jobs[0])
     free(ranks);
     return status == HVD_OK ? PyLong_FromLong(id) : core_raise(status, text, "");
 }
@@ -332,9 +343,9 @@ static PyObject *process_set_remove(PyObject *module, PyObject *id_object)
     }
     char text[HVD_TEXT_BYTES] = "";
     hvd_status_t status;
-    Py_BEGIN_ALLOW_THREADS
+    CORE_ENTER(&core.jobs[0])
     status = hvd_process_set_remove(ctx, id, text, sizeof text);
-    Py_END_ALLOW_THREADS
+    CORE_LEAVE(&core.jobs[0])
     if (status != HVD_OK) {
         return core_raise(status, text, "");
     }
@@ -404,9 +415,9 @@ static PyObject *timeline_start(PyObject *module, PyObject *args)
     }
     char text[HVD_TEXT_BYTES] = "";
     hvd_status_t status;
-    Py_BEGIN_ALLOW_THREADS
+    CORE_ENTER(&core.jobs[0])
     status = hvd_timeline_start(ctx, path, mark_cycles != 0, text, sizeof text);
-    Py_END_ALLOW_THREADS
+    CORE_LEAVE(&core.jobs[0])
     return Py_BuildValue("(ss)", hvd_status_name(status), text);
 }
 
@@ -419,9 +430,9 @@ static PyObject *timeline_stop(PyObject *module, PyObject *unused)
         return NULL;
     }
     hvd_status_t status;
-    Py_BEGIN_ALLOW_THREADS
+    CORE_ENTER(&core.jobs[0])
     status = hvd_timeline_stop(ctx);
-    Py_END_ALLOW_THREADS
+    CORE_LEAVE(&core.jobs[0])
     return PyUnicode_FromString(hvd_status_name(status));
 }
 

@@ -576,7 +576,7 @@ hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *tex
     return HVD_OK;
 }
 
-hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
+hvd_status_t hvd_stop(hvd_ctx_t *ctx)
 {
     if (ctx == NULL) {
         return HVD_NOT_INITIALIZED;
@@ -589,6 +589,15 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
     uint64_t deadline = clock_ns() + SHUTDOWN_NS;
     while (!has_ended(ctx) && clock_ns() < deadline) {
         futex_wait(&ctx->progress_word, atomic_load(&ctx->progress_word), clock_ns() + NS_PER_MS);
+    }
+    return has_ended(ctx) ? HVD_OK : HVD_TIMEOUT;
+}
+
+hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
+{
+    hvd_status_t status = hvd_stop(ctx);
+    if (status != HVD_OK && status != HVD_TIMEOUT) {
+        return status;
     }
     engine_stop(ctx);
     ctx->ended_well = ctx->ended.status == HVD_SHUTDOWN;

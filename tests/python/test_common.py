@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.common and the extension, without any framework: 1, 2 and 3 ranks."""
 import array
+import itertools
 import os
 import pickle
 import re
@@ -221,6 +222,7 @@ def waits_in_threads_on_a_rank():
     for thread in threads:
         thread.join()
     stuck = submit(_core.ALLREDUCE, f"never {basics.rank()}", floats(1), floats(1))
+    submit(_core.ALLREDUCE, "all have", floats(1), floats(1)).wait()
     seen = []
 
     def wait():
@@ -235,6 +237,40 @@ def waits_in_threads_on_a_rank():
     waiter.join(60)
     assert not waiter.is_alive()
     return not wrong and (size == 1 or "shut down" in seen[0])
+
+
+def shut_down_under_threads_on_a_rank():
+    """Other threads are inside the library, and keep coming, while one shuts it down."""
+    errors = []
+    numbers = itertools.count()
+
+    def submit_one():
+        name = f"of {basics.rank()} alone {next(numbers)}" # the others never agree
+        submit(_core.ALLREDUCE, name, floats(1), floats(1)).poll()
+        time.sleep(0.001)
+
+    def use(call):
+        try:
+            while True:
+                call()
+        except (HorovodInternalError, ValueError) as error:
+            errors.append(str(error))
+
+    for life in range(3):
+        basics.init(process_sets="dynamic")
+        calls = [basics.rank, submit_one]
+        if basics.rank() == 0 and basics.size() > 1:
+            calls.append(lambda: add_process_set([0]))
+        threads = [threading.Thread(target=use, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        basics.shutdown()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), life
+    for error in errors:
+        assert "shut down" in error or "not been initialized" in error, error
 
 
 def children_are_a_job():
@@ -286,7 +322,7 @@ def timeline_nowhere_on_a_rank():
 
 ON_RANKS = ["basics_on_a_rank", "operations_on_a_rank", "dropped_handles_on_a_rank",
             "errors_on_a_rank", "process_sets_on_a_rank", "objects_on_a_rank",
-            "waits_in_threads_on_a_rank", "fork_on_a_rank"]
+            "waits_in_threads_on_a_rank", "shut_down_under_threads_on_a_rank", "fork_on_a_rank"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
