@@ -207,6 +207,61 @@ static void shutdown_with_work(rank_t *r, void *arg)
     free(v.values);
 }
 
+typedef struct inside {
+    rank_t *r;
+    hvd_handle_t handle;
+    hvd_status_t status;
+} inside_t;
+
+static void *wait_for_ever(void *arg)
+{
+    inside_t *inside = arg;
+    inside->status = hvd_wait(inside->r->ctx, inside->handle, HVD_FOREVER);
+    return NULL;
+}
+
+static void *add_a_set(void *arg)
+{
+    inside_t *inside = arg;
+    int ranks[] = {0};
+    int id;
+    inside->status = hvd_process_set_add(inside->r->ctx, ranks, 1, &id, NULL, 0);
+    return NULL;
+}
+
+// Threads that are in the library come back when another stops it, and can still use the context.
+static void stop_under_threads(rank_t *r, void *arg)
+{
+    (void)arg;
+    vector_t v;
+    char name[32];
+    rank_open(r);
+    snprintf(name, sizeof name, "only on rank %d", r->rank);
+    vector_new(r, &v, name, 10);
+    vector_submit(r, &v);
+    inside_t waits = {.r = r, .handle = v.handle};
+    inside_t adds = {.r = r, .status = HVD_SHUTDOWN};
+    pthread_t waiter, adder;
+    rank_barrier(r);
+    CHECK_INT(r, pthread_create(&waiter, NULL, wait_for_ever, &waits), 0);
+    if (r->rank == 0) { // the others never agree
+        CHECK_INT(r, pthread_create(&adder, NULL, add_a_set, &adds), 0);
+        usleep(50000);
+    }
+    rank_barrier(r);
+    CHECK_OK(r, hvd_stop(r->ctx));
+    pthread_join(waiter, NULL);
+    if (r->rank == 0) {
+        pthread_join(adder, NULL);
+    }
+    CHECK_STATUS(r, waits.status, HVD_SHUTDOWN);
+    CHECK_STATUS(r, adds.status, HVD_SHUTDOWN);
+    hvd_release(r->ctx, v.handle);
+    CHECK_STATUS(r, rank_call(r, &v.request), HVD_SHUTDOWN);
+    rank_leave(r);
+    free(v.values);
+}
+
 // --- Killed -------------------------------------------------------------------------------------
 
 // The victim dies while all are busy with one operation after the other; everyone else must be told
@@ -551,6 +606,12 @@ static const subtest_t subtests[] = {
     {.name = "threads as ranks", .fn = threads_as_ranks},
     {.name = "two jobs", .fn = two_jobs, .one_world_only = true},
     {.name = "shutdown with work", .fn = shutdown_with_work, .min_ranks = 2},
+    {
+        .name = "stop under threads",
+        .fn = stop_under_threads,
+        .min_ranks = 2,
+        .env = {"HOROVOD_DYNAMIC_PROCESS_SETS=1"},
+    },
     {.name = "many at once", .fn = many_at_once},
     {.name = "threads of one rank", .fn = threads_of_one_rank},
     {.name = "timeline", .fn = timeline, .env = {"HOROVOD_TIMELINE=DYNAMIC"}},
