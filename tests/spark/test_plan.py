@@ -2,6 +2,7 @@
 """Ranks from partitions, and lines from bytes: no Spark, no processes."""
 import io
 import threading
+import time
 import types
 
 import pytest
@@ -244,7 +245,8 @@ def connect_job(n, start_timeout):
 def test_a_profile_through_connect():
     profile = Profile()
     client = FakeClient([types.SimpleNamespace(number=0, kind="result", rank=0, data=b"x")])
-    assert connect.run(client, connect_job(1, 9), Output(), profile) == [b"x"]
+    deadline = time.monotonic() + 9
+    assert connect.run(client, connect_job(1, 9), deadline, Output(), profile) == [b"x"]
     assert client.told["profile"] is profile and client.told["barrier"]
     assert connect.task_cpus(client, profile) == 2 and client.handlers == []
 
@@ -253,7 +255,7 @@ def test_a_job_of_connect_that_does_not_begin(monkeypatch):
     monkeypatch.setattr(connect, "PROGRESS_SECONDS", 0.1)
     client = FakeClient(None)
     with pytest.raises(TimeoutException, match="Spark has not begun with the 2 tasks.*after 0.2 s"):
-        connect.run(client, connect_job(2, 0.2), Output())
+        connect.run(client, connect_job(2, 0.2), time.monotonic() + 0.2, Output())
     assert client.interrupted.is_set() and client.handlers == []
 
 

@@ -214,11 +214,11 @@ def carry_out(spark: Any, job: Job, deadline: float, profile: Any) -> List[Any]:
                            "tasks, which it must start all at once.")
 
 
-def run(spark: Any, job: Job, output: Output, profile: Any = None) -> List[bytes]:
+def run(spark: Any, job: Job, deadline: float, output: Output,
+        profile: Any = None) -> List[bytes]:
     """The pickled results by rank; raises what classic run() would."""
     from horovod.spark import launch, slots
 
-    deadline = time.monotonic() + job.start_timeout
     wait_for_slots(spark, job.n, deadline, job.start_timeout, profile)
     rows = carry_out(spark, job, deadline, profile)
     results: Dict[int, List[bytes]] = {rank: [] for rank in range(job.n)}

@@ -381,9 +381,11 @@ def run_elastic(fn: Callable[..., Any], args: Any = (),
                          "jobs, which Spark ends with their first failure; use run")
     sc = launch.active_context()
     start_timeout = launch.start_timeout_of(start_timeout)
-    n = num_proc or slots.default_num_proc(sc, time.monotonic() + start_timeout)
+    deadline = time.monotonic() + start_timeout
+    n = num_proc or slots.default_num_proc(sc, deadline)
     limits = limits_of(sc, n, min_num_proc, max_num_proc, elastic_timeout, reset_limit)
     job = ElasticRun(sc, start_timeout, limits)
+    job.deadline = deadline
     if verbose >= 1:
         print(f"Running {n} processes...", flush=True)
     output = Output(stdout, stderr, prefix=stdout is not None or stderr is not None,

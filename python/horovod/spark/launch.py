@@ -106,14 +106,14 @@ def run_connect(session: Any, num_proc: Optional[int], start_timeout: float, ver
                 profile: Any, call: "Call") -> List[Any]:
     from horovod.spark import connect
 
+    deadline = time.monotonic() + start_timeout
     if num_proc is None:
-        num_proc = connect.default_num_proc(session, time.monotonic() + start_timeout,
-                                            start_timeout, profile)
+        num_proc = connect.default_num_proc(session, deadline, start_timeout, profile)
     if verbose >= 1:
         print(f"Running {num_proc} processes...", flush=True)
     job = connect.Job(num_proc, call.code, call.environment, call.executable,
                       secrets.token_bytes(32), start_timeout)
-    return load_results(connect.run(session, job, call.output, profile))
+    return load_results(connect.run(session, job, deadline, call.output, profile))
 
 
 def active_context() -> Any:
