@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -523,6 +524,7 @@ static int fork_ranks(const options_t *o)
             return 1;
         }
         if (pids[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); // who kills us means them too
             close(ends[1]);
             exit(child_main(o, i, ends[0]));
         }

@@ -9,6 +9,7 @@ Usage: test_tools.py BUILD-DIRECTORY [unittest arguments]
 """
 import os
 import pathlib
+import select
 import signal
 import socket
 import struct
@@ -112,17 +113,31 @@ class Info(Case):
 
 
 class Bench(Case):
-    def test_killed_rank(self):
-        bench = subprocess.Popen([BUILD / "hvd-bench", "--ranks", "2", "--budget", "60", "--env",
+    def start(self):
+        """A benchmark that runs for long, and the processes of its two ranks."""
+        bench = subprocess.Popen([BUILD / "hvd-bench", "--ranks", "2", "--bytes", "65536",
+                                  "--budget", "600", "--max-samples", "10000000", "--env",
                                   f"HOROVOD_MONITOR_DIR={self.base}"],
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(bench.kill)
         while len(sockets := list(self.base.glob("*/rank-*.sock"))) < 2:
             self.assertIsNone(bench.poll())
             time.sleep(0.01)
-        os.kill(listener_of(sockets[0]), signal.SIGKILL)
+        return bench, [listener_of(path) for path in sockets]
+
+    def test_killed_rank(self):
+        bench, ranks = self.start()
+        os.kill(ranks[0], signal.SIGKILL)
         self.assertNotEqual(bench.wait(TIMEOUT_S), 0)
         self.assertEqual(list(self.base.iterdir()), [])
+
+    def test_ranks_go_with_it(self):
+        bench, ranks = self.start()
+        watched = [os.pidfd_open(rank) for rank in ranks]
+        bench.kill()
+        for end in watched:
+            self.addCleanup(os.close, end)
+            self.assertEqual(select.select([end], [], [], TIMEOUT_S)[0], [end])
 
 
 if __name__ == "__main__":
