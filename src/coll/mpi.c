@@ -8,11 +8,12 @@
 // numbers or names below. Results that are handles are written to zeroed handle_t: on little-endian
 // machines a narrower one lands in its low half.
 //
-// A peer that dies must be noticed by the engine, not waited for. So small collectives are the
-// non-blocking ones, driven by MPI_Test. Libraries run these with simpler algorithms, which take up
-// to three times as long for large tensors: those go to a worker thread that may block. It is also
-// the thread that initialises and finalises MPI; where that gives no more than MPI_THREAD_FUNNELED
-// it makes all calls. Errors are returned, not fatal: our communicator has its own handler.
+// A peer that dies must be noticed by the engine, not waited for. So collectives are the
+// non-blocking ones, driven by MPI_Test. Open MPI runs some of these with simpler algorithms, which
+// take up to four times as long for large tensors: one it can be talked out of, the others go to a
+// worker thread that may block. It is also the thread that initialises and finalises MPI; where
+// that gives no more than MPI_THREAD_FUNNELED it makes all calls. Errors are returned, not fatal:
+// our communicator has its own handler.
 #define _GNU_SOURCE
 #include "coll/mpi.h"
 
@@ -33,7 +34,8 @@
 #define SPIN_NS (200 * NS_PER_US)
 #define WORKER_POLL_NS (5 * NS_PER_MS) // nothing else of MPI can start while the worker is busy
 #define UNEVEN_FACTOR 16
-#define LARGE_BYTES ((size_t)512 << 10) // from here on a blocking call pays for its thread
+#define LARGE_BYTES ((size_t)512 << 10) // from here on a blocking call may pay for its thread
+#define TESTS_AT_ONCE 32 // between looks at the rest of the job: MPI works only while it is asked
 
 typedef uintptr_t handle_t;
 
@@ -59,12 +61,21 @@ typedef enum constant {
     N_CONSTANTS
 } constant_t;
 
+// A variable of the library (MPI_T) that makes the non-blocking form of an operation fast.
+typedef struct cure {
+    hvd_op_t op;
+    const char *variable; // NULL: there is none
+    int value;
+} cure_t;
+
 typedef struct abi {
     const char *name;
     const char *libraries[3];      // file names, best first
     enum launch_var launchers[2];  // one of them is set by launchers of such libraries
     int funneled, serialized, multiple; // levels of thread support
     uintptr_t in_place, no_status; // special addresses
+    unsigned slow_ops;             // bit per operation: if large, better blocking, or cured
+    cure_t cure;
     uint32_t numbers[N_CONSTANTS]; // or
     const char *symbols[N_CONSTANTS];
 } abi_t;
@@ -78,6 +89,8 @@ static const abi_t abis[] = {
      .multiple = 3,
      .in_place = 1,
      .no_status = 0,
+     .slow_ops = 1 << HVD_ALLREDUCE | 1 << HVD_ALLGATHER | 1 << HVD_REDUCESCATTER,
+     .cure = {HVD_ALLREDUCE, "coll_libnbc_iallreduce_algorithm", 3}, // Rabenseifner's
      .symbols = {"ompi_mpi_comm_world", "ompi_mpi_errors_return", "ompi_mpi_byte",
                  "ompi_mpi_uint8_t", "ompi_mpi_int8_t", "ompi_mpi_uint16_t", "ompi_mpi_int16_t",
                  "ompi_mpi_int32_t", "ompi_mpi_int64_t", "ompi_mpi_float", "ompi_mpi_double",
@@ -122,6 +135,9 @@ typedef int work_t(mpi_plane_t *plane);
 // up: such a worker, and the plane with it, stays until the process ends.
 enum { WORKER_IDLE, WORKER_ASKED, WORKER_DONE, WORKER_ENDS };
 
+// What ranks can do, which all must do alike: 1 or 0.
+enum { WAY_CURED, WAY_ANY_THREAD, N_WAYS };
+
 typedef struct worker {
     pthread_t thread;
     bool runs; // there is a thread
@@ -140,6 +156,9 @@ struct mpi_plane {
     bool is_ours;  // we have initialised it
     bool has_comm; // of our own
     int level;     // of thread support
+    int32_t ways[N_WAYS]; // while they are compared
+    unsigned slow_ops; // those of the ABI that are not cured on all ranks
+    bool one_thread;   // some rank may call MPI from its worker only
     worker_t worker;
     uint64_t deadline_ns; // of make_comm
     const coll_args_t *args; // of the collective that runs, and its memory
@@ -179,13 +198,21 @@ struct mpi_plane {
                       handle_t comm, handle_t *request_p);
     int (*Ireduce_scatter)(const void *in, void *out, const int *counts, handle_t type, handle_t op,
                            handle_t comm, handle_t *request_p);
+    int (*T_init_thread)(int wanted, int *given_p); // NULL: there are no variables
+    int (*T_finalize)(void);
+    int (*T_cvar_get_index)(const char *name, int *index_p);
+    int (*T_cvar_handle_alloc)(int index, void *object, handle_t *handle_p, int *count_p);
+    int (*T_cvar_handle_free)(handle_t *handle);
+    int (*T_cvar_write)(handle_t handle, const void *value);
 };
 
-#define FUNCTION(name) {"MPI_" #name, offsetof(mpi_plane_t, name)}
+#define FUNCTION(name) {"MPI_" #name, offsetof(mpi_plane_t, name), false}
+#define IF_THERE(name) {"MPI_" #name, offsetof(mpi_plane_t, name), true}
 
 static const struct {
     const char *name;
     size_t offset;
+    bool may_lack;
 } functions[] = {
     FUNCTION(Initialized), FUNCTION(Finalized),  FUNCTION(Init_thread),
     FUNCTION(Query_thread), FUNCTION(Finalize),  FUNCTION(Comm_rank),
@@ -194,13 +221,15 @@ static const struct {
     FUNCTION(Ibcast),      FUNCTION(Ialltoallv), FUNCTION(Iallgatherv),
     FUNCTION(Ireduce_scatter), FUNCTION(Allreduce), FUNCTION(Bcast),
     FUNCTION(Allgatherv),  FUNCTION(Alltoallv),  FUNCTION(Reduce_scatter),
+    IF_THERE(T_init_thread), IF_THERE(T_finalize), IF_THERE(T_cvar_get_index),
+    IF_THERE(T_cvar_handle_alloc), IF_THERE(T_cvar_handle_free), IF_THERE(T_cvar_write),
 };
 
 static hvd_status_t find_symbols(mpi_plane_t *plane, err_t *err)
 {
     for (size_t i = 0; i < N_ELEMENTS(functions); i++) {
         void *symbol = dlsym(plane->library, functions[i].name);
-        if (symbol == NULL) {
+        if (symbol == NULL && !functions[i].may_lack) {
             return fail(err, HVD_UNSUPPORTED, "%s has no %s: an MPI of version 3.1 or later is "
                         "needed", plane->name, functions[i].name);
         }
@@ -480,18 +509,15 @@ static int run_blocking(mpi_plane_t *plane)
     return run_of[plane->args->op](plane, NULL);
 }
 
-static bool is_funnelled(const mpi_plane_t *plane)
-{
-    return plane->level < plane->abi->serialized;
-}
-
 hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total_bytes,
                        const void *input, void *output, err_t *err)
 {
+    bool is_slow = total_bytes >= LARGE_BYTES && (plane->slow_ops >> args->op & 1) != 0;
+
     plane->args = args;
     plane->input = input;
     plane->output = output;
-    if (total_bytes >= LARGE_BYTES || is_funnelled(plane)) {
+    if (is_slow || plane->one_thread) {
         worker_ask(&plane->worker, run_blocking);
         return HVD_OK;
     }
@@ -511,7 +537,9 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
         done = worker_is_done(w);
         code = done ? w->code : 0;
     } else {
-        code = plane->Test(&plane->request, &done, plane->abi->no_status);
+        for (int i = 0; i < TESTS_AT_ONCE && code == 0 && !done; i++) {
+            code = plane->Test(&plane->request, &done, plane->abi->no_status);
+        }
     }
     if (code != 0) {
         return fail(err, HVD_SYSTEM, "%s fails in a collective: MPI error %d", plane->name, code);
@@ -586,22 +614,69 @@ static int look_at_world(mpi_plane_t *plane)
     return code != 0 ? code : plane->Comm_size(plane->world, &plane->size);
 }
 
+// Until the request is done, or the deadline.
+static int finish(mpi_plane_t *plane, int *done_p)
+{
+    int code = 0;
+    *done_p = 0;
+    while (code == 0 && !*done_p && clock_ns() < plane->deadline_ns) {
+        code = plane->Test(&plane->request, done_p, plane->abi->no_status);
+        if (!*done_p) {
+            usleep(POLL_US);
+        }
+    }
+    return code;
+}
+
+static bool set_variable(mpi_plane_t *plane, const char *name, int value)
+{
+    int level, index, count;
+    handle_t handle = 0;
+
+    if (plane->T_init_thread == NULL || plane->T_init_thread(0, &level) != 0) {
+        return false;
+    }
+    bool is_set = plane->T_cvar_get_index(name, &index) == 0 &&
+                  plane->T_cvar_handle_alloc(index, NULL, &handle, &count) == 0 && count == 1 &&
+                  plane->T_cvar_write(handle, &value) == 0;
+    if (handle != 0) {
+        plane->T_cvar_handle_free(&handle);
+    }
+    plane->T_finalize();
+    return is_set;
+}
+
+// Variables are left alone where the program uses MPI too. A blocking call of one rank and a
+// non-blocking one of another never meet, so all do what the least able can.
+static int agree_on_ways(mpi_plane_t *plane, int *done_p)
+{
+    const cure_t *cure = &plane->abi->cure;
+    int32_t *ways = plane->ways;
+
+    ways[WAY_CURED] = plane->is_ours && cure->variable != NULL &&
+                      set_variable(plane, cure->variable, cure->value);
+    ways[WAY_ANY_THREAD] = plane->level >= plane->abi->serialized;
+    int code = plane->Iallreduce(plane->abi->in_place, ways, N_WAYS, plane->constants[INT32],
+                                 plane->constants[MIN], plane->comm, &plane->request);
+    code = code != 0 ? code : finish(plane, done_p);
+    plane->slow_ops = plane->abi->slow_ops & ~(ways[WAY_CURED] ? 1U << cure->op : 0);
+    plane->one_thread = !ways[WAY_ANY_THREAD];
+    return code;
+}
+
 // A communicator of our own, unless some rank does not come before the deadline.
 static int make_comm(mpi_plane_t *plane)
 {
     int done = 0;
     int code = plane->Comm_idup(plane->world, &plane->comm, &plane->request);
 
-    while (code == 0 && !done && clock_ns() < plane->deadline_ns) {
-        code = plane->Test(&plane->request, &done, plane->abi->no_status);
-        if (!done) {
-            usleep(POLL_US);
-        }
+    code = code != 0 ? code : finish(plane, &done);
+    if (code == 0 && done) {
+        code = plane->Comm_set_errhandler(plane->comm, plane->constants[ERRORS_RETURN]);
+        code = code != 0 ? code : agree_on_ways(plane, &done);
     }
     plane->has_comm = code == 0 && done;
-    return plane->has_comm
-               ? plane->Comm_set_errhandler(plane->comm, plane->constants[ERRORS_RETURN])
-               : code;
+    return code;
 }
 
 static hvd_status_t take_memory(mpi_plane_t *plane, err_t *err)
