@@ -25,6 +25,7 @@
 #define RETRY_MS 1000
 #define TELL_MS 10000  // between lines of progress while nothing changes
 #define NOTICE_MS 3000 // for a launcher to name a lost task itself
+#define LAST_LOOK_MS 300 // for us to see what mpirun has seen
 #define END_MS 3000    // for gates to pass the last word on
 #define MAX_OPENING 64
 #define SAID_BYTES 1024
@@ -453,12 +454,19 @@ static int run_job(master_t *master, int (*launcher)(const options_t *))
             stop_at_ns = NEVER_NS;
         }
     }
+    // mpirun may have seen before us that a task is gone.
+    uint64_t last_look_ns = deadline_in_ms(launcher == mpi_run ? LAST_LOOK_MS : 0);
+    while (lost == NULL && clock_ns() < last_look_ns) {
+        look(master, job, LAST_LOOK_MS / 10, &lost);
+    }
     int code = WIFSIGNALED(status) ? EXIT_BY_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status);
     bool was_stopped = lost != NULL && stop_at_ns == NEVER_NS && code == EXIT_BY_SIGNAL + SIGTERM;
-    if (lost != NULL && code != 0 && !was_stopped) {
+    // Open MPI 5 now and then calls it a success when a host is lost.
+    bool is_wrong = lost != NULL && code == 0 && launcher == mpi_run;
+    if (lost != NULL && (code != 0 || is_wrong) && !was_stopped) {
         say("task %s was lost: look at its log", lost->host->name);
     }
-    return was_stopped && master->signo == 0 ? EXIT_UNREACHABLE : code;
+    return is_wrong || (was_stopped && master->signo == 0) ? EXIT_UNREACHABLE : code;
 }
 
 static void tell_end(master_t *master, int code)
