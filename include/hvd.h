@@ -45,27 +45,27 @@ typedef uint64_t hvd_handle_t;
 // Sentences, scopes and hints: src/base/status.def has one row for each of these.
 typedef enum hvd_status {
     HVD_OK = 0,
-    HVD_IN_PROGRESS = 1,        // not an error: not done yet
-    HVD_INVALID_ARGUMENT = -1,  // the request itself is wrong
-    HVD_DUPLICATE_NAME = -2,    // a request of this name is still in flight on this rank
-    HVD_UNKNOWN_SET = -3,       // no process set has this id
-    HVD_NOT_MEMBER = -4,        // this rank is not a member of the process set
-    HVD_EXISTING_SET = -5,      // these ranks already form a process set
-    HVD_STATIC_SETS = -6,       // process sets may not change after init
-    HVD_UNKNOWN_HANDLE = -7,    // never given out, or released
-    HVD_UNSUPPORTED = -8,       // no algorithm for this combination
-    HVD_MISMATCH = -20,         // ranks disagree about a tensor
-    HVD_JOINED = -21,           // an operation that cannot run while ranks have joined
-    HVD_TIMEOUT = -22,          // the wait's deadline passed; the operation goes on
-    HVD_STALLED = -23,          // some ranks never submitted the tensor
-    HVD_PEER_LOST = -30,        // a peer died or cannot be reached
-    HVD_UNAUTHENTICATED = -31,  // a peer did not prove the job's secret
-    HVD_PROTOCOL = -32,         // a peer sent something that cannot be
-    HVD_SHUTDOWN = -40,         // the job has been shut down
-    HVD_NOT_INITIALIZED = -41,  // no context, or one that has been shut down
-    HVD_FORKED = -42,           // a child process used its parent's context
+    HVD_IN_PROGRESS = 1,       // not an error: not done yet
+    HVD_INVALID_ARGUMENT = -1, // the request itself is wrong
+    HVD_DUPLICATE_NAME = -2,   // a request of this name is still in flight on this rank
+    HVD_UNKNOWN_SET = -3,      // no process set has this id
+    HVD_NOT_MEMBER = -4,       // this rank is not a member of the process set
+    HVD_EXISTING_SET = -5,     // these ranks already form a process set
+    HVD_STATIC_SETS = -6,      // process sets may not change after init
+    HVD_UNKNOWN_HANDLE = -7,   // never given out, or released
+    HVD_UNSUPPORTED = -8,      // no algorithm for this combination
+    HVD_MISMATCH = -20,        // ranks disagree about a tensor
+    HVD_JOINED = -21,          // an operation that cannot run while ranks have joined
+    HVD_TIMEOUT = -22,         // the wait's deadline passed; the operation goes on
+    HVD_STALLED = -23,         // some ranks never submitted the tensor
+    HVD_PEER_LOST = -30,       // a peer died or cannot be reached
+    HVD_UNAUTHENTICATED = -31, // a peer did not prove the job's secret
+    HVD_PROTOCOL = -32,        // a peer sent something that cannot be
+    HVD_SHUTDOWN = -40,        // the job has been shut down
+    HVD_NOT_INITIALIZED = -41, // no context, or one that has been shut down
+    HVD_FORKED = -42,          // a child process used its parent's context
     HVD_NO_MEMORY = -43,
-    HVD_SYSTEM = -44,           // the operating system refused; the sentence has its reason
+    HVD_SYSTEM = -44, // the operating system refused; the sentence has its reason
 } hvd_status_t;
 
 // How far an error reaches: what a caller can still do after it.
@@ -142,26 +142,26 @@ typedef struct hvd_request {
     hvd_op_t op;
     const char *name; // equal on all members; NULL: "<op>.noname.<n>" by order in the process set
     hvd_dtype_t dtype;
-    hvd_reduce_t reduce;   // allreduce, reducescatter
-    int root;              // broadcast: a global rank
-    int process_set;       // 0: all ranks
-    double prescale;       // inputs are multiplied by it, with HVD_SCALED in flags
-    double postscale;      // results are multiplied by it, with HVD_SCALED in flags
+    hvd_reduce_t reduce; // allreduce, reducescatter
+    int root;            // broadcast: a global rank
+    int process_set;     // 0: all ranks
+    double prescale;     // inputs are multiplied by it, with HVD_SCALED in flags
+    double postscale;    // results are multiplied by it, with HVD_SCALED in flags
     const hvd_tensor_t *tensors;
     int n_tensors;
     const int32_t *splits; // alltoall: rows for each member; NULL: even
     int n_splits;
     unsigned flags;
-    hvd_alloc_fn alloc;    // may be NULL
-    hvd_done_fn done;      // may be NULL
-    void *arg;             // passed to both
-    const char *where;     // the user's source line, for reports; may be NULL
+    hvd_alloc_fn alloc; // may be NULL
+    hvd_done_fn done;   // may be NULL
+    void *arg;          // passed to both
+    const char *where;  // the user's source line, for reports; may be NULL
 } hvd_request_t;
 
 // What became of a handle. Pointers live until hvd_release().
 typedef struct hvd_result {
     hvd_status_t status;
-    const char *text;               // "" when HVD_OK
+    const char *text; // "" when HVD_OK
     int n_tensors;
     int last_joined;                // join: the rank that joined last
     const int32_t *received_splits; // alltoall: rows from each member
@@ -245,14 +245,14 @@ typedef struct hvd_counters {
     uint64_t operations[HVD_N_OPS]; // finished, well or not
     uint64_t bytes[HVD_N_OPS];      // of their tensors, as submitted
     uint64_t failed;                // of the operations
-    uint64_t on_board;   // small allreduces inside a host that needed no agreement
-    uint64_t riding;     // operations that travelled in the agreement's own messages
-    uint64_t batches;    // run
+    uint64_t on_board;              // small allreduces inside a host that needed no agreement
+    uint64_t riding;                // operations that travelled in the agreement's own messages
+    uint64_t batches;               // run
     uint64_t batched;    // operations that ran in them; batched / batches is the fusion ratio
     uint64_t cache_hits; // agreements on names known by a small id
     uint64_t cache_misses;
-    uint64_t steps;        // as far as names that come again in the agreement tell
-    uint64_t in_flight;    // now: submitted and not finished
+    uint64_t steps;     // as far as names that come again in the agreement tell
+    uint64_t in_flight; // now: submitted and not finished
     uint64_t in_flight_max;
     uint64_t negotiate_ns; // from submission until all members had submitted
     uint64_t queue_ns;     // from then until its batch began

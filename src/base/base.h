@@ -17,7 +17,7 @@
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define N_ELEMENTS(array) (sizeof(array) / sizeof((array)[0]))
+#define N_ELEMENTS(array) (sizeof array / sizeof((array)[0]))
 #define CACHE_LINE 64
 #define KIB ((size_t)1024)
 #define MIB (KIB * KIB)
@@ -68,7 +68,7 @@ typedef enum log_level {
 
 typedef struct log {
     _Atomic log_level_t level; // another thread may have to say nothing any more
-    int rank; // -1: not known yet
+    int rank;                  // -1: not known yet
     bool hide_time;
     // Gets each line without its newline. NULL: stderr, one write per line.
     void (*sink)(void *arg, int level, const char *line);
@@ -246,8 +246,8 @@ typedef struct peer_id {
 
 typedef struct peers {
     int self, size;
-    const int *host_of; // host index of every rank
-    peer_id_t *of;         // by rank
+    const int *host_of;   // host index of every rank
+    peer_id_t *of;        // by rank
     uint64_t n_oom_kills; // on this host, before the start
 } peers_t;
 
@@ -305,7 +305,7 @@ typedef struct config {
 } config_t;
 
 typedef struct knob_info {
-    const char *kind;  // "bool" "int" "bytes" "real" "text" "choice"
+    const char *kind; // "bool" "int" "bytes" "real" "text" "choice"
     const char *env, *flag, *yaml;
     const char *default_text, *choices, *unit, *help;
     double min, max;

@@ -40,7 +40,6 @@ bool buf_grow(buf_t *buf, size_t more)
 void buf_vprintf(buf_t *buf, const char *format, va_list args)
 {
     va_list again;
-
     va_copy(again, args);
     int n = vsnprintf(NULL, 0, format, args);
     if (n > 0 && buf_reserve(buf, (size_t)n + 1)) {
@@ -53,7 +52,6 @@ void buf_vprintf(buf_t *buf, const char *format, va_list args)
 void buf_printf(buf_t *buf, const char *format, ...)
 {
     va_list args;
-
     va_start(args, format);
     buf_vprintf(buf, format, args);
     va_end(args);

@@ -12,7 +12,6 @@
 uint64_t clock_ns(void)
 {
     struct timespec now;
-
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
@@ -20,7 +19,6 @@ uint64_t clock_ns(void)
 uint64_t deadline_in_ms(int64_t ms)
 {
     uint64_t now_ns = clock_ns();
-
     // A timeout too long to express is as good as none.
     if (ms < 0 || (uint64_t)ms >= (NEVER_NS - now_ns) / NS_PER_MS) {
         return NEVER_NS;
@@ -37,6 +35,5 @@ double ticks_pace(const tick_origin_t *origin)
 {
     uint64_t ticks = ticks_now() - origin->ticks;
     uint64_t ns = clock_ns() - origin->ns;
-
     return ticks > 0 && ns > 0 ? (double)ns / (double)ticks : 1.0;
 }

@@ -46,7 +46,6 @@ static locale_t c_locale(void)
 static bool parse_int64(const char *text, int64_t *value_p)
 {
     char *end;
-
     if (!isdigit((unsigned char)text[text[0] == '-' || text[0] == '+'])) {
         return false;
     }
@@ -62,7 +61,6 @@ static bool parse_int64(const char *text, int64_t *value_p)
 static bool parse_double(const char *text, double *value_p)
 {
     char *end;
-
     // Leaves out what strtod also takes: blanks in front, hexadecimal, infinity, nan.
     if (text[0] == '\0' || text[strspn(text, "0123456789.eE+-")] != '\0') {
         return false;
@@ -80,7 +78,6 @@ static bool parse_double(const char *text, double *value_p)
 static void format_double(double value, char *text, size_t bytes)
 {
     locale_t previous = uselocale(c_locale());
-
     for (int digits = 6; digits <= DIGITS_OF_DOUBLE; digits++) {
         snprintf(text, bytes, "%.*g", digits, value);
         if (strtod(text, NULL) == value) {
@@ -93,9 +90,8 @@ static void format_double(double value, char *text, size_t bytes)
 static void describe_range(const knob_info_t *info, const char *what, char *text, size_t bytes)
 {
     char min[32], max[32];
-
-    format_double(info->min, min, sizeof(min));
-    format_double(info->max, max, sizeof(max));
+    format_double(info->min, min, sizeof min);
+    format_double(info->max, max, sizeof max);
     snprintf(text, bytes, "%s from %s to %s", what, min, max);
 }
 
@@ -111,7 +107,6 @@ static hvd_status_t bool_parse(const knob_info_t *info, const char *text, void *
     static const char *const words[][2] = {{"false", "true"}, {"no", "yes"}, {"off", "on"}};
     bool *value_p = field;
     int64_t number;
-
     (void)info;
     if (parse_int64(text, &number)) {
         *value_p = number > 0;
@@ -143,7 +138,6 @@ static void bool_allowed(const knob_info_t *info, char *text, size_t bytes)
 static hvd_status_t int_parse(const knob_info_t *info, const char *text, void *field)
 {
     int64_t value;
-
     if (!parse_int64(text, &value) || !in_range(info, (double)value)) {
         return HVD_INVALID_ARGUMENT;
     }
@@ -166,7 +160,6 @@ static hvd_status_t bytes_parse(const knob_info_t *info, const char *text, void 
 {
     static const char suffixes[] = "KMG"; // each 1024 times the one before
     char *end;
-
     if (!isdigit((unsigned char)text[0])) {
         return HVD_INVALID_ARGUMENT;
     }
@@ -198,7 +191,6 @@ static void bytes_allowed(const knob_info_t *info, char *text, size_t bytes)
 static hvd_status_t real_parse(const knob_info_t *info, const char *text, void *field)
 {
     double value;
-
     if (!parse_double(text, &value) || !in_range(info, value)) {
         return HVD_INVALID_ARGUMENT;
     }
@@ -220,7 +212,6 @@ static void real_allowed(const knob_info_t *info, char *text, size_t bytes)
 static hvd_status_t text_parse(const knob_info_t *info, const char *text, void *field)
 {
     char *copy = strdup(text);
-
     (void)info;
     if (copy == NULL) {
         return HVD_NO_MEMORY;
@@ -245,7 +236,6 @@ static void text_allowed(const knob_info_t *info, char *text, size_t bytes)
 static const char *choice_at(const char *choices, int index, size_t *bytes_p)
 {
     const char *choice = choices;
-
     for (; index > 0 && choice != NULL; index--) {
         const char *bar = strchr(choice, '|');
         choice = bar == NULL ? NULL : bar + 1;
@@ -260,7 +250,6 @@ static hvd_status_t choice_parse(const knob_info_t *info, const char *text, void
 {
     const char *choice;
     size_t bytes = 0;
-
     for (int i = 0; (choice = choice_at(info->choices, i, &bytes)) != NULL; i++) {
         if (strlen(text) == bytes && strncasecmp(text, choice, bytes) == 0) {
             *(int *)field = i;
@@ -274,7 +263,6 @@ static void choice_format(const knob_info_t *info, const void *field, char *text
 {
     size_t choice_bytes = 0;
     const char *choice = choice_at(info->choices, *(const int *)field, &choice_bytes);
-
     snprintf(text, bytes, "%.*s", (int)choice_bytes, choice == NULL ? "" : choice);
 }
 
@@ -301,9 +289,16 @@ static const knob_kind_t kind_of_CHOICE = {choice_parse, choice_format, choice_a
 
 const knob_info_t knob_infos[N_KNOBS] = {
 #define KNOB(kind_, field_, env_, flag_, yaml_, default_, choices_, min_, max_, unit_, help_)      \
-    [KNOB_##field_] = {.kind = KIND_NAME_##kind_, .env = env_, .flag = flag_, .yaml = yaml_,       \
-                       .default_text = default_, .choices = choices_, .unit = unit_,               \
-                       .help = help_, .min = min_, .max = max_},
+    [KNOB_##field_] = {.kind = KIND_NAME_##kind_,                                                  \
+                       .env = env_,                                                                \
+                       .flag = flag_,                                                              \
+                       .yaml = yaml_,                                                              \
+                       .default_text = default_,                                                   \
+                       .choices = choices_,                                                        \
+                       .unit = unit_,                                                              \
+                       .help = help_,                                                              \
+                       .min = min_,                                                                \
+                       .max = max_},
 #include "base/knobs.def"
 #undef KNOB
 };
@@ -362,7 +357,6 @@ static void *field_of(config_t *config, enum knob_id id)
 static const char *env_value(const char *const *env, const char *name)
 {
     size_t name_bytes = strlen(name);
-
     for (; *env != NULL; env++) {
         if (strncmp(*env, name, name_bytes) == 0 && (*env)[name_bytes] == '=') {
             const char *value = *env + name_bytes + 1;
@@ -378,8 +372,8 @@ static const knob_kind_t *kind_of(const knob_info_t *info)
         const char *name;
         const knob_kind_t *kind;
     } kinds[] = {
-        {KIND_NAME_BOOL, &kind_of_BOOL}, {KIND_NAME_INT, &kind_of_INT},
-        {KIND_NAME_BYTES, &kind_of_BYTES}, {KIND_NAME_REAL, &kind_of_REAL},
+        {KIND_NAME_BOOL, &kind_of_BOOL},     {KIND_NAME_INT, &kind_of_INT},
+        {KIND_NAME_BYTES, &kind_of_BYTES},   {KIND_NAME_REAL, &kind_of_REAL},
         {KIND_NAME_CHOICE, &kind_of_CHOICE},
     };
 
@@ -397,12 +391,11 @@ hvd_status_t knob_parse(const knob_info_t *info, const char *said_as, const char
     const knob_kind_t *kind = kind_of(info);
     hvd_status_t status = kind->parse(info, text, field);
     char allowed[256];
-
     if (status == HVD_INVALID_ARGUMENT) {
-        kind->allowed(info, allowed, sizeof(allowed));
+        kind->allowed(info, allowed, sizeof allowed);
         return fail(err, status, "%s is \"%.*s\", but must be %s%s%s (%s); correct it or unset it",
-                    said_as, SHOWN_VALUE_BYTES, text, allowed,
-                    info->unit[0] != '\0' ? ", in " : "", info->unit, info->help);
+                    said_as, SHOWN_VALUE_BYTES, text, allowed, info->unit[0] != '\0' ? ", in " : "",
+                    info->unit, info->help);
     }
     if (status != HVD_OK) {
         return fail(err, status, "no memory for the value of %s", said_as);
@@ -414,7 +407,6 @@ static hvd_status_t load_knob(config_t *config, enum knob_id id, const char *con
 {
     const knob_info_t *info = &knob_infos[id];
     const char *from_env = env_value(env, info->env);
-
     config->origin[id] = from_env != NULL ? FROM_ENVIRONMENT : FROM_DEFAULT;
     return knob_parse(info, info->env, from_env != NULL ? from_env : info->default_text,
                       field_of(config, id), err);
@@ -439,7 +431,6 @@ size_t edit_distance(const char *a, const char *b)
 {
     size_t row[LONGEST_NAME + 1];
     size_t a_bytes = strlen(a), b_bytes = strlen(b);
-
     if (b_bytes > LONGEST_NAME) {
         return SIZE_MAX;
     }
@@ -464,7 +455,6 @@ static void keep_nearer(const char *name, const char *candidate, size_t *distanc
                         const char **nearest)
 {
     size_t other = edit_distance(name + NAME_PREFIX_BYTES, candidate + NAME_PREFIX_BYTES);
-
     if (other < *distance) {
         *distance = other;
         *nearest = candidate;
@@ -476,7 +466,6 @@ static const char *nearest_name(const char *name)
 {
     const char *nearest = NULL;
     size_t distance = (strlen(name) - NAME_PREFIX_BYTES) / 3 + 1; // a third may be wrong
-
     for (size_t i = 0; i < N_KNOBS; i++) {
         keep_nearer(name, knob_infos[i].env, &distance, &nearest);
     }
@@ -517,7 +506,6 @@ static void warn_if_unknown(const char *entry, int64_t local_rank, const log_t *
     log_level_t level = local_rank == 0 ? LOG_WARN : LOG_DEBUG;
     char name[LONGEST_NAME + 1];
     size_t name_bytes = strcspn(entry, "=");
-
     if (strncmp(entry, NAME_PREFIX, NAME_PREFIX_BYTES) != 0 || name_bytes > LONGEST_NAME) {
         return;
     }
@@ -540,7 +528,6 @@ hvd_status_t config_load(config_t *config, const char *const *env, const log_t *
 {
     config_t loaded = {0};
     hvd_status_t status = HVD_OK;
-
     if (env == NULL) {
         env = (const char *const *)environ;
     }

@@ -37,7 +37,6 @@ static void watch_forks(void)
 void fd_not_for_children(int fd)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-
     pthread_once(&once, watch_forks);
     if (fd >= 0 && fd < MAX_MARKED) {
         atomic_fetch_or(&marked[fd / WORD_BITS], UINT64_C(1) << fd % WORD_BITS);

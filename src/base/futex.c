@@ -17,7 +17,6 @@ void futex_wait(atomic_uint *word, unsigned expected, uint64_t deadline_ns)
 {
     struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / NS_PER_S),
                                 .tv_nsec = (long)(deadline_ns % NS_PER_S)};
-
     syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected,
             deadline_ns == NEVER_NS ? NULL : &deadline, NULL, FUTEX_BITSET_MATCH_ANY);
 }

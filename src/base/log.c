@@ -44,7 +44,6 @@ static size_t put_time(char *line, size_t room)
 {
     struct timespec now;
     struct tm parts;
-
     clock_gettime(CLOCK_REALTIME, &now);
     if (localtime_r(&now.tv_sec, &parts) == NULL) {
         return 0;
@@ -59,12 +58,11 @@ static size_t put_head(const log_t *log, log_level_t level, const char *componen
 {
     char rank[16] = "-";
     size_t len = log->hide_time ? 0 : put_time(line, room);
-
     if (log->rank >= 0) {
-        snprintf(rank, sizeof(rank), "%d", log->rank);
+        snprintf(rank, sizeof rank, "%d", log->rank);
     }
-    int wanted = snprintf(line + len, room - len, "[%s]<%s> %s: ", rank, component,
-                          level_names[level]);
+    int wanted =
+        snprintf(line + len, room - len, "[%s]<%s> %s: ", rank, component, level_names[level]);
     return len + written(wanted, room - len);
 }
 
@@ -87,10 +85,9 @@ static void write_stderr(const char *line, size_t bytes)
 void log_write(const log_t *log, log_level_t level, const char *component, const char *format, ...)
 {
     char line[LINE_BYTES];
-    size_t room = sizeof(line) - 1; // one byte is kept for the newline
+    size_t room = sizeof line - 1; // one byte is kept for the newline
     int saved_errno = errno;
     va_list args;
-
     size_t len = put_head(log, level, component, line, room);
     va_start(args, format);
     len += written(vsnprintf(line + len, room - len, format, args), room - len);

@@ -29,14 +29,14 @@ static inline uint64_t mix(uint64_t a, uint64_t b)
 static inline uint64_t load_64(const uint8_t *bytes)
 {
     uint64_t word;
-    memcpy(&word, bytes, sizeof(word));
+    memcpy(&word, bytes, sizeof word);
     return le64toh(word);
 }
 
 static inline uint64_t load_32(const uint8_t *bytes)
 {
     uint32_t word;
-    memcpy(&word, bytes, sizeof(word));
+    memcpy(&word, bytes, sizeof word);
     return le32toh(word);
 }
 
@@ -46,7 +46,6 @@ uint64_t hash_bytes(const void *data, size_t bytes, uint64_t seed)
     size_t left = bytes;
     uint64_t state = seed ^ MIX_A;
     uint64_t low = 0, high = 0;
-
     for (; left > 16; left -= 16, next += 16) {
         state = mix(load_64(next) ^ MIX_B, load_64(next + 8) ^ state);
     }
@@ -75,7 +74,6 @@ static inline size_t home_of(const map_t *map, uint64_t hash)
 static map_slot_t *find_slot(const map_t *map, uint64_t hash, const void *key, size_t key_bytes)
 {
     size_t mask = map->n_slots - 1;
-
     for (size_t i = home_of(map, hash);; i = (i + 1) & mask) {
         map_slot_t *slot = &map->slots[i];
         if (slot->value == NULL || (slot->hash == hash && slot->key_bytes == key_bytes &&
@@ -88,8 +86,7 @@ static map_slot_t *find_slot(const map_t *map, uint64_t hash, const void *key, s
 static bool map_grow(map_t *map)
 {
     map_t bigger = {.n_slots = MAX(map->n_slots * 2, SMALLEST_MAP_SLOTS), .n_used = map->n_used};
-
-    bigger.slots = calloc(bigger.n_slots, sizeof(*bigger.slots));
+    bigger.slots = calloc(bigger.n_slots, sizeof *bigger.slots);
     if (bigger.slots == NULL) {
         return false;
     }
@@ -136,7 +133,6 @@ bool map_put(map_t *map, uint64_t hash, const void *key, size_t key_bytes, void 
 static void close_hole(map_t *map, size_t hole)
 {
     size_t mask = map->n_slots - 1;
-
     for (size_t i = (hole + 1) & mask; map->slots[i].value != NULL; i = (i + 1) & mask) {
         size_t from_home = (i - home_of(map, map->slots[i].hash)) & mask;
         if (from_home >= ((i - hole) & mask)) {

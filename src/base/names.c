@@ -28,10 +28,12 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[HVD_N_DTYPES] = {
-    [HVD_UINT8] = {"uint8", 1},     [HVD_INT8] = {"int8", 1},       [HVD_UINT16] = {"uint16", 2},
-    [HVD_INT16] = {"int16", 2},     [HVD_INT32] = {"int32", 4},     [HVD_INT64] = {"int64", 8},
-    [HVD_FLOAT16] = {"float16", 2}, [HVD_FLOAT32] = {"float32", 4}, [HVD_FLOAT64] = {"float64", 8},
-    [HVD_BOOL] = {"bool", 1},       [HVD_BFLOAT16] = {"bfloat16", 2},
+    [HVD_UINT8] = {"uint8", 1},       [HVD_INT8] = {"int8", 1},
+    [HVD_UINT16] = {"uint16", 2},     [HVD_INT16] = {"int16", 2},
+    [HVD_INT32] = {"int32", 4},       [HVD_INT64] = {"int64", 8},
+    [HVD_FLOAT16] = {"float16", 2},   [HVD_FLOAT32] = {"float32", 4},
+    [HVD_FLOAT64] = {"float64", 8},   [HVD_BOOL] = {"bool", 1},
+    [HVD_BFLOAT16] = {"bfloat16", 2},
 };
 
 static const char *name_at(const char *const *names, unsigned n_names, unsigned index)

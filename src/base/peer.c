@@ -34,7 +34,6 @@ static size_t read_file(const char *path, char *text, size_t bytes)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     size_t len = 0;
     ssize_t n = 0;
-
     while (fd >= 0 && len < bytes - 1 && (n = read(fd, text + len, bytes - 1 - len)) > 0) {
         len += (size_t)n;
     }
@@ -50,7 +49,6 @@ static bool read_process(int pid, process_t *process_p)
 {
     char path[48];
     char text[1024];
-
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     if (read_file(path, text, sizeof text) == 0) {
         return false;
@@ -77,7 +75,6 @@ peer_id_t peer_of_self(const char *host)
     peer_id_t self = {.pid = (int)getpid()};
     process_t process;
     struct stat space;
-
     snprintf(self.host, sizeof self.host, "%s", host);
     if (stat("/proc/self/ns/pid", &space) == 0) {
         self.space = (uint64_t)space.st_ino;
@@ -92,7 +89,6 @@ uint64_t peer_oom_kills(void)
 {
     static const char key[] = "\noom_kill ";
     char text[16 * 1024];
-
     read_file("/proc/vmstat", text, sizeof text);
     const char *at = strstr(text, key);
     return at != NULL ? strtoull(at + sizeof key - 1, NULL, 10) : 0;
@@ -113,7 +109,6 @@ static void describe_end(const peers_t *peers, const process_t *process, char *t
 {
     int code = process->exit_code;
     int signal = code & 0x7f;
-
     if (signal == SIGKILL && peer_oom_kills() > peers->n_oom_kills) {
         snprintf(text, PEER_TEXT_BYTES,
                  "its process was killed by signal 9, most likely by the kernel's OOM killer: "
@@ -144,21 +139,18 @@ static bool has_ended(const process_t *process)
 bool process_is_stopped(int pid)
 {
     process_t process;
-
     return read_process(pid, &process) && (process.state == 'T' || process.state == 't');
 }
 
 bool process_is_ending(int pid)
 {
     process_t process;
-
     return read_process(pid, &process) && has_ended(&process);
 }
 
 bool peer_is_gone(const peers_t *peers, int rank)
 {
     process_t process;
-
     return is_visible(peers, rank) &&
            (!read_process(peers->of[rank].pid, &process) ||
             process.started != peers->of[rank].started || has_ended(&process));
@@ -189,14 +181,12 @@ static const char *words_for(char state)
 const char *process_state(int pid)
 {
     process_t process;
-
     return read_process(pid, &process) ? words_for(process.state) : "";
 }
 
 const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES])
 {
     process_t process;
-
     text[0] = '\0';
     if (!is_visible(peers, rank)) {
         return text;

@@ -43,7 +43,6 @@ void secret_free(void *memory, size_t bytes)
 hvd_status_t random_bytes(void *memory, size_t bytes, err_t *err)
 {
     uint8_t *next = memory;
-
     while (bytes > 0) {
         ssize_t got = getrandom(next, bytes, 0);
         if (got < 0 && errno != EINTR) {

@@ -20,7 +20,6 @@ typedef struct status_row {
 static const status_row_t *status_row(hvd_status_t status)
 {
     static const status_row_t unknown = {"unknown status", "unknown status", "", HVD_SCOPE_JOB};
-
     switch (status) {
 #define STATUS(code, reach, sentence, try_this)                                                    \
     case code: {                                                                                   \
@@ -60,21 +59,19 @@ static void err_set(err_t *err, hvd_status_t status, const char *reason, const c
 {
     char text[HVD_TEXT_BYTES];
     size_t reason_bytes = strlen(reason);
-    size_t room = sizeof(text) - MIN(reason_bytes, sizeof(text) / 2);
-
+    size_t room = sizeof text - MIN(reason_bytes, sizeof text / 2);
     // On truncation the reason is kept and the sentence is cut.
     int wanted = vsnprintf(text, room, format, args);
     size_t len = wanted < 0 ? 0 : MIN((size_t)wanted, room - 1);
 
-    snprintf(text + len, sizeof(text) - len, "%s", reason);
-    memcpy(err->text, text, sizeof(text));
+    snprintf(text + len, sizeof text - len, "%s", reason);
+    memcpy(err->text, text, sizeof text);
     err->status = status;
 }
 
 hvd_status_t fail(err_t *err, hvd_status_t status, const char *format, ...)
 {
     va_list args;
-
     if (err != NULL) {
         va_start(args, format);
         err_set(err, status, "", format, args);
@@ -88,9 +85,8 @@ hvd_status_t fail_errno(err_t *err, int code, const char *format, ...)
     hvd_status_t status = code == ENOMEM ? HVD_NO_MEMORY : HVD_SYSTEM;
     char described[128], reason[160];
     va_list args;
-
     if (err != NULL) {
-        snprintf(reason, sizeof(reason), ": %s", strerror_r(code, described, sizeof(described)));
+        snprintf(reason, sizeof reason, ": %s", strerror_r(code, described, sizeof described));
         va_start(args, format);
         err_set(err, status, reason, format, args);
         va_end(args);

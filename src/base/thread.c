@@ -14,7 +14,6 @@
 int thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), void *arg)
 {
     sigset_t all, before;
-
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = pthread_create(thread_p, NULL, run, arg);
@@ -28,7 +27,6 @@ int thread_start(pthread_t *thread_p, const char *name, void *(*run)(void *), vo
 hvd_status_t thread_failed(err_t *err, int code, const char *what)
 {
     struct rlimit limit;
-
     if (code != EAGAIN || getrlimit(RLIMIT_NPROC, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
         return fail_errno(err, code,
                           "cannot start %s; look at the limit of processes (pids.max of a control "

@@ -22,7 +22,7 @@
 
 #if PY_VERSION_HEX < 0x030a0000 // what Python 3.9 lacks
 #define Py_TPFLAGS_DISALLOW_INSTANTIATION 0
-#define PyModule_AddObjectRef(module, name, value) \
+#define PyModule_AddObjectRef(module, name, value)                                                 \
     PyModule_AddObject(module, name, (Py_INCREF(value), value))
 
 static inline PyObject *Py_NewRef(PyObject *object)
@@ -60,12 +60,14 @@ typedef struct job {
 } job_t;
 
 // Around calls that may block: others may run meanwhile, but the context stays.
-#define CORE_ENTER(job) \
-    (job)->n_inside++;  \
+// clang-format off
+#define CORE_ENTER(job)                                                                            \
+    (job)->n_inside++;                                                                             \
     Py_BEGIN_ALLOW_THREADS
-#define CORE_LEAVE(job)  \
-    Py_END_ALLOW_THREADS \
+#define CORE_LEAVE(job)                                                                            \
+    Py_END_ALLOW_THREADS                                                                           \
     (job)->n_inside--;
+// clang-format on
 
 #define CORE_JOBS 256
 // What Python knows as the number of a process set is job << CORE_SET_BITS | set.
@@ -74,9 +76,9 @@ typedef struct job {
 typedef struct core {
     job_t jobs[CORE_JOBS]; // [0]: the one of init()
     uint64_t n_lives;
-    pid_t pid;           // who called init; a forked child must not touch the contexts
-    flight_t *dropped;   // in flight, but nobody holds the handle
-    PyObject *package;   // folder of the package: frames below it are not the user's
+    pid_t pid;         // who called init; a forked child must not touch the contexts
+    flight_t *dropped; // in flight, but nobody holds the handle
+    PyObject *package; // folder of the package: frames below it are not the user's
     PyObject *internal_error;
     PyObject *not_initialized_error;
     PyTypeObject *handle_type;

@@ -30,7 +30,6 @@ static int channel_init(PyObject *self, PyObject *args, PyObject *keywords)
     const char *secret;
     Py_ssize_t secret_bytes;
     static char *names[] = {"fd", "is_server", "secret", NULL};
-
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "ipy#", names, &fd, &is_server, &secret,
                                      &secret_bytes)) {
         return -1;
@@ -41,8 +40,8 @@ static int channel_init(PyObject *self, PyObject *args, PyObject *keywords)
     }
     char text[HVD_TEXT_BYTES] = "";
     hvd_channel_t *channel = NULL;
-    hvd_status_t status = hvd_channel_open(fd, is_server != 0, (const uint8_t *)secret, &channel,
-                                           text, sizeof text);
+    hvd_status_t status =
+        hvd_channel_open(fd, is_server != 0, (const uint8_t *)secret, &channel, text, sizeof text);
     if (status != HVD_OK) {
         raise_lost(status, text);
         return -1;

@@ -57,8 +57,7 @@ static void flight_free(flight_t *flight)
 
 static flight_t *flight_new(PyObject *inputs, PyObject *outputs, int n_tensors, int n_outputs)
 {
-    flight_t *flight =
-        calloc(1, sizeof *flight + (size_t)n_outputs * sizeof flight->outputs[0]);
+    flight_t *flight = calloc(1, sizeof *flight + (size_t)n_outputs * sizeof flight->outputs[0]);
     if (flight == NULL) {
         PyErr_NoMemory();
         return NULL;
@@ -352,8 +351,10 @@ static PyObject *submit(hvd_request_t *request, const objects_t *objects)
         return NULL;
     }
     if (averages_bools(request)) {
-        return core_raise(HVD_INVALID_ARGUMENT, "The average of bool is not supported; use Sum, "
-                          "Min or Max, or numbers.", "");
+        return core_raise(HVD_INVALID_ARGUMENT,
+                          "The average of bool is not supported; use Sum, "
+                          "Min or Max, or numbers.",
+                          "");
     }
     if (core.dropped != NULL) {
         core_sweep_dropped();
@@ -498,8 +499,7 @@ static bool bring_home(handle_t *handle, double timeout_s)
     if (handle->state != IN_FLIGHT) {
         return true;
     }
-    if (of_this_life(handle) && !has_ended(handle) &&
-        !wait_until_ended(handle, timeout_s)) {
+    if (of_this_life(handle) && !has_ended(handle) && !wait_until_ended(handle, timeout_s)) {
         return false;
     }
     if (handle->state == IN_FLIGHT) { // another thread may have waited too

@@ -114,8 +114,8 @@ static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     int dtype_number, reduce, process_set, always_slow, passes;
     double prescale, postscale;
     if (!PyArg_ParseTuple(args, "OOOO(Uiiidd)pi", &name, &dtype, &strided, &slow, &full_name,
-                          &dtype_number, &reduce, &process_set, &prescale, &postscale,
-                          &always_slow, &passes)) {
+                          &dtype_number, &reduce, &process_set, &prescale, &postscale, &always_slow,
+                          &passes)) {
         return NULL;
     }
     const char *text = PyUnicode_AsUTF8AndSize(full_name, NULL);

@@ -115,10 +115,10 @@ static PyObject *in_place_start(PyObject *object, PyObject *const *args, Py_ssiz
     if (read_request(self, args, name, &request)) {
         return core_submit_in_place(&request, args[ARG_TENSOR]);
     }
-    return PyObject_CallFunctionObjArgs(
-        self->slow, args[ARG_TENSOR], args[ARG_AVERAGE], args[ARG_NAME], args[ARG_REDUCE],
-        args[ARG_ROOT], args[ARG_PRESCALE], args[ARG_POSTSCALE], args[ARG_PROCESS_SET],
-        args[ARG_WAITS], NULL);
+    return PyObject_CallFunctionObjArgs(self->slow, args[ARG_TENSOR], args[ARG_AVERAGE],
+                                        args[ARG_NAME], args[ARG_REDUCE], args[ARG_ROOT],
+                                        args[ARG_PRESCALE], args[ARG_POSTSCALE],
+                                        args[ARG_PROCESS_SET], args[ARG_WAITS], NULL);
 }
 
 // InPlace(op, reduce, prefix, dtypes, strided, slow)

@@ -194,10 +194,10 @@ static PyObject *open_job(PyObject *module, PyObject *env)
         number++;
     }
     if (core_context() == NULL || !PyTuple_Check(env) || number == CORE_JOBS) {
-        return PyErr_Occurred() ? NULL
-                                : PyErr_Format(PyExc_ValueError,
-                                               "open() takes a tuple, for at most %d groups",
-                                               CORE_JOBS - 1);
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_ValueError, "open() takes a tuple, for at most %d groups",
+                                  CORE_JOBS - 1);
     }
     Py_ssize_t n = PyTuple_Size(env);
     const char **variables = calloc((size_t)n + 1, sizeof *variables);
@@ -273,13 +273,13 @@ static PyObject *health(PyObject *module, PyObject *unused)
 
 // --- Who am I ------------------------------------------------------------------------------------
 
-#define QUESTION(name)                                                 \
-    static PyObject *name(PyObject *module, PyObject *unused)          \
-    {                                                                  \
-        (void)module;                                                  \
-        (void)unused;                                                  \
-        hvd_ctx_t *ctx = core_context();                               \
-        return ctx != NULL ? PyLong_FromLong(hvd_##name(ctx)) : NULL;  \
+#define QUESTION(name)                                                                             \
+    static PyObject *name(PyObject *module, PyObject *unused)                                      \
+    {                                                                                              \
+        (void)module;                                                                              \
+        (void)unused;                                                                              \
+        hvd_ctx_t *ctx = core_context();                                                           \
+        return ctx != NULL ? PyLong_FromLong(hvd_##name(ctx)) : NULL;                              \
     }
 
 QUESTION(rank)
@@ -538,16 +538,11 @@ static bool make_names(void)
         PyObject **name_p;
         const char *text;
     } names[] = {
-        {&core.s_data_ptr, "data_ptr"},
-        {&core.s_shape, "shape"},
-        {&core.s_f_back, "f_back"},
-        {&core.s_co_filename, "co_filename"},
-        {&core.s_grad, "grad"},
-        {&core.s_dtype, "dtype"},
-        {&core.s_is_cpu, "is_cpu"},
-        {&core.s_is_contiguous, "is_contiguous"},
-        {&core.s_layout, "layout"},
-        {&core.s_process_set_id, "process_set_id"},
+        {&core.s_data_ptr, "data_ptr"}, {&core.s_shape, "shape"},
+        {&core.s_f_back, "f_back"},     {&core.s_co_filename, "co_filename"},
+        {&core.s_grad, "grad"},         {&core.s_dtype, "dtype"},
+        {&core.s_is_cpu, "is_cpu"},     {&core.s_is_contiguous, "is_contiguous"},
+        {&core.s_layout, "layout"},     {&core.s_process_set_id, "process_set_id"},
         {&core.s_f_lasti, "f_lasti"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

@@ -34,8 +34,8 @@ PyObject *core_rendezvous_start(PyObject *module, PyObject *args)
     }
     char text[HVD_TEXT_BYTES] = "";
     hvd_rendezvous_t *server = NULL;
-    hvd_status_t status = hvd_rendezvous_start(address, port, (const uint8_t *)secret, &server,
-                                               text, sizeof text);
+    hvd_status_t status =
+        hvd_rendezvous_start(address, port, (const uint8_t *)secret, &server, text, sizeof text);
     if (status != HVD_OK) {
         return core_raise(status, text, "");
     }

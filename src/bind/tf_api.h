@@ -38,12 +38,25 @@ typedef struct tf_text {
 
 // Numbers of TF_DataType and TF_Code; they are part of TensorFlow's file formats and never change.
 enum {
-    TF_FLOAT = 1, TF_DOUBLE = 2, TF_INT32 = 3, TF_UINT8 = 4, TF_INT16 = 5, TF_INT8 = 6,
-    TF_INT64 = 9, TF_BOOL = 10, TF_BFLOAT16 = 14, TF_UINT16 = 17, TF_HALF = 19,
+    TF_FLOAT = 1,
+    TF_DOUBLE = 2,
+    TF_INT32 = 3,
+    TF_UINT8 = 4,
+    TF_INT16 = 5,
+    TF_INT8 = 6,
+    TF_INT64 = 9,
+    TF_BOOL = 10,
+    TF_BFLOAT16 = 14,
+    TF_UINT16 = 17,
+    TF_HALF = 19,
 };
 enum {
-    TF_OK = 0, TF_UNKNOWN = 2, TF_INVALID_ARGUMENT = 3, TF_RESOURCE_EXHAUSTED = 8,
-    TF_FAILED_PRECONDITION = 9, TF_ABORTED = 10,
+    TF_OK = 0,
+    TF_UNKNOWN = 2,
+    TF_INVALID_ARGUMENT = 3,
+    TF_RESOURCE_EXHAUSTED = 8,
+    TF_FAILED_PRECONDITION = 9,
+    TF_ABORTED = 10,
 };
 
 typedef void *(*tf_create_fn)(TF_OpKernelConstruction *construction);
@@ -64,8 +77,7 @@ typedef void (*tf_shape_fn)(TF_ShapeInferenceContext *context, TF_Status *status
     X(void, OpDefinitionBuilderAddInput, (TF_OpDefinitionBuilder *, const char *spec))             \
     X(void, OpDefinitionBuilderAddOutput, (TF_OpDefinitionBuilder *, const char *spec))            \
     X(void, OpDefinitionBuilderSetIsStateful, (TF_OpDefinitionBuilder *, bool))                    \
-    X(void, OpDefinitionBuilderSetShapeInferenceFunction,                                          \
-      (TF_OpDefinitionBuilder *, tf_shape_fn))                                                     \
+    X(void, OpDefinitionBuilderSetShapeInferenceFunction, (TF_OpDefinitionBuilder *, tf_shape_fn)) \
     X(void, RegisterOpDefinition, (TF_OpDefinitionBuilder *, TF_Status *))                         \
     X(TF_ShapeHandle *, NewShapeHandle, (void))                                                    \
     X(void, DeleteShapeHandle, (TF_ShapeHandle *))                                                 \

@@ -19,7 +19,7 @@ typedef enum tf_output {
 } tf_output_t;
 
 typedef struct tf_collective {
-    const char *name;  // of the operation in TensorFlow
+    const char *name; // of the operation in TensorFlow
     hvd_op_t op;
     tf_output_t output;
     bool grouped;      // "tensors: num_tensors * T" instead of "tensor: T"

@@ -46,11 +46,16 @@ static int code_of(hvd_status_t status)
         hvd_status_t status;
         int code;
     } rows[] = {
-        {HVD_INVALID_ARGUMENT, TF_INVALID_ARGUMENT}, {HVD_DUPLICATE_NAME, TF_INVALID_ARGUMENT},
-        {HVD_UNKNOWN_SET, TF_INVALID_ARGUMENT},      {HVD_NOT_MEMBER, TF_INVALID_ARGUMENT},
-        {HVD_MISMATCH, TF_FAILED_PRECONDITION},      {HVD_JOINED, TF_FAILED_PRECONDITION},
-        {HVD_NOT_INITIALIZED, TF_FAILED_PRECONDITION}, {HVD_FORKED, TF_FAILED_PRECONDITION},
-        {HVD_UNSUPPORTED, TF_ABORTED},               {HVD_NO_MEMORY, TF_RESOURCE_EXHAUSTED},
+        {HVD_INVALID_ARGUMENT, TF_INVALID_ARGUMENT},
+        {HVD_DUPLICATE_NAME, TF_INVALID_ARGUMENT},
+        {HVD_UNKNOWN_SET, TF_INVALID_ARGUMENT},
+        {HVD_NOT_MEMBER, TF_INVALID_ARGUMENT},
+        {HVD_MISMATCH, TF_FAILED_PRECONDITION},
+        {HVD_JOINED, TF_FAILED_PRECONDITION},
+        {HVD_NOT_INITIALIZED, TF_FAILED_PRECONDITION},
+        {HVD_FORKED, TF_FAILED_PRECONDITION},
+        {HVD_UNSUPPORTED, TF_ABORTED},
+        {HVD_NO_MEMORY, TF_RESOURCE_EXHAUSTED},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (rows[i].status == status) {
@@ -88,17 +93,17 @@ typedef struct collective_kernel {
     const tf_collective_t *row;
     hvd_request_t request; // everything that is the same in each run
     int tf_dtype;
-    char *name;            // NULL: by order of submission
+    char *name; // NULL: by order of submission
 } collective_kernel_t;
 
 static const struct {
     int tf;
     hvd_dtype_t hvd;
 } dtypes[] = {
-    {TF_UINT8, HVD_UINT8},     {TF_INT8, HVD_INT8},         {TF_UINT16, HVD_UINT16},
-    {TF_INT16, HVD_INT16},     {TF_INT32, HVD_INT32},       {TF_INT64, HVD_INT64},
-    {TF_HALF, HVD_FLOAT16},    {TF_FLOAT, HVD_FLOAT32},     {TF_DOUBLE, HVD_FLOAT64},
-    {TF_BOOL, HVD_BOOL},       {TF_BFLOAT16, HVD_BFLOAT16},
+    {TF_UINT8, HVD_UINT8},  {TF_INT8, HVD_INT8},         {TF_UINT16, HVD_UINT16},
+    {TF_INT16, HVD_INT16},  {TF_INT32, HVD_INT32},       {TF_INT64, HVD_INT64},
+    {TF_HALF, HVD_FLOAT16}, {TF_FLOAT, HVD_FLOAT32},     {TF_DOUBLE, HVD_FLOAT64},
+    {TF_BOOL, HVD_BOOL},    {TF_BFLOAT16, HVD_BFLOAT16},
 };
 
 static hvd_dtype_t dtype_from_tf(int tf_dtype)
@@ -232,7 +237,7 @@ typedef struct job {
     TF_OpKernelContext *context;
     hvd_ctx_t *ctx;
     tf_done_t done;
-    TF_Status *status;     // of calls to TensorFlow
+    TF_Status *status; // of calls to TensorFlow
     int n;
     hvd_tensor_t *tensors; // these four have n elements and lie behind the job
     TF_Tensor **inputs;    // NULL where the output took its buffer over
@@ -257,7 +262,7 @@ static job_t *job_new(const collective_kernel_t *kernel, TF_OpKernelContext *con
     job->tensors = (hvd_tensor_t *)(job + 1);
     job->inputs = (TF_Tensor **)(job->tensors + n);
     job->outputs = job->inputs + n;
-    job->shapes = (int64_t(*)[HVD_MAX_DIMS])(job->outputs + n);
+    job->shapes = (int64_t (*)[HVD_MAX_DIMS])(job->outputs + n);
     return job;
 }
 
@@ -303,8 +308,8 @@ static bool prepare_output(job_t *job, int i)
     int forwarded = -1;
     tf_api.DeleteTensor(job->inputs[i]);
     job->inputs[i] = NULL;
-    job->outputs[i] = tf_api.ForwardInputOrAllocateOutput(
-        job->context, &i, 1, i, tensor->shape, tensor->n_dims, &forwarded, job->status);
+    job->outputs[i] = tf_api.ForwardInputOrAllocateOutput(job->context, &i, 1, i, tensor->shape,
+                                                          tensor->n_dims, &forwarded, job->status);
     if (!went_well(job)) {
         return false;
     }

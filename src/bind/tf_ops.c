@@ -207,8 +207,8 @@ static void describe_own(TF_OpDefinitionBuilder *builder, const tf_collective_t 
     }
 }
 
-static bool register_operation(TF_OpDefinitionBuilder *builder, tf_shape_fn shape,
-                               const char *name, TF_Status *status)
+static bool register_operation(TF_OpDefinitionBuilder *builder, tf_shape_fn shape, const char *name,
+                               TF_Status *status)
 {
     tf_api.OpDefinitionBuilderSetIsStateful(builder, true);
     tf_api.OpDefinitionBuilderSetShapeInferenceFunction(builder, shape);

@@ -38,7 +38,6 @@ static uint64_t deadline_of(double timeout_s)
 static const boot_way_t *find_way(const config_t *config)
 {
     const boot_way_t *const *way = ways;
-
     while (!(*way)->looks_right(config)) {
         way++;
     }
@@ -48,7 +47,6 @@ static const boot_way_t *find_way(const config_t *config)
 void boot_describe(const config_t *config, const char **way_p, const char **launcher_p)
 {
     const boot_way_t *way = find_way(config);
-
     *way_p = way->name;
     *launcher_p = way->launcher;
 }
@@ -56,7 +54,6 @@ void boot_describe(const config_t *config, const char **way_p, const char **laun
 static hvd_status_t enter(boot_t *boot, const boot_job_t *job, uint64_t deadline_ns, err_t *err)
 {
     char name[32], who[96];
-
     snprintf(name, sizeof name, "rank/%d", job->rank);
     snprintf(who, sizeof who, "host %.64s, pid %d", boot_host_name(job->host), (int)getpid());
     return kv_enter(boot->meeting.client, name, who, deadline_ns, &boot->turn, err);
@@ -69,7 +66,6 @@ hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job
     const boot_way_t *way = find_way(config);
     boot_job_t job = {0};
     hvd_status_t status;
-
     boot_t *boot = calloc(1, sizeof *boot);
     if (boot == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
@@ -117,7 +113,6 @@ hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, s
     uint64_t deadline_ns = deadline_of(boot->timeout_s);
     char prefix[192], key[208];
     hvd_status_t status;
-
     if (boot->meeting.client == NULL) {
         return exchange_alone(value, bytes, values, lengths, storage, err);
     }
@@ -148,7 +143,6 @@ static void say_goodbye(boot_t *boot)
     buf_t storage = {0};
     size_t bytes;
     char key[48];
-
     snprintf(key, sizeof key, "goodbye/%d", boot->rank);
     hvd_status_t status = kv_put(client, key, key, strlen(key), deadline_ns, NULL);
     if (boot->rank != 0) {
@@ -182,7 +176,6 @@ void boot_close(boot_t *boot)
 void boot_place(boot_job_t *job, const int *host_of)
 {
     int local_rank = 0, local_size = 0, cross_rank = 0, cross_size = 0;
-
     for (int r = 0; r < job->size; r++) {
         local_size += host_of[r] == host_of[job->rank];
         local_rank += host_of[r] == host_of[job->rank] && r < job->rank;

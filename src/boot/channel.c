@@ -30,7 +30,6 @@ static hvd_status_t make_hello(hvd_channel_t *channel, err_t *err)
 {
     hello_t hello = {.role = HELLO_CHANNEL, .encrypted = 1};
     hvd_status_t status = random_bytes(hello.nonce, sizeof hello.nonce, err);
-
     if (status == HVD_OK) {
         memcpy(hello.job, secure_keys_job(channel->keys), sizeof hello.job);
         hello_encode(&hello, channel->hello);
@@ -44,7 +43,6 @@ hvd_status_t hvd_channel_open(int fd, bool is_server, const uint8_t secret[32],
     err_t err = {0};
     hvd_status_t status;
     hvd_channel_t *channel = calloc(1, sizeof *channel);
-
     if (channel == NULL) {
         return err_export(&err, HVD_NO_MEMORY, text, text_bytes);
     }
@@ -89,7 +87,6 @@ static hvd_status_t check_hello(const hvd_channel_t *channel, err_t *err)
 {
     hello_t hello;
     hvd_status_t status = hello_decode(channel->hello, &hello, err);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -104,7 +101,6 @@ static hvd_status_t check_hello(const hvd_channel_t *channel, err_t *err)
 static hvd_status_t shake(hvd_channel_t *channel, err_t *err)
 {
     hvd_status_t status = HVD_OK;
-
     if (channel->secure == NULL) {
         TRY(move_hello(channel, err), out);
         if (channel->is_server) {
@@ -124,7 +120,6 @@ hvd_status_t hvd_channel_shake(hvd_channel_t *channel, char *text, size_t text_b
 {
     err_t err = {0};
     hvd_status_t status = channel->is_open ? HVD_OK : shake(channel, &err);
-
     return status < 0 ? err_export(&err, status, text, text_bytes) : status;
 }
 
@@ -139,7 +134,6 @@ int64_t hvd_channel_send(hvd_channel_t *channel, const void *data, size_t bytes,
                          size_t text_bytes)
 {
     err_t err = {0};
-
     if (!channel->is_open) {
         return refuse_early(text, text_bytes);
     }
@@ -152,7 +146,6 @@ int64_t hvd_channel_recv(hvd_channel_t *channel, void *data, size_t bytes, char 
                          size_t text_bytes)
 {
     err_t err = {0};
-
     if (!channel->is_open) {
         return refuse_early(text, text_bytes);
     }

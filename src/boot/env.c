@@ -143,7 +143,6 @@ static hvd_status_t read_secret_fd(int fd, uint64_t deadline_ns, uint8_t secret[
 {
     char text[SECRET_DIGITS];
     hvd_status_t status = HVD_OK;
-
     ssize_t n = fcntl(fd, F_GETFD) < 0 ? -1 : read_until(fd, text, sizeof text, deadline_ns);
     if (n < 0) {
         status = fail_errno(err, errno,
@@ -191,7 +190,6 @@ static hvd_status_t check_place(const config_t *config, const place_t *place, in
     const char *rank_name = knob_infos[place->rank_id].env,
                *size_name = knob_infos[place->size_id].env;
     bool has_rank = is_set(config, place->rank_id), has_size = is_set(config, place->size_id);
-
     if (has_rank != has_size) {
         return fail(err, HVD_INVALID_ARGUMENT, "%s is set but %s is not; " HOW_TO_START,
                     has_rank ? rank_name : size_name, has_rank ? size_name : rank_name);
@@ -254,7 +252,6 @@ static hvd_status_t env_find(const config_t *config, uint64_t deadline_ns, boot_
     bool has_local = alone || is_set(config, KNOB_local_rank);
     bool has_cross = alone || is_set(config, KNOB_cross_rank);
     hvd_status_t status;
-
     TRY(check_places(config, err), out);
     job->rank = (int)config->rank;
     job->size = (int)config->size;
@@ -274,7 +271,6 @@ static hvd_status_t env_join(const boot_way_t *way, const config_t *config, uint
                              boot_job_t *job, meeting_t *meeting, err_t *err)
 {
     hvd_status_t status;
-
     (void)way;
     TRY(env_find(config, deadline_ns, job, err), out);
     if (job->size > 1) {

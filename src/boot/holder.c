@@ -23,12 +23,10 @@ static uint64_t listener_at(const char *table, int port)
     FILE *file = fopen(table, "re");
     char line[512];
     uint64_t found = 0;
-
     while (file != NULL && found == 0 && fgets(line, sizeof line, file) != NULL) {
         unsigned at, state;
         uint64_t number;
-        if (sscanf(line,
-                   " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*s %*s %" SCNu64,
+        if (sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*s %*s %" SCNu64,
                    &at, &state, &number) == 3 &&
             at == (unsigned)port && state == STATE_LISTEN) {
             found = number;
@@ -45,7 +43,6 @@ static bool has_socket(const char *pid, const char *wanted)
     char path[64], link[320], target[64];
     const struct dirent *entry;
     bool found = false;
-
     snprintf(path, sizeof path, "/proc/%.16s/fd", pid);
     DIR *folder = opendir(path);
     while (folder != NULL && !found && (entry = readdir(folder)) != NULL) {
@@ -63,7 +60,6 @@ static bool has_socket(const char *pid, const char *wanted)
 static void read_name(const char *pid, char name[32])
 {
     char path[64];
-
     snprintf(path, sizeof path, "/proc/%.16s/comm", pid);
     FILE *file = fopen(path, "re");
     if (file == NULL || fgets(name, 32, file) == NULL) {
@@ -80,7 +76,6 @@ void boot_port_holder(int port, char *text, size_t bytes)
     uint64_t number = listener_at("/proc/net/tcp", port);
     const struct dirent *entry;
     char wanted[64], name[32];
-
     text[0] = '\0';
     number = number != 0 ? number : listener_at("/proc/net/tcp6", port);
     DIR *processes = number != 0 ? opendir("/proc") : NULL;

@@ -42,7 +42,6 @@ void boot_host_identity(const config_t *config, char text[256])
     static const char *const memory_paths[] = {"/dev/shm/.", "/proc/self/ns/mnt", "/"};
     char kernel[65];
     struct stat seen = {0};
-
     if (!read_line("/proc/sys/kernel/random/boot_id", kernel, sizeof kernel) &&
         gethostname(kernel, sizeof kernel) != 0) {
         snprintf(kernel, sizeof kernel, "unknown");

@@ -84,7 +84,6 @@ static hvd_status_t open_socket(kv_client_t *client, const struct addrinfo *at,
     char host[NI_MAXHOST] = "?", service[NI_MAXSERV] = "?";
     int on = 1, code = 0;
     socklen_t code_bytes = sizeof code;
-
     getnameinfo(at->ai_addr, at->ai_addrlen, host, sizeof host, service, sizeof service,
                 NI_NUMERICHOST | NI_NUMERICSERV);
     client->fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -112,7 +111,6 @@ static hvd_status_t say_hello(kv_client_t *client, uint8_t bytes[HELLO_BYTES], e
 {
     hello_t hello = {.role = HELLO_KV, .encrypted = 1};
     hvd_status_t status = random_bytes(hello.nonce, sizeof hello.nonce, err);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -155,7 +153,6 @@ static hvd_status_t connect_to(kv_client_t *client, const struct addrinfo *at, u
 {
     uint8_t hello[HELLO_BYTES];
     hvd_status_t status;
-
     TRY(open_socket(client, at, deadline_ns, err), undo);
     TRY(say_hello(client, hello, err), undo);
     TRY(secure_new(client->keys, client->fd, false, hello, &client->secure, err), undo);
@@ -183,7 +180,6 @@ static hvd_status_t connect_name(kv_client_t *client, const char *name, int port
     hvd_status_t status = HVD_PEER_LOST;
     char service[16];
     err_t err;
-
     snprintf(service, sizeof service, "%d", port);
     int found = getaddrinfo(name, service, &hints, &list);
     if (found != 0) {
@@ -209,7 +205,6 @@ static hvd_status_t connect_pass(kv_client_t *client, const char *addresses, int
     const char *at = addresses;
     hvd_status_t status = HVD_PEER_LOST;
     char name[NI_MAXHOST];
-
     while (*at != '\0' && status != HVD_OK) {
         size_t skip = strspn(at, ", ");
         size_t len = strcspn(at + skip, ", ");
@@ -249,7 +244,6 @@ hvd_status_t kv_connect(const char *addresses, int port, const uint8_t secret[32
     err_t kept = {.status = HVD_OK};
     kv_client_t *client = calloc(1, sizeof *client);
     hvd_status_t status;
-
     if (client == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for the connection to the rendezvous server");
     }
@@ -340,7 +334,6 @@ static hvd_status_t recv_answer(kv_client_t *client, uint64_t deadline_ns, buf_t
     uint8_t head[KV_FRAME_HEAD_BYTES];
     size_t bytes;
     hvd_status_t status;
-
     TRY(recv_exactly(client, head, sizeof head, deadline_ns, err), out);
     TRY(kv_decode_head(head, KV_ANSWER_LIMIT, &bytes, err), out);
     buf_clear(storage);
@@ -365,7 +358,6 @@ static hvd_status_t ask(kv_client_t *client, const kv_request_t *request, uint64
                         buf_t *storage, kv_code_t *code_p, reader_t *body_p, err_t *err)
 {
     hvd_status_t status;
-
     if (!kv_key_is_valid(request->key, request->key_bytes) ||
         request->value_bytes > KV_VALUE_LIMIT) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -417,7 +409,6 @@ hvd_status_t kv_put(kv_client_t *client, const char *key, const void *value, siz
     buf_t answer = {0};
     kv_code_t code;
     reader_t body;
-
     request.value = value;
     request.value_bytes = bytes;
     hvd_status_t status = ask(client, &request, deadline_ns, &answer, &code, &body, err);
@@ -434,7 +425,6 @@ hvd_status_t kv_get(kv_client_t *client, const char *key, uint64_t deadline_ns, 
     kv_request_t request = request_of(KV_GET, key, deadline_ns);
     kv_code_t code;
     reader_t body;
-
     hvd_status_t status = ask(client, &request, deadline_ns, storage, &code, &body, err);
     if (status != HVD_OK) {
         return status;
@@ -468,7 +458,6 @@ static hvd_status_t fail_gather(const kv_request_t *request, uint64_t started_ns
     kv_missing_t missing;
     char text[HVD_TEXT_BYTES / 2];
     kv_left_t left;
-
     if (code == KV_DIFFERS) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "this rank was started in a job of %u ranks, others in one of "
@@ -491,8 +480,8 @@ static hvd_status_t fail_gather(const kv_request_t *request, uint64_t started_ns
                 "waited %.1f s for rank%s %s of %u at step \"%.*s\"; look for the first "
                 "error in the output of these ranks, or raise HOROVOD_START_TIMEOUT",
                 (double)(clock_ns() - started_ns) / (double)NS_PER_S,
-                missing.n_missing == 1 ? "" : "s", text, request->n,
-                (int)request->key_bytes, request->key);
+                missing.n_missing == 1 ? "" : "s", text, request->n, (int)request->key_bytes,
+                request->key);
 }
 
 hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t deadline_ns,
@@ -502,7 +491,6 @@ hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t 
     uint64_t started_ns = clock_ns();
     kv_code_t code;
     reader_t body;
-
     char last = request.key_bytes > 0 ? prefix[request.key_bytes - 1] : '0';
     if (n < 1 || (unsigned)n > KV_GATHER_LIMIT || (last >= '0' && last <= '9')) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -528,7 +516,6 @@ hvd_status_t kv_enter(kv_client_t *client, const char *name, const char *who, ui
     buf_t answer = {0};
     kv_code_t code;
     reader_t body;
-
     request.wait_ms = MIN(request.wait_ms, ENTER_WAIT_MS);
     request.value = (const uint8_t *)who;
     request.value_bytes = MIN(strlen(who), KV_WHO_LIMIT);

@@ -28,7 +28,6 @@ bool kv_key_split(const char *key, size_t bytes, size_t *prefix_bytes_p, uint32_
 {
     size_t at = bytes;
     uint64_t number = 0;
-
     while (at > 0 && is_digit(key[at - 1])) {
         at--;
     }
@@ -62,7 +61,6 @@ hvd_status_t kv_decode_request(const void *body, size_t bytes, kv_request_t *req
 {
     reader_t r = reader_of(body, bytes);
     kv_request_t request;
-
     request.op = get_u8(&r);
     request.wait_ms = get_u32(&r);
     request.n = get_u32(&r);
@@ -144,7 +142,6 @@ void kv_encode_missing(buf_t *out, const kv_missing_t *missing)
 hvd_status_t kv_decode_missing(reader_t *r, kv_missing_t *missing_p, err_t *err)
 {
     kv_missing_t missing = {0};
-
     missing.n_missing = get_u32(r);
     missing.n_ranges = get_u8(r);
     r->bad |= missing.n_missing > KV_GATHER_LIMIT || missing.n_ranges > N_ELEMENTS(missing.ranges);
@@ -166,7 +163,6 @@ void kv_missing_format(const kv_missing_t *missing, char *text, size_t bytes)
 {
     size_t len = 0;
     uint32_t n_named = 0;
-
     text[0] = '\0';
     for (unsigned i = 0; i < missing->n_ranges; i++) {
         uint32_t first = missing->ranges[i].first, last = missing->ranges[i].last;
@@ -197,7 +193,6 @@ hvd_status_t kv_decode_left(reader_t *r, kv_left_t *left_p, err_t *err)
     kv_left_t left = {.number = get_u32(r)};
     size_t bytes = reader_left(r);
     const uint8_t *who = get_bytes(r, bytes);
-
     if (r->bad || bytes > KV_WHO_LIMIT || memchr(who, '\0', bytes) != NULL) {
         return fail(err, HVD_PROTOCOL, "the rendezvous server's word of who left makes no sense");
     }

@@ -272,7 +272,6 @@ static bool read_request(hvd_rendezvous_t *server, conn_t *conn)
 {
     size_t body_bytes;
     err_t err;
-
     if (!read_frame_to(server, conn, KV_FRAME_HEAD_BYTES)) {
         return false;
     }
@@ -342,7 +341,6 @@ static bool read_hello(hvd_rendezvous_t *server, conn_t *conn)
 {
     hello_t hello;
     err_t err;
-
     ssize_t n =
         recv(conn->fd, conn->hello + conn->hello_len, HELLO_BYTES - conn->hello_len, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
@@ -431,7 +429,6 @@ static void admit(hvd_rendezvous_t *server, int fd)
     struct epoll_event event = {.events = EPOLLIN};
     conn_t *conn = calloc(1, sizeof *conn);
     int on = 1;
-
     if (conn == NULL) {
         close(fd);
         return;
@@ -561,7 +558,6 @@ static void *serve(void *arg)
 {
     hvd_rendezvous_t *server = arg;
     struct epoll_event events[EVENTS_AT_ONCE];
-
     for (;;) {
         int n = epoll_wait(server->epoll_fd, events, EVENTS_AT_ONCE, sleep_ms(server));
         for (int i = 0; i < n; i++) {
@@ -614,7 +610,6 @@ static hvd_status_t open_listener(hvd_rendezvous_t *server, const char *address,
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     char service[16];
     int code = EADDRNOTAVAIL;
-
     snprintf(service, sizeof service, "%d", port);
     for (size_t i = 0; i < N_ELEMENTS(hosts) && hosts[i] != NULL && server->listen_fd < 0; i++) {
         struct addrinfo *list = NULL;
@@ -666,7 +661,6 @@ static hvd_status_t open_polling(hvd_rendezvous_t *server, err_t *err)
 {
     struct epoll_event listener = {.events = EPOLLIN, .data.ptr = &server->listen_fd};
     struct epoll_event stop = {.events = EPOLLIN, .data.ptr = &server->stop_fd};
-
     server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     server->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (server->epoll_fd < 0 || server->stop_fd < 0 ||
@@ -729,7 +723,6 @@ static hvd_status_t server_open(hvd_rendezvous_t *server, const char *address, i
 {
     uint64_t seed;
     hvd_status_t status;
-
     if (port < 0 || port > 65535) {
         return fail(err, HVD_INVALID_ARGUMENT, "%d is no port number", port);
     }
@@ -752,7 +745,6 @@ hvd_status_t hvd_rendezvous_start(const char *bind_address, int port, const uint
     err_t err = {.status = HVD_OK};
     hvd_rendezvous_t *server = server_new();
     hvd_status_t status = HVD_NO_MEMORY;
-
     if (server != NULL) {
         status = server_open(server, bind_address, port, secret, &err);
     }

@@ -244,7 +244,6 @@ static void open_gates_of_key(kv_store_t *store, const char *text, size_t bytes)
     kv_gate_t *gate = gate_find(store, &key);
     size_t prefix_bytes;
     uint32_t number;
-
     if (gate != NULL) {
         gate_open(store, gate);
     }
@@ -314,7 +313,6 @@ static const entry_t *numbered_entry(const kv_store_t *store, const kv_request_t
     char text[KV_KEY_LIMIT + 8];
     char digits[8];
     size_t n_digits = 0, len = request->key_bytes;
-
     memcpy(text, request->key, len);
     do {
         digits[n_digits++] = (char)('0' + number % 10);
@@ -385,8 +383,7 @@ static bool waits_in_vain(const kv_waiter_t *waiter)
 static kv_answer_t *answer_in_vain(const kv_store_t *store, const kv_waiter_t *waiter,
                                    const kv_request_t *request)
 {
-    return waiter->is_late ? answer_late(store, request)
-                           : answer_left(&waiter->lease->crew->first);
+    return waiter->is_late ? answer_late(store, request) : answer_left(&waiter->lease->crew->first);
 }
 
 // Whoever waits at the same gate for the sake of the same crew.
@@ -394,7 +391,6 @@ static void be_late_together(kv_store_t *store, const kv_waiter_t *waiter)
 {
     const kv_lease_t *lease = waiter->lease;
     kv_waiter_t *next;
-
     for (kv_waiter_t *other = waiter->gate->waiters; other != NULL; other = next) {
         next = other->next;
         if (other != waiter && lease != NULL && lease->crew != NULL && other->lease != NULL &&
@@ -417,7 +413,6 @@ static kv_answer_t *run_gather(kv_store_t *store, kv_waiter_t *waiter, const kv_
 {
     gate_key_t key = gate_key(store, GATE_GATHER, request->key, request->key_bytes);
     kv_gate_t *gate = gate_find(store, &key);
-
     if (gate != NULL && gate->n != request->n) {
         return answer_differs(gate->n);
     }
@@ -501,7 +496,6 @@ static kv_answer_t *run_enter(kv_store_t *store, kv_waiter_t *waiter, const kv_r
 {
     kv_lease_t *lease = lease_find(store, request);
     uint8_t turn[8];
-
     if (lease == NULL || waiter->lease != NULL) {
         return answer_code(KV_FULL);
     }
@@ -548,7 +542,6 @@ static void lease_end(kv_store_t *store, kv_lease_t *lease)
 {
     gate_key_t key = gate_key(store, GATE_NAME, lease->name, lease->name_bytes);
     kv_gate_t *gate = gate_find(store, &key);
-
     lease->holder = NULL;
     if (gate != NULL) {
         gate_open(store, gate);

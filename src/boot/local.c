@@ -24,8 +24,7 @@ static socklen_t name_of(const char *job, struct sockaddr_un *name)
     *name = (struct sockaddr_un){.sun_family = AF_UNIX};
     // The first byte stays zero: that makes it abstract.
     int bytes = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "hvd-%u-%016llx",
-                         (unsigned)geteuid(),
-                         (unsigned long long)hash_bytes(job, strlen(job), 0));
+                         (unsigned)geteuid(), (unsigned long long)hash_bytes(job, strlen(job), 0));
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)bytes);
 }
 
@@ -33,7 +32,6 @@ static bool is_same_user(int fd)
 {
     struct ucred peer;
     socklen_t bytes = sizeof peer;
-
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
@@ -58,7 +56,6 @@ static hvd_status_t listen_at(const char *job, uint64_t deadline_ns, int *fd_p, 
     struct sockaddr_un name;
     socklen_t bytes = name_of(job, &name);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
     if (fd < 0) {
         return fail_errno(err, errno, "cannot make a local socket");
     }
@@ -102,7 +99,6 @@ hvd_status_t local_give(const char *job, const char *card, int n_others, uint64_
 {
     int listener = -1, n_given = 0;
     hvd_status_t status = listen_at(job, deadline_ns, &listener, err);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -128,7 +124,6 @@ static int connect_once(const char *job)
     struct sockaddr_un name;
     socklen_t bytes = name_of(job, &name);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
     if (fd >= 0 && connect(fd, (struct sockaddr *)&name, bytes) != 0) {
         close(fd);
         fd = -1;
@@ -140,7 +135,6 @@ static int connect_once(const char *job)
 static bool read_card(int fd, uint64_t deadline_ns, char card[CARD_BYTES])
 {
     size_t len = 0;
-
     while (len < CARD_BYTES - 1 && wait_readable(fd, deadline_ns)) {
         ssize_t n = read(fd, card + len, CARD_BYTES - 1 - len);
         if (n == 0 || (n < 0 && errno != EINTR)) {
@@ -155,7 +149,6 @@ static bool read_card(int fd, uint64_t deadline_ns, char card[CARD_BYTES])
 hvd_status_t local_take(const char *job, uint64_t deadline_ns, char card[CARD_BYTES], err_t *err)
 {
     bool taken = false;
-
     while (!taken) {
         int fd = connect_once(job);
         if (fd >= 0 && !is_same_user(fd)) {

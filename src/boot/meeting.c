@@ -35,7 +35,6 @@ void card_encode(const card_t *card, char text[CARD_BYTES])
 {
     static const char digits[] = "0123456789abcdef";
     size_t len = MARK_BYTES;
-
     memcpy(text, CARD_MARK, MARK_BYTES);
     for (size_t i = 0; i < SECRET_BYTES; i++) {
         text[len++] = digits[card->secret[i] >> 4];
@@ -50,7 +49,6 @@ static bool addresses_are_valid(const char *text)
     static const char letters[] = "0123456789abcdefghijklmnopqrstuvwxyz"
                                   "ABCDEFGHIJKLMNOPQRSTUVWXYZ.:-_%,";
     size_t bytes = strlen(text);
-
     return bytes > 0 && strspn(text, letters) == bytes && text[0] != ',' &&
            text[bytes - 1] != ',' && strstr(text, ",,") == NULL;
 }
@@ -58,7 +56,6 @@ static bool addresses_are_valid(const char *text)
 static bool decode(const char *text, card_t *card)
 {
     char port[8];
-
     if (strncmp(text, CARD_MARK, MARK_BYTES) != 0) {
         return false;
     }
@@ -87,7 +84,6 @@ hvd_status_t card_decode(const char *text, card_t *card_p, err_t *err)
 {
     card_t card = {.port = 0};
     bool ok = decode(text, &card);
-
     if (ok) {
         *card_p = card;
     }
@@ -110,7 +106,6 @@ void card_keep(const char text[CARD_BYTES], int size)
 {
     int fd = memfd_create(KEPT_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     kept_t kept = {.size = size};
-
     if (fd < 0) {
         return;
     }
@@ -127,7 +122,6 @@ static bool read_kept(int fd, char text[CARD_BYTES], int *size_p)
     kept_t kept;
     bool ok = (fcntl(fd, F_GET_SEALS) & SEALS) == SEALS &&
               pread(fd, &kept, sizeof kept, 0) == (ssize_t)sizeof kept;
-
     if (ok) {
         kept.text[sizeof kept.text - 1] = '\0';
         snprintf(text, CARD_BYTES, "%s", kept.text);
@@ -142,7 +136,6 @@ bool card_find_kept(char text[CARD_BYTES], int *size_p)
     DIR *folder = opendir("/proc/self/fd");
     const struct dirent *entry;
     bool found = false;
-
     while (folder != NULL && !found && (entry = readdir(folder)) != NULL) {
         char target[64];
         int fd;
@@ -165,7 +158,6 @@ static hvd_status_t list_addresses(const config_t *config, card_t *card, err_t *
     tcp_iface_t ifaces[TCP_MAX_ADDRS];
     size_t len = 0;
     int n = 0;
-
     hvd_status_t status = tcp_list_ifaces(config->iface, ifaces, &n, err);
     for (int i = 0; status == HVD_OK && i < n; i++) {
         char ip[INET6_ADDRSTRLEN] = "";
@@ -181,9 +173,8 @@ static hvd_status_t list_addresses(const config_t *config, card_t *card, err_t *
 hvd_status_t meeting_host_at(const card_t *card, meeting_t *meeting, err_t *err)
 {
     char text[HVD_TEXT_BYTES] = "";
-    hvd_status_t status = hvd_rendezvous_start("*", card->port, card->secret, &meeting->server,
-                                               text, sizeof text);
-
+    hvd_status_t status =
+        hvd_rendezvous_start("*", card->port, card->secret, &meeting->server, text, sizeof text);
     if (status != HVD_OK) {
         return fail(err, status, "rank 0 cannot host the rendezvous of the job: %.800s", text);
     }
@@ -195,7 +186,6 @@ hvd_status_t meeting_host(const config_t *config, card_t *card_p, meeting_t *mee
 {
     card_t card = {.port = (int)config->rendezvous_port};
     hvd_status_t status;
-
     TRY(list_addresses(config, &card, err), out);
     TRY(random_bytes(card.secret, sizeof card.secret, err), out);
     TRY(meeting_host_at(&card, meeting, err), out);
@@ -222,7 +212,6 @@ hvd_status_t meeting_again(uint64_t deadline_ns, boot_job_t *job, meeting_t *mee
     char text[CARD_BYTES];
     card_t card = {.port = 0};
     hvd_status_t status = HVD_OK;
-
     *met_before_p = card_find_kept(text, &job->size);
     if (*met_before_p) {
         TRY(card_decode(text, &card, err), out);

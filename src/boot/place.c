@@ -15,7 +15,6 @@
 bool place_parse(const char *text, int max, int *value_p)
 {
     int value = 0;
-
     if (text[0] == '\0') {
         return false;
     }
@@ -33,7 +32,6 @@ static hvd_status_t read_number(const boot_way_t *way, const config_t *config, e
                                 int max, int *value_p, err_t *err)
 {
     const char *text = config->seen[var], *name = launch_var_names[var];
-
     if (text == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "this process looks launched by %s, but %s is not set; start every rank with "
@@ -56,7 +54,6 @@ static hvd_status_t read_pair(const boot_way_t *way, const config_t *config,
 {
     int rank = 0, size = 0;
     hvd_status_t status;
-
     TRY(read_number(way, config, rank_var, max, &rank, err), out);
     TRY(read_number(way, config, size_var, max, &size, err), out);
     if (rank >= size) {
@@ -80,7 +77,6 @@ hvd_status_t place_read(const boot_way_t *way, const config_t *config, const pla
                         boot_job_t *job, err_t *err)
 {
     hvd_status_t status;
-
     job->local_rank = job->local_size = job->cross_rank = job->cross_size = -1;
     TRY(read_pair(way, config, vars->rank, vars->size, MAX_RANKS, &job->rank, &job->size, err),
         out);

@@ -102,7 +102,6 @@ static hvd_status_t send_line(const pmi_t *pmi, const char *cmd, const char *lin
 static hvd_status_t receive_line(pmi_t *pmi, const char *cmd, err_t *err)
 {
     size_t len = 0;
-
     for (;;) {
         if (!wait_fd(pmi, POLLIN)) {
             return fail_late(pmi, cmd, err);
@@ -131,7 +130,6 @@ static hvd_status_t ask(pmi_t *pmi, const char *cmd, const char *fields, const c
 {
     char line[PMI1_LINE_LIMIT];
     hvd_status_t status;
-
     int bytes = snprintf(line, sizeof line, "cmd=%s%s\n", cmd, fields);
     TRY(send_line(pmi, cmd, line, (size_t)bytes, err), out);
     TRY(receive_line(pmi, cmd, err), out);
@@ -151,7 +149,6 @@ static hvd_status_t demand(pmi_t *pmi, const char *cmd, const char *fields, cons
                            err_t *err)
 {
     hvd_status_t status = ask(pmi, cmd, fields, answer, err);
-
     if (status == HVD_OK && !pmi1_succeeded(&pmi->line)) {
         status = fail(err, HVD_PROTOCOL, "rank %d: the process manager (PMI_FD=%d) refused \"%s\"",
                       pmi->rank, pmi->fd, cmd);
@@ -167,8 +164,8 @@ static hvd_status_t get_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
     snprintf(fields, sizeof fields, " kvsname=%s key=" CARD_KEY, pmi->kvsname);
     hvd_status_t status = ask(pmi, "get", fields, "get_result", err);
 
-    if (status == HVD_OK && !(pmi1_succeeded(&pmi->line) &&
-                              pmi1_value(&pmi->line, "value", text, CARD_BYTES))) {
+    if (status == HVD_OK &&
+        !(pmi1_succeeded(&pmi->line) && pmi1_value(&pmi->line, "value", text, CARD_BYTES))) {
         status = fail(err, HVD_PROTOCOL,
                       "rank %d: rank 0 left nothing with the process manager; do all ranks run the "
                       "same program, with one and the same HOROVOD_CPU_OPERATIONS?",
@@ -180,7 +177,6 @@ static hvd_status_t get_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
 static hvd_status_t put_card(pmi_t *pmi, const char *text, err_t *err)
 {
     char fields[384 + CARD_BYTES];
-
     snprintf(fields, sizeof fields, " kvsname=%s key=" CARD_KEY " value=%s", pmi->kvsname, text);
     hvd_status_t status = demand(pmi, "put", fields, "put_result", err);
     wipe(fields, sizeof fields);
@@ -191,7 +187,6 @@ static hvd_status_t put_card(pmi_t *pmi, const char *text, err_t *err)
 static hvd_status_t exchange_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
 {
     hvd_status_t status;
-
     TRY(demand(pmi, "get_my_kvsname", "", "my_kvsname", err), out);
     if (!pmi1_value(&pmi->line, "kvsname", pmi->kvsname, sizeof pmi->kvsname)) {
         return fail(err, HVD_PROTOCOL, "rank %d: the process manager names no key space",
@@ -215,7 +210,6 @@ static bool asks_true(void *library, const char *function)
     int flag = 0;
     int (*ask_mpi)(int *) = NULL;
     void *symbol = dlsym(library, function);
-
     memcpy(&ask_mpi, &symbol, sizeof symbol);
     return ask_mpi != NULL && ask_mpi(&flag) == 0 && flag != 0;
 }
@@ -225,12 +219,10 @@ static bool mpi_is_running(void)
 {
     static const char *const names[] = {"libmpi.so.12", "libmpi_abi.so.1", "libmpich.so.12"};
     bool running = false;
-
     for (size_t i = 0; i < N_ELEMENTS(names) && !running; i++) {
         void *library = dlopen(names[i], RTLD_LAZY | RTLD_NOLOAD);
         if (library != NULL) {
-            running =
-                asks_true(library, "MPI_Initialized") && !asks_true(library, "MPI_Finalized");
+            running = asks_true(library, "MPI_Initialized") && !asks_true(library, "MPI_Finalized");
             dlclose(library);
         }
     }
@@ -242,7 +234,6 @@ static bool mpi_is_running(void)
 static hvd_status_t find_fd(const config_t *config, pmi_t *pmi, err_t *err)
 {
     const char *text = config->seen[SEEN_PMI_FD];
-
     if (text == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "this process looks launched by %s, but PMI_FD is not set%s",
@@ -270,7 +261,6 @@ static hvd_status_t converse(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
 {
     bool mpi_owns = mpi_is_running();
     hvd_status_t status;
-
     if (!mpi_owns) {
         TRY(demand(pmi, "init", " pmi_version=1 pmi_subversion=1", "response_to_init", err), out);
     }
@@ -288,7 +278,6 @@ static hvd_status_t meet(const config_t *config, pmi_t *pmi, boot_job_t *job, me
     char text[CARD_BYTES] = "";
     card_t card = {.port = 0};
     hvd_status_t status;
-
     if (pmi->rank == 0) {
         TRY(meeting_host(config, &card, meeting, err), out);
         card_encode(&card, text);
@@ -310,7 +299,6 @@ static hvd_status_t pmi_join(const boot_way_t *way, const config_t *config, uint
 {
     pmi_t pmi = {.deadline_ns = deadline_ns};
     hvd_status_t status;
-
     TRY(place_read(way, config, &place_vars, job, err), out);
     pmi.rank = job->rank;
     pmi.size = job->size;

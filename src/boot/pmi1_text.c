@@ -25,7 +25,6 @@ static bool key_is(const pmi1_field_t *field, const char *key)
 static void add_word(pmi1_line_t *line, const char *word, size_t bytes)
 {
     const char *equals = memchr(word, '=', bytes);
-
     if (equals != NULL && equals != word && line->n_fields < PMI1_MAX_FIELDS) {
         size_t key_bytes = (size_t)(equals - word);
         line->fields[line->n_fields++] = (pmi1_field_t){
@@ -40,7 +39,6 @@ static void add_word(pmi1_line_t *line, const char *word, size_t bytes)
 hvd_status_t pmi1_parse(const char *text, size_t bytes, pmi1_line_t *line_p, err_t *err)
 {
     pmi1_line_t line = {.n_fields = 0};
-
     if (bytes >= PMI1_LINE_LIMIT || !is_printable(text, bytes)) {
         return fail(err, HVD_PROTOCOL, "the process manager sent a line that is not text");
     }
@@ -84,7 +82,6 @@ bool pmi1_value(const pmi1_line_t *line, const char *key, char *value, size_t by
 bool pmi1_succeeded(const pmi1_line_t *line)
 {
     char rc[16] = "0";
-
     pmi1_value(line, "rc", rc, sizeof rc);
     return strcmp(rc, "0") == 0;
 }

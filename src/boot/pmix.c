@@ -172,7 +172,6 @@ static bool did(answer_t *answer, const char *step, int code)
 static bool ask_size(const pmix_lib_t *lib, const pmix_proc_t *everyone, answer_t *answer)
 {
     pmix_value_t *value = NULL;
-
     if (!did(answer, "PMIx_Get of the job's size",
              lib->get(everyone, "pmix.job.size", NULL, 0, &value))) {
         return false;
@@ -187,7 +186,6 @@ static bool ask_size(const pmix_lib_t *lib, const pmix_proc_t *everyone, answer_
 static bool give_card(const pmix_lib_t *lib, answer_t *answer)
 {
     pmix_value_t value = {.type = PMIX_TYPE_STRING, .data.string = answer->card};
-
     return did(answer, "PMIx_Put", lib->put(PMIX_SCOPE_GLOBAL, CARD_KEY, &value)) &&
            did(answer, "PMIx_Commit", lib->commit());
 }
@@ -209,7 +207,6 @@ static bool take_card(const pmix_lib_t *lib, const pmix_proc_t *host, int timeou
         {.key = "pmix.timeout", .value = {.type = PMIX_TYPE_INT, .data.integer = timeout_s}},
     };
     pmix_value_t *value = NULL;
-
     if (!did(answer, "PMIx_Get of what rank 0 left",
              lib->get(host, CARD_KEY, info, N_ELEMENTS(info), &value))) {
         return false;
@@ -228,7 +225,6 @@ static void converse(const pmix_lib_t *lib, uint64_t deadline_ns, answer_t *answ
     uint64_t now_ns = clock_ns();
     int timeout_s = (int)((MAX(deadline_ns, now_ns) - now_ns) / NS_PER_S) + FENCE_MARGIN_S;
     pmix_proc_t me = {.rank = 0};
-
     if (!did(answer, "PMIx_Init", lib->init(&me, NULL, 0))) {
         return;
     }
@@ -264,7 +260,6 @@ static bool is_running_here(pmix_lib_t *lib)
 static void be_child(const config_t *config, uint64_t deadline_ns, int fd, answer_t *answer)
 {
     pmix_lib_t lib = {0};
-
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (load_library(config, &lib)) {
         converse(&lib, deadline_ns, answer);
@@ -304,7 +299,6 @@ _Static_assert(sizeof(answer_t) < 4096, "written to a pipe in one piece");
 static hvd_status_t fail_silent(const config_t *config, int code, err_t *err)
 {
     const char *rank = config->seen[SEEN_PMIX_RANK];
-
     if (code == ETIMEDOUT) {
         return fail(err, HVD_TIMEOUT,
                     "rank %.20s: the ranks that were started did not all call init in time, or the "
@@ -322,7 +316,6 @@ static hvd_status_t ask_by_child(const config_t *config, uint64_t deadline_ns, a
                                  err_t *err)
 {
     int ends[2];
-
     if (pipe2(ends, O_CLOEXEC) != 0) {
         return fail_errno(err, errno, "cannot make a pipe");
     }
@@ -349,7 +342,6 @@ static hvd_status_t ask_pmix(const config_t *config, uint64_t deadline_ns, answe
                              err_t *err)
 {
     pmix_lib_t lib = {0};
-
     if (is_running_here(&lib)) {
         converse(&lib, deadline_ns, answer);
         dlclose(lib.handle);
@@ -384,7 +376,6 @@ static hvd_status_t check_answer(const answer_t *answer, int rank, err_t *err)
 static hvd_status_t find_rank(const config_t *config, int *rank_p, err_t *err)
 {
     static const enum launch_var needed[] = {SEEN_PMIX_NAMESPACE, SEEN_PMIX_RANK};
-
     for (size_t i = 0; i < N_ELEMENTS(needed); i++) {
         if (config->seen[needed[i]] == NULL) {
             return fail(err, HVD_INVALID_ARGUMENT,
@@ -407,7 +398,6 @@ static hvd_status_t meet(const config_t *config, uint64_t deadline_ns, boot_job_
     answer_t answer = {.size = 0};
     card_t card = {.port = 0};
     hvd_status_t status;
-
     if (job->rank == 0) {
         TRY(meeting_host(config, &card, meeting, err), out);
         card_encode(&card, answer.card);
@@ -438,7 +428,6 @@ static hvd_status_t pmix_join(const boot_way_t *way, const config_t *config, uin
 {
     bool met_before;
     hvd_status_t status;
-
     (void)way;
     job->local_rank = job->local_size = job->cross_rank = job->cross_size = -1;
     TRY(find_rank(config, &job->rank, err), out);

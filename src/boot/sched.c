@@ -11,8 +11,8 @@
 //
 // A launcher is a row. Threads: the one that calls hvd_init.
 #define _GNU_SOURCE
-#include "boot/local.h"
 #include "boot/sched.h"
+#include "boot/local.h"
 
 #include <stdio.h>
 
@@ -70,7 +70,6 @@ static bool has_text(const char *text)
 void sched_first_host(const char *list, char *host, size_t bytes)
 {
     size_t len = 0;
-
     while (*list != '\0' && *list != ',' && len + 1 < bytes) {
         if (*list == '[') {
             size_t number_bytes = strcspn(++list, "-,]");
@@ -95,7 +94,6 @@ static bool is_loopback_name(const char *host)
 static bool is_on_one_host(const sched_t *sched, const config_t *config, const boot_job_t *job)
 {
     const char *n_hosts = seen(config, sched->n_hosts);
-
     return job->local_size == job->size || (n_hosts != NULL && strcmp(n_hosts, "1") == 0) ||
            is_loopback_name(seen(config, sched->host));
 }
@@ -105,7 +103,6 @@ static bool is_on_one_host(const sched_t *sched, const config_t *config, const b
 static void name_job(const sched_t *sched, const config_t *config, char text[JOB_TEXT_BYTES])
 {
     const char *ids[MAX_IDS];
-
     for (int i = 0; i < MAX_IDS; i++) {
         ids[i] = seen(config, sched->ids[i]);
         ids[i] = ids[i] != NULL ? ids[i] : "";
@@ -119,7 +116,6 @@ static hvd_status_t meet_on_host(const config_t *config, const char *job_text, u
     char text[CARD_BYTES] = "";
     card_t card = {.port = 0};
     hvd_status_t status;
-
     if (job->rank == 0) {
         TRY(meeting_host(config, &card, meeting, err), out);
         card_encode(&card, text);
@@ -140,7 +136,6 @@ static hvd_status_t make_card(const sched_t *sched, const config_t *config, cons
                               uint64_t deadline_ns, card_t *card, err_t *err)
 {
     const char *host = seen(config, sched->host);
-
     if (has_text(config->rendezvous_addr)) {
         snprintf(card->addresses, sizeof card->addresses, "%s", config->rendezvous_addr);
     } else if (host != NULL) {
@@ -164,7 +159,6 @@ static hvd_status_t meet_across(const sched_t *sched, const config_t *config, co
 {
     card_t card = {.port = 0};
     hvd_status_t status;
-
     if (!secret_is_given(config)) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "launched by %s, on several hosts: the ranks need a secret that all can read. "
@@ -188,7 +182,6 @@ static hvd_status_t sched_join(const boot_way_t *way, const config_t *config, ui
 {
     const sched_t *sched = scheds;
     char job_text[JOB_TEXT_BYTES];
-
     while (sched->way != way) {
         sched++;
     }

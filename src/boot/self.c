@@ -24,7 +24,5 @@ static hvd_status_t self_join(const boot_way_t *way, const config_t *config, uin
     return HVD_OK;
 }
 
-const boot_way_t boot_way_self = {.name = "self",
-                                  .launcher = "nobody",
-                                  .looks_right = self_looks_right,
-                                  .join = self_join};
+const boot_way_t boot_way_self = {
+    .name = "self", .launcher = "nobody", .looks_right = self_looks_right, .join = self_join};

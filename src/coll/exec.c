@@ -293,10 +293,9 @@ static size_t describe_head(const exec_t *exec, int32_t s, const char *doing, in
 {
     const step_t *step = step_at(exec, s);
     const state_t *state = &exec->states[s];
-    const int n =
-        snprintf(text, bytes, "%s%s rank %d: step %d, %zu of %zu bytes%s", is_first ? "" : "; ",
-                 doing, rank, s, state->done, step->bytes,
-                 state->waits_for > 0 ? ", waits for other steps" : "");
+    const int n = snprintf(text, bytes, "%s%s rank %d: step %d, %zu of %zu bytes%s",
+                           is_first ? "" : "; ", doing, rank, s, state->done, step->bytes,
+                           state->waits_for > 0 ? ", waits for other steps" : "");
     return n < 0 ? 0 : MIN((size_t)n, bytes > 0 ? bytes - 1 : 0);
 }
 

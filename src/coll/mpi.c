@@ -70,11 +70,11 @@ typedef struct cure {
 
 typedef struct abi {
     const char *name;
-    const char *libraries[3];      // file names, best first
-    enum launch_var launchers[2];  // one of them is set by launchers of such libraries
+    const char *libraries[3];           // file names, best first
+    enum launch_var launchers[2];       // one of them is set by launchers of such libraries
     int funneled, serialized, multiple; // levels of thread support
-    uintptr_t in_place, no_status; // special addresses
-    unsigned slow_ops;             // bit per operation: if large, better blocking, or cured
+    uintptr_t in_place, no_status;      // special addresses
+    unsigned slow_ops;                  // bit per operation: if large, better blocking, or cured
     cure_t cure;
     uint32_t numbers[N_CONSTANTS]; // or
     const char *symbols[N_CONSTANTS];
@@ -119,7 +119,7 @@ static const abi_t abis[] = {
 };
 
 static const constant_t type_of[HVD_N_DTYPES] = {
-    [HVD_UINT8] = UINT8, [HVD_INT8] = INT8,   [HVD_UINT16] = UINT16,  [HVD_INT16] = INT16,
+    [HVD_UINT8] = UINT8, [HVD_INT8] = INT8,   [HVD_UINT16] = UINT16, [HVD_INT16] = INT16,
     [HVD_INT32] = INT32, [HVD_INT64] = INT64, [HVD_FLOAT32] = FLOAT, [HVD_FLOAT64] = DOUBLE,
 };
 
@@ -153,14 +153,14 @@ struct mpi_plane {
     char name[256];
     handle_t constants[N_CONSTANTS];
     handle_t world, comm, request;
-    bool is_ours;  // we have initialised it
-    bool has_comm; // of our own
-    int level;     // of thread support
+    bool is_ours;         // we have initialised it
+    bool has_comm;        // of our own
+    int level;            // of thread support
     int32_t ways[N_WAYS]; // while they are compared
-    unsigned slow_ops; // those of the ABI that are not cured on all ranks
-    bool one_thread;   // some rank may call MPI from its worker only
+    unsigned slow_ops;    // those of the ABI that are not cured on all ranks
+    bool one_thread;      // some rank may call MPI from its worker only
     worker_t worker;
-    uint64_t deadline_ns; // of make_comm
+    uint64_t deadline_ns;    // of make_comm
     const coll_args_t *args; // of the collective that runs, and its memory
     const void *input;
     void *output;
@@ -189,8 +189,7 @@ struct mpi_plane {
                           handle_t comm);
     int (*Iallreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm,
                       handle_t *request_p);
-    int (*Ibcast)(void *buffer, int n, handle_t type, int root, handle_t comm,
-                  handle_t *request_p);
+    int (*Ibcast)(void *buffer, int n, handle_t type, int root, handle_t comm, handle_t *request_p);
     int (*Iallgatherv)(const void *in, int n, handle_t in_type, void *out, const int *counts,
                        const int *offsets, handle_t out_type, handle_t comm, handle_t *request_p);
     int (*Ialltoallv)(const void *in, const int *in_counts, const int *in_offsets, handle_t in_type,
@@ -214,15 +213,33 @@ static const struct {
     size_t offset;
     bool may_lack;
 } functions[] = {
-    FUNCTION(Initialized), FUNCTION(Finalized),  FUNCTION(Init_thread),
-    FUNCTION(Query_thread), FUNCTION(Finalize),  FUNCTION(Comm_rank),
-    FUNCTION(Comm_size),   FUNCTION(Comm_idup),  FUNCTION(Comm_free),
-    FUNCTION(Test),        FUNCTION(Iallreduce), FUNCTION(Comm_set_errhandler),
-    FUNCTION(Ibcast),      FUNCTION(Ialltoallv), FUNCTION(Iallgatherv),
-    FUNCTION(Ireduce_scatter), FUNCTION(Allreduce), FUNCTION(Bcast),
-    FUNCTION(Allgatherv),  FUNCTION(Alltoallv),  FUNCTION(Reduce_scatter),
-    IF_THERE(T_init_thread), IF_THERE(T_finalize), IF_THERE(T_cvar_get_index),
-    IF_THERE(T_cvar_handle_alloc), IF_THERE(T_cvar_handle_free), IF_THERE(T_cvar_write),
+    FUNCTION(Initialized),
+    FUNCTION(Finalized),
+    FUNCTION(Init_thread),
+    FUNCTION(Query_thread),
+    FUNCTION(Finalize),
+    FUNCTION(Comm_rank),
+    FUNCTION(Comm_size),
+    FUNCTION(Comm_idup),
+    FUNCTION(Comm_free),
+    FUNCTION(Test),
+    FUNCTION(Iallreduce),
+    FUNCTION(Comm_set_errhandler),
+    FUNCTION(Ibcast),
+    FUNCTION(Ialltoallv),
+    FUNCTION(Iallgatherv),
+    FUNCTION(Ireduce_scatter),
+    FUNCTION(Allreduce),
+    FUNCTION(Bcast),
+    FUNCTION(Allgatherv),
+    FUNCTION(Alltoallv),
+    FUNCTION(Reduce_scatter),
+    IF_THERE(T_init_thread),
+    IF_THERE(T_finalize),
+    IF_THERE(T_cvar_get_index),
+    IF_THERE(T_cvar_handle_alloc),
+    IF_THERE(T_cvar_handle_free),
+    IF_THERE(T_cvar_write),
 };
 
 static hvd_status_t find_symbols(mpi_plane_t *plane, err_t *err)
@@ -230,8 +247,10 @@ static hvd_status_t find_symbols(mpi_plane_t *plane, err_t *err)
     for (size_t i = 0; i < N_ELEMENTS(functions); i++) {
         void *symbol = dlsym(plane->library, functions[i].name);
         if (symbol == NULL && !functions[i].may_lack) {
-            return fail(err, HVD_UNSUPPORTED, "%s has no %s: an MPI of version 3.1 or later is "
-                        "needed", plane->name, functions[i].name);
+            return fail(err, HVD_UNSUPPORTED,
+                        "%s has no %s: an MPI of version 3.1 or later is "
+                        "needed",
+                        plane->name, functions[i].name);
         }
         memcpy((char *)plane + functions[i].offset, &symbol, sizeof symbol);
     }
@@ -269,7 +288,6 @@ static bool is_launched(const abi_t *abi, const config_t *config)
 static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err_t *err)
 {
     bool launched = false;
-
     for (size_t i = 0; i < N_ELEMENTS(abis); i++) {
         if (load(plane, &abis[i], RTLD_NOLOAD)) {
             return HVD_OK;
@@ -313,7 +331,6 @@ bool mpi_has_threads(const mpi_plane_t *plane)
 static bool blocks_are_alike(const coll_args_t *args)
 {
     size_t least = SIZE_MAX, most = 0;
-
     for (int m = 0; m < args->size; m++) {
         least = MIN(least, args->blocks[m]);
         most = MAX(most, args->blocks[m]);
@@ -325,7 +342,6 @@ bool mpi_can_run(const coll_args_t *args, size_t total_bytes)
 {
     bool reduces = args->op == HVD_ALLREDUCE || args->op == HVD_REDUCESCATTER;
     bool has_type = type_of[args->dtype] != WORLD || dtype_is_half(args->dtype);
-
     if (args->op == HVD_ALLGATHER && !blocks_are_alike(args)) {
         return false;
     }
@@ -354,7 +370,6 @@ static int run_allreduce(mpi_plane_t *plane, handle_t *request_p)
     uintptr_t in = plane->input == plane->output ? plane->abi->in_place : (uintptr_t)plane->input;
     handle_t type = plane->constants[type_of[args->dtype]];
     handle_t op = plane->constants[op_of[args->reduce]];
-
     return request_p == NULL
                ? plane->Allreduce(in, plane->output, n, type, op, plane->comm)
                : plane->Iallreduce(in, plane->output, n, type, op, plane->comm, request_p);
@@ -365,7 +380,6 @@ static int run_broadcast(mpi_plane_t *plane, handle_t *request_p)
     const coll_args_t *args = plane->args;
     handle_t byte = plane->constants[BYTE];
     int n = (int)args->bytes;
-
     if (args->member == args->root && plane->input != plane->output) {
         memcpy(plane->output, plane->input, args->bytes);
     }
@@ -408,14 +422,12 @@ static int run_reducescatter(mpi_plane_t *plane, handle_t *request_p)
     const coll_args_t *args = plane->args;
     handle_t type = plane->constants[type_of[args->dtype]];
     handle_t op = plane->constants[op_of[args->reduce]];
-    lay_out(args->blocks, plane->size, hvd_dtype_bytes(args->dtype), plane->counts,
-            plane->offsets);
+    lay_out(args->blocks, plane->size, hvd_dtype_bytes(args->dtype), plane->counts, plane->offsets);
 
-    return request_p == NULL
-               ? plane->Reduce_scatter(plane->input, plane->output, plane->counts, type, op,
-                                       plane->comm)
-               : plane->Ireduce_scatter(plane->input, plane->output, plane->counts, type, op,
-                                        plane->comm, request_p);
+    return request_p == NULL ? plane->Reduce_scatter(plane->input, plane->output, plane->counts,
+                                                     type, op, plane->comm)
+                             : plane->Ireduce_scatter(plane->input, plane->output, plane->counts,
+                                                      type, op, plane->comm, request_p);
 }
 
 static run_t *const run_of[HVD_N_OPS] = {
@@ -438,7 +450,6 @@ static void worker_look(const worker_t *w, unsigned state)
 {
     bool may_spin = atomic_load_explicit(&w->may_spin, memory_order_relaxed);
     uint64_t until_ns = may_spin ? clock_ns() + SPIN_NS : 0;
-
     while (may_spin && atomic_load(&w->state) == state && clock_ns() < until_ns) {
         cpu_relax();
     }
@@ -449,7 +460,6 @@ static void *worker_main(void *arg)
     mpi_plane_t *plane = arg;
     worker_t *w = &plane->worker;
     unsigned state;
-
     while ((state = atomic_load(&w->state)) != WORKER_ENDS) {
         if (state != WORKER_ASKED) {
             worker_look(w, state);
@@ -513,7 +523,6 @@ hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total
                        const void *input, void *output, err_t *err)
 {
     bool is_slow = total_bytes >= LARGE_BYTES && (plane->slow_ops >> args->op & 1) != 0;
-
     plane->args = args;
     plane->input = input;
     plane->output = output;
@@ -532,7 +541,6 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
     worker_t *w = &plane->worker;
     int done = 0;
     int code = 0;
-
     if (atomic_load(&w->state) != WORKER_IDLE) {
         done = worker_is_done(w);
         code = done ? w->code : 0;
@@ -553,7 +561,6 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
 static int init_thread(mpi_plane_t *plane)
 {
     int initialized = 0;
-
     plane->Initialized(&initialized);
     plane->is_ours = !initialized;
     return initialized ? plane->Query_thread(&plane->level)
@@ -563,7 +570,6 @@ static int init_thread(mpi_plane_t *plane)
 static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
 {
     int finalized = 0;
-
     plane->Finalized(&finalized);
     if (finalized) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -587,7 +593,6 @@ static hvd_status_t initialize(mpi_plane_t *plane, err_t *err)
 hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
     hvd_status_t status;
-
     if (config->encrypt == ENCRYPT_ALWAYS) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "HOROVOD_CPU_OPERATIONS is MPI, which does not encrypt tensors, but "
@@ -632,7 +637,6 @@ static bool set_variable(mpi_plane_t *plane, const char *name, int value)
 {
     int level, index, count;
     handle_t handle = 0;
-
     if (plane->T_init_thread == NULL || plane->T_init_thread(0, &level) != 0) {
         return false;
     }
@@ -652,7 +656,6 @@ static int agree_on_ways(mpi_plane_t *plane, int *done_p)
 {
     const cure_t *cure = &plane->abi->cure;
     int32_t *ways = plane->ways;
-
     ways[WAY_CURED] = plane->is_ours && cure->variable != NULL &&
                       set_variable(plane, cure->variable, cure->value);
     ways[WAY_ANY_THREAD] = plane->level >= plane->abi->serialized;
@@ -669,7 +672,6 @@ static int make_comm(mpi_plane_t *plane)
 {
     int done = 0;
     int code = plane->Comm_idup(plane->world, &plane->comm, &plane->request);
-
     code = code != 0 ? code : finish(plane, &done);
     if (code == 0 && done) {
         code = plane->Comm_set_errhandler(plane->comm, plane->constants[ERRORS_RETURN]);
@@ -682,7 +684,6 @@ static int make_comm(mpi_plane_t *plane)
 static hvd_status_t take_memory(mpi_plane_t *plane, err_t *err)
 {
     int size = plane->size;
-
     plane->counts = calloc((size_t)size * 4, sizeof *plane->counts);
     if (plane->counts == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", size);
@@ -693,11 +694,10 @@ static hvd_status_t take_memory(mpi_plane_t *plane, err_t *err)
     return HVD_OK;
 }
 
-hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
-                        bool has_spare_core, uint64_t deadline_ns, err_t *err)
+hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size, bool has_spare_core,
+                        uint64_t deadline_ns, err_t *err)
 {
     hvd_status_t status;
-
     atomic_store(&plane->worker.may_spin, has_spare_core);
     plane->world = comm != 0 ? comm : plane->constants[WORLD];
     plane->deadline_ns = deadline_ns;

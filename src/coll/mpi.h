@@ -24,8 +24,8 @@ hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 // Makes the communicator, when rank and size are known; collective over the job. `comm`: handle of
 // one that has these ranks, or 0 for all that mpirun has started. has_spare_core: for the thread of
 // the plane, which then waits awake for a while.
-hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size,
-                        bool has_spare_core, uint64_t deadline_ns, err_t *err);
+hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size, bool has_spare_core,
+                        uint64_t deadline_ns, err_t *err);
 // Finalises MPI if mpi_open has initialised it and the job ended well: it waits for the other
 // ranks, so not after a failure. A plane with a collective that never ended is left as it is. Safe
 // on NULL.

@@ -223,7 +223,7 @@ static bool is_worth_passing_cache(hvd_dtype_t dtype, const void *dst, const voi
 }
 
 void reduce_many_past_cache(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
-                          const void *const *inputs, int k, size_t n, double pre, double post)
+                            const void *const *inputs, int k, size_t n, double pre, double post)
 {
     const bool in_one_go = pre == 1.0 && (post == 1.0 || is_floating(dtype));
     if (in_one_go && is_worth_passing_cache(dtype, dst, inputs, k)) {

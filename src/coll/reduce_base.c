@@ -118,7 +118,7 @@ static inline void f16_store(char *p, lanes_f32 v)
 #define vec_stream(p, v) _mm_stream_si128((__m128i *)(p), (__m128i)(v))
 #define stream_fence() _mm_sfence()
 #else
-#define vec_stream(p, v) __builtin_memcpy((p), &(v), sizeof(v))
+#define vec_stream(p, v) __builtin_memcpy((p), &(v), sizeof v)
 #define stream_fence() ((void)0)
 #endif
 

@@ -25,7 +25,6 @@ static hvd_status_t find_branches(coord_t *coord, const int *parent, err_t *err)
 {
     int size = coord->params.size, self = coord->params.rank, n_children = 0;
     int *branch_of = coord->branch_of;
-
     for (int rank = 0; rank < size; rank++) {
         bool is_child = rank != 0 && parent[rank] == self;
         branch_of[rank] = rank == self ? 0 : is_child ? ++n_children : UNKNOWN_BRANCH;
@@ -58,9 +57,8 @@ static bool make_outboxes(coord_t *coord, const int *parent)
 {
     int self = coord->params.rank, i = 0;
     size_t n = (size_t)(coord->n_children + coord->n_parents);
-
-    coord->outboxes = calloc(MAX(n, 1), sizeof(*coord->outboxes));
-    coord->neighbours = calloc(MAX(n, 1), sizeof(*coord->neighbours));
+    coord->outboxes = calloc(MAX(n, 1), sizeof *coord->outboxes);
+    coord->neighbours = calloc(MAX(n, 1), sizeof *coord->neighbours);
     if (coord->outboxes == NULL || coord->neighbours == NULL) {
         return false;
     }
@@ -72,7 +70,7 @@ static bool make_outboxes(coord_t *coord, const int *parent)
             coord->outboxes[i++].rank = rank;
         }
     }
-    coord->fixed_bytes += n * (sizeof(*coord->outboxes) + sizeof(*coord->neighbours));
+    coord->fixed_bytes += n * (sizeof *coord->outboxes + sizeof *coord->neighbours);
     return true;
 }
 
@@ -80,7 +78,6 @@ static hvd_status_t make_global_set(coord_t *coord, err_t *err)
 {
     size_t bytes = (size_t)coord->params.size * sizeof(int);
     int *all = store_take(&coord->store, bytes);
-
     if (all == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", coord->params.size);
     }
@@ -130,7 +127,7 @@ hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *e
         return status;
     }
     size_t size = (size_t)params->size;
-    coord_t *coord = calloc(1, sizeof(*coord));
+    coord_t *coord = calloc(1, sizeof *coord);
     if (coord == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for the agreement");
     }
@@ -138,7 +135,7 @@ hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *e
     coord->branch_of = calloc(size, sizeof(int));
     coord->has_joined = calloc(size, 1);
     coord->end_text = calloc(CONTROL_MAX_TEXT_BYTES, 1);
-    coord->fixed_bytes = sizeof(*coord) + size * (sizeof(int) + 1) + CONTROL_MAX_TEXT_BYTES;
+    coord->fixed_bytes = sizeof *coord + size * (sizeof(int) + 1) + CONTROL_MAX_TEXT_BYTES;
     if (coord->branch_of == NULL || coord->has_joined == NULL || coord->end_text == NULL) {
         status = fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", params->size);
         goto free_coord;
@@ -218,7 +215,6 @@ static hvd_status_t check_signature(const coord_t *coord, const set_t *set,
 {
     const coord_signature_t *asked = &request->signature;
     bool about_sets = (int)asked->op >= (int)HVD_N_OPS;
-
     if ((unsigned)asked->op >= CONTROL_N_OPS || (unsigned)asked->dtype >= HVD_N_DTYPES ||
         (unsigned)asked->reduce >= HVD_N_REDUCES || asked->root < 0 ||
         asked->root >= coord->params.size || asked->n_tensors < 0 || asked->n_dims_words < 0 ||
@@ -253,7 +249,6 @@ static hvd_status_t check_data(const set_t *set, const coord_request_t *request,
     bool fits = request->n_sizes == n_sizes && (n_sizes == 0 || request->sizes != NULL) &&
                 request->payload_bytes == payload_bytes &&
                 (payload_bytes == 0 || request->payload != NULL) && request->tag != 0;
-
     for (int i = 0; fits && i < n_sizes; i++) {
         fits = request->sizes[i] >= 0;
     }
@@ -300,7 +295,6 @@ static hvd_status_t fail_duplicate(const coord_t *coord, const entry_t *entry, e
 static hvd_status_t submit_join(coord_t *coord, const coord_request_t *request, err_t *err)
 {
     control_line_t line = {.kind = LINE_JOIN, .rank = coord->params.rank};
-
     if (request->set != 0 || request->tag == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "join works on all ranks only, not on process set %d", request->set);
@@ -333,7 +327,6 @@ static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
                      .ranks = {coord->params.rank},
                      .payload = request->payload,
                      .payload_bytes = request->payload_bytes};
-
     if (entry->tag != 0 || entry->is_running) {
         return fail_duplicate(coord, entry, err);
     }
@@ -358,7 +351,6 @@ hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64
                           err_t *err)
 {
     hvd_status_t status;
-
     set_time(coord, now_ns);
     TRY(check_open(coord, err), done);
     if (request->signature.op == HVD_JOIN) {
@@ -393,7 +385,7 @@ static hvd_status_t submit_change(coord_t *coord, int op, const int64_t *words, 
                                   uint64_t tag, uint64_t now_ns, err_t *err)
 {
     char name[48];
-    int bytes = snprintf(name, sizeof(name), "process set change %u", coord->n_set_ops);
+    int bytes = snprintf(name, sizeof name, "process set change %u", coord->n_set_ops);
     coord_request_t request = {
         .name = name,
         .name_bytes = (size_t)bytes,
@@ -405,7 +397,6 @@ static hvd_status_t submit_change(coord_t *coord, int op, const int64_t *words, 
         .tag = tag,
     };
     hvd_status_t status = coord_submit(coord, &request, now_ns, err);
-
     coord->n_set_ops += status == HVD_OK;
     return status;
 }
@@ -413,7 +404,6 @@ static hvd_status_t submit_change(coord_t *coord, int op, const int64_t *words, 
 static hvd_status_t check_change(const coord_t *coord, err_t *err)
 {
     hvd_status_t status = check_open(coord, err);
-
     if (status == HVD_OK && !coord->params.dynamic_sets) {
         status = fail(err, HVD_STATIC_SETS,
                       "Process sets may not change after init: pass them all to init, or set "
@@ -466,7 +456,6 @@ hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64
 {
     int64_t *words;
     hvd_status_t status;
-
     TRY(check_change(coord, err), done);
     TRY(sorted_ranks(coord, ranks, n_ranks, &words, err), done);
     status = submit_change(coord, CONTROL_SET_ADD, words, n_ranks, tag, now_ns, err);
@@ -479,7 +468,6 @@ hvd_status_t coord_remove_set(coord_t *coord, int set, uint64_t tag, uint64_t no
 {
     int64_t word = set;
     hvd_status_t status;
-
     TRY(check_change(coord, err), done);
     if (set == 0) {
         return fail(err, HVD_INVALID_ARGUMENT, "the process set of all ranks cannot be removed");
@@ -498,7 +486,6 @@ hvd_status_t coord_define_set(coord_t *coord, const int *ranks, int n_ranks, int
     int64_t *words;
     int id = sets_free_id(coord);
     hvd_status_t status;
-
     TRY(sorted_ranks(coord, ranks, n_ranks, &words, err), done);
     status = sets_register(coord, id, (const int *)(const void *)(words + n_ranks), n_ranks, err);
     give_sorted(coord, words, n_ranks);
@@ -512,7 +499,6 @@ done:
 int coord_set_count(const coord_t *coord)
 {
     int n = 0;
-
     for (int id = 0; id < coord->n_set_slots; id++) {
         n += coord->sets[id] != NULL;
     }
@@ -532,7 +518,6 @@ int coord_set_id(const coord_t *coord, int index)
 const int *coord_set_ranks(const coord_t *coord, int set, int *n_p)
 {
     const set_t *found = sets_find(coord, set);
-
     if (found == NULL) {
         return NULL;
     }
@@ -578,7 +563,6 @@ void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
     const char *sentence = text != NULL ? text : hvd_status_text(cause);
     size_t bytes = MIN(strlen(sentence), CONTROL_MAX_TEXT_BYTES - 1);
     control_line_t line = {.kind = LINE_ABORT, .status = cause, .text = {sentence, bytes}};
-
     if (coord->has_ended) {
         return;
     }
@@ -615,8 +599,7 @@ static void close_frame(const coord_t *coord, outbox_t *box)
 {
     uint32_t body_bytes = (uint32_t)(box->bytes.len - box->frame_at - FRAME_HEADER_BYTES);
     uint32_t header[] = {htole32(body_bytes), htole32(coord->params.epoch)};
-
-    memcpy(box->bytes.data + box->frame_at, header, sizeof(header));
+    memcpy(box->bytes.data + box->frame_at, header, sizeof header);
     box->is_open = false;
 }
 
@@ -634,7 +617,6 @@ static void open_frame(outbox_t *box)
 buf_t *outbox_line(coord_t *coord, int neighbour)
 {
     outbox_t *box = &coord->outboxes[neighbour];
-
     if (box->is_open && box->bytes.len - box->frame_at > MAX_OPEN_FRAME_BYTES) {
         close_frame(coord, box);
     }
@@ -656,7 +638,6 @@ void outbox_to_children(coord_t *coord, const set_t *set, const void *line, size
 size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p)
 {
     outbox_t *box = &coord->outboxes[i];
-
     sequence_flush(coord);
     if (UNLIKELY(box->bytes.failed)) {
         // A line is cut in the middle: nothing more may go out, and the job must end.
@@ -673,7 +654,6 @@ size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p)
 void coord_sent(coord_t *coord, int i, size_t bytes)
 {
     outbox_t *box = &coord->outboxes[i];
-
     box->sent += MIN(bytes, box->bytes.len - box->sent);
     if (box->sent == box->bytes.len) {
         box->bytes.len = 0;
@@ -687,7 +667,6 @@ hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body
     reader_t in = reader_of(header, FRAME_HEADER_BYTES);
     size_t bytes = get_u32(&in);
     uint32_t epoch = get_u32(&in);
-
     if (bytes > FRAME_MAX_BYTES) {
         return fail(err, HVD_PROTOCOL, "a frame claims %zu bytes; at most %zu are allowed", bytes,
                     FRAME_MAX_BYTES);
@@ -726,7 +705,6 @@ size_t coord_memory(const coord_t *coord)
                    decide_memory(coord) + coord->reader.words.cap + coord->gathered.cap +
                    coord->record.cap + (size_t)coord->n_id_slots * sizeof(id_slot_t) +
                    (size_t)coord->cap_picked * sizeof(entry_t *);
-
     for (int i = 0; i < coord_n_neighbours(coord); i++) {
         bytes += coord->outboxes[i].bytes.cap;
     }

@@ -21,20 +21,20 @@ typedef struct coord coord_t;
 
 typedef struct coord_params {
     int rank, size;
-    const int *parent;          // tree: parent of every rank; -1 for rank 0. Copied.
-    uint32_t epoch;             // stamped on every frame; frames of another epoch are dropped
-    size_t fusion_bytes;        // HOROVOD_FUSION_THRESHOLD; 0: no fusion
-    size_t inline_bytes;        // allreduces whose accumulators fit ride in the lines; 0: none do
-    int cache_capacity;         // ids kept; 0: names every time
-    bool separate_groups;       // a request of several tensors is never fused with others
-    bool dynamic_sets;          // sets may be added and removed
-    uint64_t cycle_ns;          // longest wait for more tensors before a batch; 0: none
-    uint64_t stall_warn_ns;     // 0: no stall check
-    uint64_t stall_fail_ns;     // 0: never
-    uint64_t pulse_ns;          // a sign of life for tree neighbours this often; 0: none
-    uint64_t pulse_warn_ns;     // a neighbour that is silent for this long is reported
-    uint64_t pulse_fail_ns;     // and given up after this long; 0: never
-    uint64_t pulse_first_ns;    // longer for one that has not been heard yet
+    const int *parent;       // tree: parent of every rank; -1 for rank 0. Copied.
+    uint32_t epoch;          // stamped on every frame; frames of another epoch are dropped
+    size_t fusion_bytes;     // HOROVOD_FUSION_THRESHOLD; 0: no fusion
+    size_t inline_bytes;     // allreduces whose accumulators fit ride in the lines; 0: none do
+    int cache_capacity;      // ids kept; 0: names every time
+    bool separate_groups;    // a request of several tensors is never fused with others
+    bool dynamic_sets;       // sets may be added and removed
+    uint64_t cycle_ns;       // longest wait for more tensors before a batch; 0: none
+    uint64_t stall_warn_ns;  // 0: no stall check
+    uint64_t stall_fail_ns;  // 0: never
+    uint64_t pulse_ns;       // a sign of life for tree neighbours this often; 0: none
+    uint64_t pulse_warn_ns;  // a neighbour that is silent for this long is reported
+    uint64_t pulse_fail_ns;  // and given up after this long; 0: never
+    uint64_t pulse_first_ns; // longer for one that has not been heard yet
     // dst = a op b, for payloads that ride along; dst is a. dtype is that of the accumulators
     // (float32 for half types), op is never Average (Sum instead) nor Adasum.
     void (*reduce)(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b,
@@ -47,13 +47,13 @@ typedef struct coord_signature {
     hvd_op_t op;
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;
-    int root;                   // broadcast: global rank; otherwise 0
+    int root; // broadcast: global rank; otherwise 0
     double prescale, postscale;
     int n_tensors;
     // Dimensions of all tensors, one after the other: n_dims, dim, dim, ..., n_dims, dim, ...
     // The first dimension is written as -1 where it may differ between ranks (allgather, alltoall).
     const int64_t *dims;
-    int n_dims_words;           // length of dims
+    int n_dims_words; // length of dims
 } coord_signature_t;
 
 typedef struct coord_request {
@@ -68,16 +68,16 @@ typedef struct coord_request {
     // Contribution to an allreduce that rides along (see coord_rides): accumulators, prescaled.
     const void *payload;
     size_t payload_bytes;
-    uint64_t tag;               // given back with the decision; not 0
+    uint64_t tag; // given back with the decision; not 0
 } coord_request_t;
 
 typedef enum decision_kind {
-    DECIDE_RUN,         // run these entries now, as one batch
-    DECIDE_FAIL,        // the submission `tag` failed on every member; others go on
-    DECIDE_JOINED,      // all members have joined: `tag` (if any) ends with last_joined
-    DECIDE_SET_ADDED,   // the set exists now on every rank: `tag` (if any) ends with set
+    DECIDE_RUN,       // run these entries now, as one batch
+    DECIDE_FAIL,      // the submission `tag` failed on every member; others go on
+    DECIDE_JOINED,    // all members have joined: `tag` (if any) ends with last_joined
+    DECIDE_SET_ADDED, // the set exists now on every rank: `tag` (if any) ends with set
     DECIDE_SET_REMOVED,
-    DECIDE_REPORT,      // text for the log: a stall
+    DECIDE_REPORT, // text for the log: a stall
     // A tree neighbour: nothing heard from `rank` for silent_ns. HVD_IN_PROGRESS: to be reported;
     // HVD_PEER_LOST: for too long, the caller is to coord_abort(); HVD_OK: heard again. With this
     // rank's own number: it did not run for silent_ns itself.
@@ -85,12 +85,12 @@ typedef enum decision_kind {
     // Rank 0: nothing of `batch` has moved anywhere for silent_ns, which is too long, although all
     // ranks are heard; text says who waits for whom. The caller is to coord_abort().
     DECIDE_STUCK,
-    DECIDE_ENDED,       // the job is over: status HVD_SHUTDOWN, or the cause; nothing comes after
+    DECIDE_ENDED, // the job is over: status HVD_SHUTDOWN, or the cause; nothing comes after
 } decision_kind_t;
 
 // One tensor (or group) of a batch.
 typedef struct decision_entry {
-    uint64_t tag;       // 0: this rank has joined and takes part with zeros
+    uint64_t tag; // 0: this rank has joined and takes part with zeros
     const char *name;
     const coord_signature_t *signature;
     // Sizes of all members, member after member (n_sizes / members each), or NULL.
@@ -112,16 +112,16 @@ typedef struct coord_progress {
 
 // The oldest batch that runs on this rank, or below it.
 typedef struct coord_still {
-    bool is_running;      // there is one
+    bool is_running; // there is one
     uint64_t batch;
-    uint64_t least_ns;    // since something of it moved on some rank that runs it,
-    uint64_t longest_ns;  // and on that which knows what it waits for, for longest;
+    uint64_t least_ns;            // since something of it moved on some rank that runs it,
+    uint64_t longest_ns;          // and on that which knows what it waits for, for longest;
     char text[COORD_STILL_BYTES]; // what that is; "": nobody knows
 } coord_still_t;
 
 typedef struct decision {
     decision_kind_t kind;
-    uint64_t batch;     // number of the record in the log; equal on all ranks
+    uint64_t batch; // number of the record in the log; equal on all ranks
     int set;
     int n_entries;
     const decision_entry_t *entries; // DECIDE_RUN
@@ -129,7 +129,7 @@ typedef struct decision {
     int last_joined;
     hvd_status_t status;
     const char *text;
-    int rank;                         // DECIDE_SILENT, and the next two; else undefined
+    int rank; // DECIDE_SILENT, and the next two; else undefined
     uint64_t silent_ns;
     const coord_progress_t *progress; // as last heard
 } decision_t;
@@ -151,8 +151,7 @@ hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64
                            uint64_t now_ns, err_t *err);
 hvd_status_t coord_remove_set(coord_t *coord, int set, uint64_t tag, uint64_t now_ns, err_t *err);
 // A set known to all ranks before the first submission (static process sets), in the same order.
-hvd_status_t coord_define_set(coord_t *coord, const int *ranks, int n_ranks, int *id_p,
-                              err_t *err);
+hvd_status_t coord_define_set(coord_t *coord, const int *ranks, int n_ranks, int *id_p, err_t *err);
 
 // One whole frame body from a tree neighbour. An error means the neighbour is broken or hostile;
 // only coord_abort() and coord_free() make sense after it.
@@ -211,8 +210,8 @@ int coord_set_id(const coord_t *coord, int index);
 // Members in ascending order; NULL for an unknown set.
 const int *coord_set_ranks(const coord_t *coord, int set, int *n_p);
 hvd_status_t coord_has_ended(const coord_t *coord, err_t *end); // HVD_OK: it has not
-int coord_end_rank(const coord_t *coord); // who asked for the shutdown; -1: it was no shutdown
-int coord_pending(const coord_t *coord); // submissions of this rank not yet decided
+int coord_end_rank(const coord_t *coord);  // who asked for the shutdown; -1: it was no shutdown
+int coord_pending(const coord_t *coord);   // submissions of this rank not yet decided
 size_t coord_memory(const coord_t *coord); // bytes held, for the bound on memory
 
 typedef struct coord_counters {
@@ -227,11 +226,11 @@ coord_counters_t coord_counters(const coord_t *coord);
 // Whom this node waits for. Branch 0 is this rank itself, the others are what lies below each of
 // its children; a node without children waits for nobody and knows nothing.
 typedef struct coord_late {
-    int rank;           // at the top of the branch
-    int n_ranks;        // in the branch
-    uint64_t n_last;    // steps it came last in
-    uint64_t n_steps;   // of so many
-    uint64_t late_ns;   // how much later than the first, all of those steps together
+    int rank;            // at the top of the branch
+    int n_ranks;         // in the branch
+    uint64_t n_last;     // steps it came last in
+    uint64_t n_steps;    // of so many
+    uint64_t late_ns;    // how much later than the first, all of those steps together
     uint64_t elapsed_ns; // coord_latest: how long those steps took
 } coord_late_t;
 

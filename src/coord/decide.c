@@ -17,11 +17,10 @@
 verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint64_t batch, int set)
 {
     verdict_t *verdict = coord->spare;
-
     if (verdict != NULL) {
         coord->spare = verdict->next;
     } else {
-        verdict = calloc(1, sizeof(*verdict));
+        verdict = calloc(1, sizeof *verdict);
         if (verdict == NULL) {
             coord->no_memory = true;
             return NULL;
@@ -37,13 +36,12 @@ verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint64_t batch, int
 static bool verdict_grow(verdict_t *verdict)
 {
     int cap = MAX(4, verdict->cap * 2);
-    decision_entry_t *entries = realloc(verdict->entries, (size_t)cap * sizeof(*entries));
-
+    decision_entry_t *entries = realloc(verdict->entries, (size_t)cap * sizeof *entries);
     if (entries == NULL) {
         return false;
     }
     verdict->entries = entries;
-    held_t *held = realloc(verdict->held, (size_t)cap * sizeof(*held));
+    held_t *held = realloc(verdict->held, (size_t)cap * sizeof *held);
     if (held == NULL) {
         return false;
     }
@@ -57,7 +55,6 @@ static size_t keep_result(coord_t *coord, verdict_t *verdict, const void *result
 {
     buf_t *kept = &verdict->bytes;
     size_t at = (kept->len + RESULT_ALIGNMENT - 1) & ~(size_t)(RESULT_ALIGNMENT - 1);
-
     if (UNLIKELY(!buf_reserve(kept, bytes + RESULT_ALIGNMENT))) {
         coord->no_memory = true;
         return 0;
@@ -71,7 +68,6 @@ void decide_add(coord_t *coord, verdict_t *verdict, entry_t *entry, const void *
                 size_t bytes)
 {
     int i = verdict->decision.n_entries;
-
     if (i == verdict->cap && !verdict_grow(verdict)) {
         coord->no_memory = true;
         return;
@@ -108,7 +104,6 @@ void decide_text(verdict_t *verdict, const char *text, size_t bytes)
 void decide_close(coord_t *coord, verdict_t *verdict)
 {
     decision_t *decision = &verdict->decision;
-
     if (decision->kind == DECIDE_RUN) {
         decision->entries = verdict->entries;
         for (int i = 0; verdict->rides && i < decision->n_entries; i++) {
@@ -128,7 +123,6 @@ void decide_fail(coord_t *coord, uint64_t tag, uint64_t batch, hvd_status_t stat
                  const char *text, size_t text_bytes)
 {
     verdict_t *verdict = decide_open(coord, DECIDE_FAIL, batch, 0);
-
     if (verdict != NULL) {
         verdict->decision.tag = tag;
         verdict->decision.status = status;
@@ -176,7 +170,6 @@ void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 static void append_running(coord_t *coord, verdict_t *verdict)
 {
     verdict_t **link = &coord->running;
-
     while (*link != NULL) {
         link = &(*link)->next;
     }
@@ -240,9 +233,8 @@ void decide_free(coord_t *coord)
 static size_t list_bytes(const verdict_t *verdict)
 {
     size_t bytes = 0;
-
     for (; verdict != NULL; verdict = verdict->next) {
-        bytes += sizeof(*verdict) + verdict->bytes.cap +
+        bytes += sizeof *verdict + verdict->bytes.cap +
                  (size_t)verdict->cap * (sizeof(decision_entry_t) + sizeof(held_t));
     }
     return bytes;

@@ -29,7 +29,6 @@ static entry_t *entry_new(coord_t *coord, set_t *set, const char *name, size_t n
 {
     entry_t *entry = store_take(&coord->store, block_bytes_of(coord));
     char *copy = store_take(&coord->store, name_bytes + 1);
-
     if (entry == NULL || copy == NULL) {
         store_give(&coord->store, entry, block_bytes_of(coord));
         store_give(&coord->store, copy, name_bytes + 1);
@@ -51,7 +50,6 @@ static entry_t *entry_new(coord_t *coord, set_t *set, const char *name, size_t n
 static void entry_free(coord_t *coord, entry_t *entry)
 {
     set_t *set = entry->set;
-
     sig_drop(coord, entry->sig);
     sizes_drop(coord, entry->sizes);
     if (entry->is_named) {
@@ -68,7 +66,6 @@ entry_t *entry_make(coord_t *coord, set_t *set, const char *name, size_t name_by
 {
     uint64_t hash = hash_bytes(name, name_bytes, 0);
     entry_t *entry = map_get(&set->names, hash, name, name_bytes);
-
     if (entry != NULL) {
         return entry;
     }
@@ -100,7 +97,6 @@ static id_slot_t *id_slot(const coord_t *coord, uint32_t id)
 {
     uint32_t mask = coord->n_id_slots - 1;
     uint32_t i = id & mask;
-
     while (coord->ids[i].id != 0 && coord->ids[i].id != id) {
         i = (i + 1) & mask;
     }
@@ -115,8 +111,7 @@ entry_t *entry_of_id(const coord_t *coord, uint32_t id)
 static bool ids_grow(coord_t *coord)
 {
     uint32_t n_old = coord->n_id_slots, n_new = MAX(SMALLEST_ID_SLOTS, n_old * 2);
-    id_slot_t *old = coord->ids, *slots = calloc(n_new, sizeof(*slots));
-
+    id_slot_t *old = coord->ids, *slots = calloc(n_new, sizeof *slots);
     if (slots == NULL) {
         return false;
     }
@@ -136,7 +131,6 @@ static void id_remove(coord_t *coord, id_slot_t *slot)
 {
     uint32_t mask = coord->n_id_slots - 1;
     uint32_t hole = (uint32_t)(slot - coord->ids);
-
     for (uint32_t i = (hole + 1) & mask; coord->ids[i].id != 0; i = (i + 1) & mask) {
         uint32_t from_home = (i - coord->ids[i].id) & mask;
         if (from_home >= ((i - hole) & mask)) {
@@ -196,7 +190,6 @@ static int n_children_with_members(const set_t *set)
 void entry_retire_id(coord_t *coord, entry_t *entry)
 {
     uint32_t id = entry->id;
-
     entry->id = 0;
     entry->old_id = id;
     entry->n_acks = n_children_with_members(entry->set);

@@ -31,7 +31,6 @@ hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int 
     int *copy = store_take(&coord->store, (size_t)n_ranks * sizeof(int));
     hvd_status_t status;
     bool ordered = n_ranks > 0;
-
     if (copy == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for a process set of %d ranks", n_ranks);
     }
@@ -58,13 +57,12 @@ hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int 
 static void clear_set(coord_t *coord, set_t *set, uint64_t batch)
 {
     char text[256];
-
     for (size_t i = 0; i < set->names.n_slots;) {
         entry_t *entry = set->names.slots[i].value;
         size_t n_before = set->names.n_used;
         if (entry != NULL) {
             if (entry->tag != 0) {
-                int bytes = snprintf(text, sizeof(text),
+                int bytes = snprintf(text, sizeof text,
                                      "Process set %d was removed while tensor '%.100s' waited for "
                                      "other ranks. Remove a process set only after its last "
                                      "operation has finished.",
@@ -81,7 +79,6 @@ static void clear_set(coord_t *coord, set_t *set, uint64_t batch)
 void follow_set_removed(coord_t *coord, set_t *set, uint64_t batch, uint64_t tag)
 {
     int id = set->id;
-
     clear_set(coord, set, batch);
     sets_remove(coord, set);
     verdict_t *verdict = decide_open(coord, DECIDE_SET_REMOVED, batch, id);
@@ -94,7 +91,6 @@ void follow_set_removed(coord_t *coord, set_t *set, uint64_t batch, uint64_t tag
 void follow_joined(coord_t *coord, uint64_t batch, int last)
 {
     verdict_t *verdict = decide_open(coord, DECIDE_JOINED, batch, 0);
-
     if (verdict != NULL) {
         verdict->decision.tag = coord->join_tag;
         verdict->decision.last_joined = last;
@@ -107,7 +103,6 @@ void follow_joined(coord_t *coord, uint64_t batch, int last)
 void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes)
 {
     size_t kept = MIN(text_bytes, CONTROL_MAX_TEXT_BYTES - 1);
-
     memcpy(coord->end_text, text, kept);
     coord->end_text[kept] = '\0';
     coord->has_ended = true;
@@ -135,7 +130,7 @@ void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t te
 void follow_shutdown(coord_t *coord, int rank)
 {
     char text[256];
-    int bytes = snprintf(text, sizeof(text),
+    int bytes = snprintf(text, sizeof text,
                          "Horovod has been shut down. Rank %d asked all ranks to stop, so what was "
                          "still waiting cannot finish. If this was not intended, look for an "
                          "exception on that rank, or call init again to start over.",
@@ -162,7 +157,6 @@ static share_t share_of_line(const control_line_t *line)
 static hvd_status_t on_ready(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     entry_t *entry = entry_of_id(coord, line->id);
-
     if (entry == NULL) {
         coord->n_stale_lines++;
         return line->id != 0 && line->id <= coord->highest_id
@@ -203,7 +197,6 @@ static hvd_status_t on_new(coord_t *coord, int branch, const control_line_t *lin
 {
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
     coord_signature_t signatures[2];
-
     if (set == NULL) {
         coord->n_stale_lines++;
         return line->set < (uint32_t)coord->n_set_slots
@@ -245,7 +238,6 @@ static hvd_status_t on_join(coord_t *coord, int branch, const control_line_t *li
 static hvd_status_t on_evicted(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     entry_t *entry = entry_of_id(coord, line->id);
-
     (void)branch;
     (void)err;
     // Nobody waits for it any more if the name has run under another id meanwhile, or its process
@@ -370,7 +362,6 @@ static hvd_status_t follow_run(coord_t *coord, set_t *set, bool rides, verdict_t
 {
     control_run_t run;
     hvd_status_t status = HVD_OK;
-
     if (!control_next_run(&coord->reader, &run)) {
         return fail(err, HVD_PROTOCOL, "a batch ends in the middle");
     }
@@ -403,7 +394,6 @@ static hvd_status_t on_run(coord_t *coord, int branch, const control_line_t *lin
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
     verdict_t *verdict = NULL;
     hvd_status_t status = HVD_OK;
-
     (void)branch;
     if (set == NULL || line->n_items == 0) {
         return fail(err, HVD_PROTOCOL, "a batch of %d tensors for process set %u cannot be",
@@ -435,7 +425,6 @@ static hvd_status_t on_run(coord_t *coord, int branch, const control_line_t *lin
 static hvd_status_t on_error(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
-
     (void)branch;
     if (set == NULL) {
         return fail(err, HVD_PROTOCOL, "an error concerns process set %u, which does not exist",
@@ -452,7 +441,6 @@ static hvd_status_t on_error(coord_t *coord, int branch, const control_line_t *l
 static hvd_status_t on_evict(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     entry_t *entry = entry_of_id(coord, line->id);
-
     (void)branch;
     if (entry == NULL || entry->id != line->id) {
         return fail(err, HVD_PROTOCOL, "tensor id %u cannot be forgotten: it is not known",
@@ -490,7 +478,6 @@ static hvd_status_t on_set_add(coord_t *coord, int branch, const control_line_t 
 {
     entry_t *entry = entry_of_change(coord, line);
     hvd_status_t status;
-
     (void)branch;
     if (entry == NULL || line->set > INT32_MAX) {
         return fail(err, HVD_PROTOCOL, "process set %u was added without being asked for",
@@ -510,7 +497,6 @@ static hvd_status_t on_set_remove(coord_t *coord, int branch, const control_line
 {
     entry_t *entry = entry_of_change(coord, line);
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
-
     (void)branch;
     if (entry == NULL || set == NULL || set->id == 0) {
         return fail(err, HVD_PROTOCOL, "process set %u was removed without being asked for",
@@ -535,7 +521,6 @@ static hvd_status_t on_inquire(coord_t *coord, int branch, const control_line_t 
 static hvd_status_t on_report(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     verdict_t *verdict = decide_open(coord, DECIDE_REPORT, line->batch, 0);
-
     (void)branch;
     if (verdict == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for a report");
@@ -629,7 +614,6 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
     int branch = branch_of_neighbour(coord, from);
     control_line_t line;
     hvd_status_t status = HVD_OK;
-
     if (branch == -2) {
         return fail(err, HVD_PROTOCOL, "rank %d is no neighbour of rank %d in the tree", from,
                     coord->params.rank);

@@ -57,7 +57,7 @@ static inline void chain_remove(chain_t *link)
     chain_init(link);
 }
 
-#define CHAIN_OWNER(link, type, member) ((type *)(void *)((char *)(link)-offsetof(type, member)))
+#define CHAIN_OWNER(link, type, member) ((type *)(void *)((char *)(link) - offsetof(type, member)))
 
 // --- store.c ------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ static inline void chain_remove(chain_t *link)
 
 typedef struct store {
     void *free_blocks[N_BLOCK_SIZES]; // by power of two; the first word leads to the next
-    size_t held_bytes;                  // taken from the system
+    size_t held_bytes;                // taken from the system
 } store_t;
 
 void *store_take(store_t *store, size_t bytes); // NULL: no memory. Not zeroed
@@ -291,7 +291,7 @@ typedef struct span {
 typedef struct rhythm {
     span_t span, before; // of steps: this one and the last whole one
     uint64_t noted_ns;
-    int n_steps;  // in this span
+    int n_steps;   // in this span
     bool is_known; // enough of them have been seen
 } rhythm_t;
 
@@ -362,9 +362,9 @@ struct coord {
     uint64_t now_ns;
     uint64_t n_dropped_frames, n_stale_lines;
     uint64_t n_known, n_new; // submissions
-    bool no_memory;      // something could not be kept: the job must end
-    bool has_asked_stop; // this rank wants to stop
-    bool has_sent_stop;  // a request to stop went up, whoever asked
+    bool no_memory;          // something could not be kept: the job must end
+    bool has_asked_stop;     // this rank wants to stop
+    bool has_sent_stop;      // a request to stop went up, whoever asked
     bool has_ended, end_shown;
     hvd_status_t end_status;
     char *end_text; // CONTROL_MAX_TEXT_BYTES

@@ -18,11 +18,10 @@
 bool late_init(coord_t *coord)
 {
     late_t *late = &coord->late;
-
     late->step = 1;
     late->worst = -1;
-    late->branches = calloc((size_t)coord->n_children + 1, sizeof(*late->branches));
-    coord->fixed_bytes += ((size_t)coord->n_children + 1) * sizeof(*late->branches);
+    late->branches = calloc((size_t)coord->n_children + 1, sizeof *late->branches);
+    coord->fixed_bytes += ((size_t)coord->n_children + 1) * sizeof *late->branches;
     for (int rank = 0; late->branches != NULL && rank < coord->params.size; rank++) {
         if (coord->branch_of[rank] >= 0) {
             late->branches[coord->branch_of[rank]].n_ranks++;
@@ -40,7 +39,6 @@ static void close_window(coord_t *coord)
 {
     late_t *late = &coord->late;
     int worst = 0;
-
     for (int i = 0; i <= coord->n_children; i++) {
         if (late->branches[i].window_ns > late->branches[worst].window_ns) {
             worst = i;
@@ -62,7 +60,6 @@ static void close_window(coord_t *coord)
 static void close_step(coord_t *coord)
 {
     late_t *late = &coord->late;
-
     if (late->n_steps == 0) {
         late->window_since_ns = coord->now_ns;
     }
@@ -85,7 +82,6 @@ void late_note(coord_t *coord, entry_t *entry, int branch)
 {
     late_t *late = &coord->late;
     uint64_t waited_ns = coord->now_ns - MIN(entry->since_ns, coord->now_ns);
-
     if (entry->step == late->step) {
         close_step(coord);
     }

@@ -52,7 +52,6 @@ static sig_t *intern(coord_t *coord, const entry_t *entry, const coord_signature
 static void add_variant(coord_t *coord, entry_t *entry, sig_t *sig, int rank)
 {
     variant_t *lowest = &entry->variants[0], *other = &entry->variants[1];
-
     for (int i = 0; i < entry->n_variants; i++) {
         if (entry->variants[i].sig == sig && entry->variants[i].rank <= rank) {
             sig_drop(coord, sig);
@@ -120,7 +119,6 @@ static const uint8_t *fold_payloads(coord_t *coord, entry_t *entry)
     hvd_dtype_t dtype = acc_type_of(sig->view.dtype);
     size_t n = sig->payload_bytes / hvd_dtype_bytes(dtype);
     uint8_t *total = NULL;
-
     for (int part = 0; part < entry->set->n_parts; part++) {
         if (!has_share(entry, part)) {
             continue;
@@ -140,7 +138,6 @@ static void fold_zeros(coord_t *coord, entry_t *entry, const sig_t *sig, uint8_t
 {
     hvd_dtype_t dtype = acc_type_of(sig->view.dtype);
     void *zeros = payload_slot(entry, entry->set->n_parts);
-
     if (payload_op(sig) != HVD_SUM) {
         memset(zeros, 0, sig->payload_bytes);
         coord->params.reduce(dtype, payload_op(sig), total, total, zeros,
@@ -151,7 +148,6 @@ static void fold_zeros(coord_t *coord, entry_t *entry, const sig_t *sig, uint8_t
 const uint8_t *merge_result(coord_t *coord, entry_t *entry)
 {
     const sig_t *sig = entry->variants[0].sig;
-
     if (sig->payload_bytes == 0) {
         return (const uint8_t *)"";
     }
@@ -170,7 +166,6 @@ static hvd_status_t keep_sizes(coord_t *coord, entry_t *entry, const part_t *par
 {
     const set_t *set = entry->set;
     int per_member = sizes_per_member(set, &sig->view);
-
     if (entry->fresh == NULL) {
         entry->fresh = sizes_new(coord, per_member * set->n_ranks);
         if (entry->fresh == NULL) {
@@ -194,7 +189,6 @@ static const int64_t *gather_sizes(coord_t *coord, const entry_t *entry, const s
     const set_t *set = entry->set;
     size_t per_member = (size_t)all->n / (size_t)set->n_ranks;
     buf_t *out = &coord->gathered;
-
     buf_clear(out);
     for (int i = 0; i < set->n_ranks; i++) {
         if (coord->branch_of[set->ranks[i]] >= 0) {
@@ -236,7 +230,6 @@ static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
 {
     const sig_t *sig = entry->variants[0].sig;
     bool known = entry->id != 0 && sig == entry->sig && entry->n_variants == 1;
-
     if (LIKELY(known && !entry->has_zeros && !op_has(sig->op, OP_SIZED))) {
         control_put_ready(line_to_parent(coord), entry->id,
                           payload_for_line(coord, entry, share, sig), sig->payload_bytes);
@@ -270,7 +263,6 @@ static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
 static bool is_full(const entry_t *entry)
 {
     const set_t *set = entry->set;
-
     if (entry->n_have == set->n_parts) {
         return true;
     }
@@ -317,7 +309,6 @@ static hvd_status_t keep_data(coord_t *coord, entry_t *entry, int part, const sh
     const sig_t *sig = entry->variants[0].sig;
     const part_t *place = &entry->set->parts[part];
     hvd_status_t status = HVD_OK;
-
     if (sig->payload_bytes != share->payload_bytes) {
         return fail(err, HVD_PROTOCOL,
                     "%zu bytes of values came with tensor '%s' instead of %zu: "
@@ -362,7 +353,6 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
 {
     int part = entry->set->part_of[branch];
     hvd_status_t status;
-
     if (part < 0 || has_share(entry, part)) {
         return fail(err, HVD_PROTOCOL, "tensor '%s' was announced %s", entry->name,
                     part < 0 ? "by ranks outside its process set" : "twice by the same ranks");

@@ -49,7 +49,7 @@ static bool is_about_sets(const coord_signature_t *signature)
 static bool words_differ(const coord_signature_t *a, const coord_signature_t *b)
 {
     return a->n_dims_words != b->n_dims_words ||
-           memcmp(a->dims, b->dims, (size_t)a->n_dims_words * sizeof(*a->dims)) != 0;
+           memcmp(a->dims, b->dims, (size_t)a->n_dims_words * sizeof *a->dims) != 0;
 }
 
 static bool sets_differ(const coord_signature_t *a, const coord_signature_t *b)
@@ -72,12 +72,11 @@ static void describe_count(const coord_signature_t *signature, int tensor, char 
 static void describe_numbers(const int64_t *numbers, int64_t n, char text[VALUE_BYTES])
 {
     size_t len = (size_t)snprintf(text, VALUE_BYTES, "[");
-
     for (int64_t i = 0; i < n; i++) {
         const char *comma = i > 0 ? ", " : "";
         char number[24];
         // A dimension that may differ between ranks is not shown.
-        snprintf(number, sizeof(number), numbers[i] < 0 ? "*" : "%lld", (long long)numbers[i]);
+        snprintf(number, sizeof number, numbers[i] < 0 ? "*" : "%lld", (long long)numbers[i]);
         if (len + strlen(number) + 8 > VALUE_BYTES) {
             len += (size_t)snprintf(text + len, VALUE_BYTES - len, ", ...");
             break;
@@ -90,7 +89,6 @@ static void describe_numbers(const int64_t *numbers, int64_t n, char text[VALUE_
 static const int64_t *shape_of(const coord_signature_t *signature, int tensor)
 {
     const int64_t *at = signature->dims;
-
     while (tensor-- > 0) {
         at += 1 + at[0];
     }
@@ -168,7 +166,7 @@ static int differing_tensor(const coord_signature_t *a, const coord_signature_t 
 {
     for (int tensor = 0; tensor < MIN(a->n_tensors, b->n_tensors); tensor++) {
         const int64_t *x = shape_of(a, tensor), *y = shape_of(b, tensor);
-        if (x[0] != y[0] || memcmp(x, y, (size_t)(x[0] + 1) * sizeof(*x)) != 0) {
+        if (x[0] != y[0] || memcmp(x, y, (size_t)(x[0] + 1) * sizeof *x) != 0) {
             return tensor;
         }
     }
@@ -193,16 +191,15 @@ hvd_status_t mismatch_of_variants(const entry_t *entry, err_t *err)
     const coord_signature_t *a = &first->sig->view, *b = &second->sig->view;
     char title[64], mine[VALUE_BYTES], other[VALUE_BYTES], name[MAX_NAME_SHOWN + 64];
     size_t i = 0;
-
     while (i + 1 < N_ELEMENTS(properties) && !properties[i].differs(a, b)) {
         i++;
     }
     bool shapes_comparable = a->op == b->op && !is_about_sets(a);
     int tensor = shapes_comparable ? differing_tensor(a, b) : 0;
-    snprintf(title, sizeof(title), properties[i].title, op_traits((int)a->op)->name);
+    snprintf(title, sizeof title, properties[i].title, op_traits((int)a->op)->name);
     properties[i].describe(a, tensor, mine);
     properties[i].describe(b, tensor, other);
-    name_of_tensor(entry, a, tensor, name, sizeof(name));
+    name_of_tensor(entry, a, tensor, name, sizeof name);
     return fail(err, HVD_MISMATCH,
                 "%s rank %d submitted %s and rank %d %s for %s. Make every rank submit the same %s "
                 "under the same name.",
@@ -213,7 +210,6 @@ hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t 
 {
     const set_t *set = entry->set;
     int joined = 0;
-
     while (joined + 1 < set->n_ranks && !coord->has_joined[set->ranks[joined]]) {
         joined++;
     }
@@ -226,7 +222,6 @@ hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t 
 hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err)
 {
     const sig_t *sig = entry->variants[0].sig;
-
     for (int tensor = 0; tensor < sig->view.n_tensors; tensor++) {
         if (shape_of(&sig->view, tensor)[0] == 0) {
             return fail(err, HVD_MISMATCH,

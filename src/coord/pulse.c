@@ -18,7 +18,7 @@
 
 #include <stdio.h>
 
-#define MAX_UNSENT_BYTES (64 * KIB) // a neighbour that reads nothing needs no more pulses
+#define MAX_UNSENT_BYTES (64 * KIB)  // a neighbour that reads nothing needs no more pulses
 #define REMEMBERED_NS (5 * NS_PER_S) // how long an absence explains an end
 
 static bool is_on(const coord_t *coord)
@@ -61,7 +61,6 @@ static void report(coord_t *coord, int rank, hvd_status_t status, uint64_t silen
                    const coord_progress_t *progress)
 {
     verdict_t *verdict = decide_open(coord, DECIDE_SILENT, coord->next_batch, 0);
-
     if (verdict != NULL) {
         verdict->decision.rank = rank;
         verdict->decision.status = status;
@@ -76,7 +75,6 @@ static bool was_away(const coord_t *coord, uint64_t now_ns, uint64_t *away_ns_p)
 {
     const coord_params_t *params = &coord->params;
     uint64_t late_ns = now_ns - MIN(coord->pulse_due_ns, now_ns);
-
     *away_ns_p = late_ns + params->pulse_ns;
     return coord->pulse_due_ns > 0 && late_ns > params->pulse_warn_ns / 2;
 }
@@ -92,7 +90,6 @@ static void send_pulse(coord_t *coord, int neighbour)
         .age_ns = progress->quiet_ns,
         .name = {progress->last, strnlen(progress->last, sizeof progress->last)},
     };
-
     if (box->bytes.len - box->sent < MAX_UNSENT_BYTES) {
         control_put(outbox_line(coord, neighbour), &line);
         if (neighbour < coord->n_parents) {
@@ -114,7 +111,6 @@ static void watch(coord_t *coord, int i)
     neighbour_t *neighbour = &coord->neighbours[i];
     uint64_t silent_ns = coord->now_ns - neighbour->heard_ns;
     int rank = coord->outboxes[i].rank;
-
     if (params->pulse_fail_ns > 0 && silent_ns >= patience_ns(coord, neighbour)) {
         report(coord, rank, HVD_PEER_LOST, silent_ns, &neighbour->progress);
     } else if (neighbour->is_known && !neighbour->is_late && silent_ns >= params->pulse_warn_ns) {
@@ -127,7 +123,6 @@ void pulse_tick(coord_t *coord)
 {
     int n = coord_n_neighbours(coord);
     uint64_t away_ns;
-
     if (coord->now_ns < pulse_next_ns(coord)) {
         return;
     }
@@ -153,7 +148,6 @@ void pulse_heard(coord_t *coord, int i, const control_line_t *line)
     neighbour_t *neighbour = &coord->neighbours[i];
     coord_progress_t *progress = &neighbour->progress;
     size_t bytes = MIN(line->name.bytes, sizeof progress->last - 1);
-
     if (neighbour->is_late) {
         report(coord, coord->outboxes[i].rank, HVD_OK, coord->now_ns - neighbour->heard_ns,
                progress);
@@ -172,7 +166,6 @@ void pulse_heard(coord_t *coord, int i, const control_line_t *line)
 bool coord_hears_all(const coord_t *coord)
 {
     bool all = true;
-
     for (int i = 0; is_on(coord) && i < coord_n_neighbours(coord); i++) {
         all &= coord->neighbours[i].is_known;
     }
@@ -183,7 +176,6 @@ bool coord_hears_all(const coord_t *coord)
 uint64_t coord_absence_ns(const coord_t *coord, uint64_t now_ns)
 {
     uint64_t away_ns;
-
     if (is_on(coord) && was_away(coord, now_ns, &away_ns)) {
         return away_ns;
     }

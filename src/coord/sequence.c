@@ -57,7 +57,6 @@ void sequence_report(coord_t *coord, const char *text)
     control_line_t line = {
         .kind = RECORD_REPORT, .batch = coord->next_batch++, .text = {text, strlen(text)}};
     verdict_t *verdict = decide_open(coord, DECIDE_REPORT, line.batch, 0);
-
     publish_line(coord, NULL, &line);
     if (verdict != NULL) {
         verdict->decision.status = HVD_STALLED;
@@ -72,7 +71,6 @@ void sequence_report(coord_t *coord, const char *text)
 static size_t bytes_to_run(const entry_t *entry, const sig_t *sig)
 {
     const sizes_t *sizes = entry->fresh != NULL ? entry->fresh : entry->sizes;
-
     if (sig->view.op != HVD_ALLGATHER || sizes == NULL) {
         return sig->tensor_bytes;
     }
@@ -95,7 +93,6 @@ void sequence_complete(coord_t *coord, entry_t *entry)
 {
     const sig_t *sig = entry->variants[0].sig;
     err_t err;
-
     err.status = HVD_OK; // the text is long, and mostly not needed
     if (entry->n_variants > 1) {
         mismatch_of_variants(entry, &err);
@@ -150,7 +147,6 @@ void sequence_discard(coord_t *coord, entry_t *entry)
 static void evict(coord_t *coord, entry_t *entry)
 {
     control_line_t line = {.kind = RECORD_EVICT, .id = entry->id};
-
     publish_line(coord, entry->set, &line);
     forget_cached(coord, entry);
     entry_retire_id(coord, entry);
@@ -179,7 +175,6 @@ static bool make_room(coord_t *coord)
 static void identify(coord_t *coord, entry_t *entry)
 {
     sig_t *sig = entry->variants[0].sig;
-
     entry->is_news = entry->id == 0 || sig != entry->sig;
     if (!entry->is_news) {
         return;
@@ -223,7 +218,7 @@ static bool pick(coord_t *coord, entry_t *entry)
 {
     if (coord->n_picked == coord->cap_picked) {
         int cap = MAX(16, coord->cap_picked * 2);
-        entry_t **picked = realloc(coord->picked, (size_t)cap * sizeof(*picked));
+        entry_t **picked = realloc(coord->picked, (size_t)cap * sizeof *picked);
         if (picked == NULL) {
             coord->no_memory = true;
             return false;
@@ -239,7 +234,6 @@ static bool pick(coord_t *coord, entry_t *entry)
 static void put_run(coord_t *coord, const entry_t *entry, const uint8_t *result)
 {
     control_run_t run;
-
     run.id = entry->id;
     run.named = entry->is_news;
     run.sizes = NULL;
@@ -273,7 +267,6 @@ static void take_fresh_sizes(coord_t *coord, entry_t *entry)
 static void run_picked(coord_t *coord, bool rides)
 {
     const set_t *set = coord->picked[0]->set;
-
     identify_picked(coord);
     uint64_t batch = coord->next_batch++;
     control_put_batch(&coord->record, batch, (uint32_t)set->id, rides, coord->n_picked);
@@ -351,7 +344,6 @@ static void run_with_compatible(coord_t *coord, entry_t *first)
     chain_t *link = first->queued.next;
     size_t total = first->run_bytes, bytes = record_bytes(first);
     bool fuses = first->variants[0].sig->fuses && coord->params.fusion_bytes > 0;
-
     if (!pick(coord, first)) {
         return;
     }
@@ -382,7 +374,6 @@ static void run_with_compatible(coord_t *coord, entry_t *first)
 static hvd_status_t add_set(coord_t *coord, entry_t *entry, control_line_t *line, err_t *err)
 {
     const coord_signature_t *asked = &entry->variants[0].sig->view;
-
     if (sets_find_ranks(coord, asked->dims, asked->n_dims_words) != NULL) {
         return fail(
             err, HVD_EXISTING_SET,
@@ -401,7 +392,6 @@ static hvd_status_t remove_set(coord_t *coord, entry_t *entry, control_line_t *l
 {
     int id = (int)entry->variants[0].sig->view.dims[0];
     set_t *set = sets_find(coord, id);
-
     if (set == NULL || id == 0) {
         return fail(err, HVD_UNKNOWN_SET, "Process set %d does not exist and cannot be removed.",
                     id);
@@ -417,7 +407,6 @@ static void run_set_change(coord_t *coord, entry_t *entry)
     bool adds = (int)entry->variants[0].sig->view.op == CONTROL_SET_ADD;
     control_line_t line = {.batch = coord->next_batch++, .name = {entry->name, entry->name_bytes}};
     err_t err = {0};
-
     unqueue(coord, entry);
     if ((adds ? add_set : remove_set)(coord, entry, &line, &err) != HVD_OK) {
         publish_error(coord, entry, &err);
@@ -456,7 +445,6 @@ static entry_t *first_startable(const coord_t *coord, bool ignore_limit)
 static void flush_ready(coord_t *coord, bool ignore_limits)
 {
     entry_t *entry;
-
     while (!coord->no_memory && (entry = first_startable(coord, ignore_limits)) != NULL) {
         if (is_about_sets(entry)) {
             run_set_change(coord, entry);
@@ -494,7 +482,6 @@ uint64_t sequence_next_ns(const coord_t *coord)
 void sequence_stop(coord_t *coord, int rank)
 {
     control_line_t line = {.kind = RECORD_SHUTDOWN, .rank = rank};
-
     flush_rides(coord);
     flush_ready(coord, true);
     line.batch = coord->next_batch++;

@@ -39,7 +39,6 @@ set_t *sets_find_ranks(const coord_t *coord, const int64_t *ranks, int n_ranks)
 int set_position(const set_t *set, int rank)
 {
     int low = 0, high = set->n_ranks;
-
     while (low < high) {
         int middle = low + (high - low) / 2;
         if (set->ranks[middle] < rank) {
@@ -59,7 +58,7 @@ static int compare_ranks(const void *a, const void *b)
 
 bool sets_sort_ranks(int *ranks, int n_ranks, int size)
 {
-    qsort(ranks, (size_t)n_ranks, sizeof(*ranks), compare_ranks);
+    qsort(ranks, (size_t)n_ranks, sizeof *ranks, compare_ranks);
     for (int i = 0; i < n_ranks; i++) {
         if (ranks[i] < 0 || ranks[i] >= size || (i > 0 && ranks[i] == ranks[i - 1])) {
             return false;
@@ -81,7 +80,6 @@ static set_t *set_alloc(coord_t *coord, int n_ranks)
 {
     int n_branches = coord->n_children + 1;
     set_t *set = calloc(1, block_bytes_of(n_ranks, n_branches));
-
     if (set == NULL) {
         return NULL;
     }
@@ -98,7 +96,6 @@ static void set_divide(const coord_t *coord, set_t *set)
     int n_branches = coord->n_children + 1;
     int *positions = set->part_of + n_branches;
     int counts_at = 0;
-
     for (int branch = 0; branch < n_branches; branch++) {
         set->part_of[branch] = 0;
     }
@@ -180,7 +177,7 @@ hvd_status_t sets_register(coord_t *coord, int id, const int *ranks, int n_ranks
         return fail(err, HVD_NO_MEMORY, "no memory for a process set of %d ranks", n_ranks);
     }
     set->id = id;
-    memcpy(set->ranks, ranks, (size_t)n_ranks * sizeof(*ranks));
+    memcpy(set->ranks, ranks, (size_t)n_ranks * sizeof *ranks);
     set->self = set_position(set, coord->params.rank);
     set_divide(coord, set);
     take_id(coord, id);
@@ -202,7 +199,7 @@ void sets_remove(coord_t *coord, set_t *set)
     set->removed = true;
     if (coord->n_free_set_ids == coord->cap_free_set_ids) {
         int cap = MAX(8, coord->cap_free_set_ids * 2);
-        int *ids = realloc(coord->free_set_ids, (size_t)cap * sizeof(*ids));
+        int *ids = realloc(coord->free_set_ids, (size_t)cap * sizeof *ids);
         if (ids == NULL) {
             coord->no_memory = true;
             sets_drop(coord, set);
@@ -238,7 +235,6 @@ size_t sets_memory(const coord_t *coord)
 {
     size_t bytes = (size_t)coord->n_set_slots * sizeof(set_t *) +
                    (size_t)coord->cap_free_set_ids * sizeof(int);
-
     for (int id = 0; id < coord->n_set_slots; id++) {
         const set_t *set = coord->sets[id];
         if (set != NULL) {

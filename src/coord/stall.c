@@ -57,7 +57,6 @@ static void note_in_span(span_t *span, uint64_t interval_ns)
 void stall_note_step(coord_t *coord, uint64_t interval_ns)
 {
     rhythm_t *rhythm = &coord->rhythm;
-
     if (coord->now_ns - rhythm->noted_ns < interval_ns / 2) {
         return;
     }
@@ -91,7 +90,6 @@ static uint64_t first_warn_ns(const coord_t *coord)
 static void clear_inquiry(coord_t *coord)
 {
     inquiry_t *inquiry = &coord->inquiry;
-
     for (int i = 0; i < inquiry->n_asked; i++) {
         store_give(&coord->store, inquiry->asked[i].name, inquiry->asked[i].name_bytes + 1);
     }
@@ -110,7 +108,6 @@ static bool add_asked(coord_t *coord, const set_t *set, const char *name, size_t
 {
     inquiry_t *inquiry = &coord->inquiry;
     char *copy = store_take(&coord->store, name_bytes + 1);
-
     if (copy == NULL) {
         return false;
     }
@@ -139,7 +136,6 @@ static void say_progress(inquiry_t *inquiry, int rank, const char *before,
                          const coord_progress_t *progress)
 {
     char doing[192], line[256];
-
     coord_progress_text(progress, doing, sizeof doing);
     int bytes = snprintf(line, sizeof line, "\nrank %d: %s%s", rank, before, doing);
     add_said(inquiry, line, MIN((size_t)MAX(bytes, 0), sizeof line - 1));
@@ -151,7 +147,6 @@ static bool open_inquiry(coord_t *coord)
     inquiry_t *inquiry = &coord->inquiry;
     int rank = coord->params.rank;
     bool lacks_some = false;
-
     inquiry->have_bytes = MAX(bitmap_bytes(coord) * (size_t)inquiry->n_asked, 1);
     inquiry->have = store_take(&coord->store, inquiry->have_bytes);
     inquiry->answered = store_take(&coord->store, (size_t)coord->n_children + 1);
@@ -187,7 +182,6 @@ static void send_answer(coord_t *coord)
                            .payload = inquiry->have,
                            .payload_bytes = bitmap_bytes(coord) * (size_t)inquiry->n_asked,
                            .text = {inquiry->said, inquiry->said_bytes}};
-
     control_put(line_to_parent(coord), &line);
     clear_inquiry(coord);
 }
@@ -228,12 +222,11 @@ static void report_add(report_t *report, const char *format, ...) PRINTF_LIKE(2,
 static void report_add(report_t *report, const char *format, ...)
 {
     va_list args;
-
     va_start(args, format);
     int wanted =
-        vsnprintf(report->text + report->len, sizeof(report->text) - report->len, format, args);
+        vsnprintf(report->text + report->len, sizeof report->text - report->len, format, args);
     va_end(args);
-    report->len = MIN(report->len + (size_t)MAX(wanted, 0), sizeof(report->text) - 1);
+    report->len = MIN(report->len + (size_t)MAX(wanted, 0), sizeof report->text - 1);
 }
 
 // A name means something else in every process set; that of all ranks goes without saying.
@@ -256,7 +249,6 @@ static void report_rank(const coord_t *coord, report_t *report, entry_t *const *
 {
     const inquiry_t *inquiry = &coord->inquiry;
     int n_names = 0;
-
     for (int i = 0; i < inquiry->n_asked; i++) {
         if (!is_missing(coord, i, entries[i], rank)) {
             continue;
@@ -284,7 +276,6 @@ static void report_ready(const coord_t *coord, report_t *report, int asked)
 {
     const uint8_t *bitmap = bitmap_of(coord, asked);
     int size = coord->params.size, n_shown = 0;
-
     report_add(report, "\n[");
     report_name(report, &coord->inquiry.asked[asked]);
     report_add(report, "]");
@@ -307,7 +298,6 @@ static void report_doings(coord_t *coord, report_t *report, entry_t *const *entr
 {
     inquiry_t *inquiry = &coord->inquiry;
     int n_names = 0;
-
     for (int child = 0; child < coord->n_children; child++) {
         int i = coord->n_parents + child;
         if (!inquiry->answered[child]) {
@@ -332,7 +322,6 @@ static void report_doings(coord_t *coord, report_t *report, entry_t *const *entr
 static const char *name_behind_operation(const asked_t *asked)
 {
     const char *dot = strchr(asked->name, '.');
-
     for (int op = 0; dot != NULL && op < HVD_N_OPS; op++) {
         const char *word = hvd_op_name((hvd_op_t)op);
         size_t bytes = strlen(word);
@@ -347,14 +336,12 @@ static const char *name_behind_operation(const asked_t *asked)
 static bool differ_in_operation(const asked_t *a, const asked_t *b)
 {
     const char *name_a = name_behind_operation(a), *name_b = name_behind_operation(b);
-
     return a->set == b->set && name_a != NULL && name_b != NULL && strcmp(name_a, name_b) == 0;
 }
 
 static bool have_no_rank_in_common(const coord_t *coord, int a, int b)
 {
     uint8_t common = 0;
-
     for (size_t i = 0; i < bitmap_bytes(coord); i++) {
         common |= bitmap_of(coord, a)[i] & bitmap_of(coord, b)[i];
     }
@@ -366,7 +353,6 @@ static bool have_no_rank_in_common(const coord_t *coord, int a, int b)
 static void report_mixed_up(const coord_t *coord, report_t *report, entry_t *const *entries)
 {
     const inquiry_t *inquiry = &coord->inquiry;
-
     for (int a = 0; a < inquiry->n_asked; a++) {
         for (int b = a + 1; b < inquiry->n_asked; b++) {
             if (entries[a] != NULL && entries[b] != NULL &&
@@ -386,7 +372,6 @@ static void write_report(coord_t *coord, report_t *report)
 {
     const coord_params_t *params = &coord->params;
     entry_t *entries[CONTROL_MAX_ASKED];
-
     for (int i = 0; i < coord->inquiry.n_asked; i++) {
         entry_t *entry = entry_of_asked(coord, &coord->inquiry.asked[i]);
         bool still_waits = entry != NULL && entry->is_open && !entry->is_complete;
@@ -431,7 +416,6 @@ static void write_report(coord_t *coord, report_t *report)
 static void close_inquiry(coord_t *coord)
 {
     report_t report;
-
     report.len = 0;
     report.text[0] = '\0';
     report.n_ranks = report.n_more = 0;
@@ -452,7 +436,6 @@ static void close_inquiry(coord_t *coord)
 hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err)
 {
     inquiry_t *inquiry = &coord->inquiry;
-
     // Too late, or for a question that was given up.
     if (!inquiry->is_open || line->id != inquiry->number || inquiry->answered[child]) {
         return HVD_OK;
@@ -489,7 +472,6 @@ static uint64_t slack_ns(const coord_t *coord)
 uint64_t stall_next_ns(const coord_t *coord)
 {
     uint64_t warn_ns = first_warn_ns(coord), next_ns = NEVER_NS;
-
     if (warn_ns == 0 || coord->has_ended || chain_is_empty(&coord->open)) {
         return NEVER_NS;
     }
@@ -508,7 +490,6 @@ static void tell_sequencer(coord_t *coord, entry_t *entry)
                            .set = (uint32_t)entry->set->id,
                            .name = {entry->name, entry->name_bytes},
                            .age_ns = coord->now_ns - entry->since_ns};
-
     control_put(line_to_parent(coord), &line);
     entry->asked_ns = coord->now_ns;
 }
@@ -518,7 +499,6 @@ static bool is_due(const coord_t *coord, const entry_t *entry)
     const coord_params_t *params = &coord->params;
     uint64_t age_ns = coord->now_ns - entry->since_ns;
     bool is_last = params->stall_fail_ns > 0 && age_ns >= params->stall_fail_ns;
-
     return entry->asked_ns == 0 || is_last ||
            coord->now_ns - entry->asked_ns >= params->stall_warn_ns;
 }
@@ -538,7 +518,6 @@ static bool is_early(const coord_t *coord)
 static void start_inquiry(coord_t *coord)
 {
     control_line_t line = {.kind = RECORD_INQUIRE, .id = coord->inquiry.number};
-
     line.n_items = coord->inquiry.n_asked;
     if (!open_inquiry(coord)) {
         coord->no_memory = true;
@@ -568,7 +547,6 @@ static void start_inquiry(coord_t *coord)
 void stall_tick(coord_t *coord)
 {
     uint64_t warn_ns = first_warn_ns(coord);
-
     if (coord->now_ns < stall_next_ns(coord)) {
         return;
     }

@@ -48,7 +48,6 @@ static coord_still_t gather(const coord_t *coord)
 {
     static const coord_still_t unknown = {.is_running = true};
     coord_still_t all = coord->still;
-
     for (int i = coord->n_parents; i < coord->n_parents + coord->n_children; i++) {
         const neighbour_t *child = &coord->neighbours[i];
         uint64_t silent_ns = coord->now_ns - MIN(child->heard_ns, coord->now_ns);
@@ -61,7 +60,6 @@ static coord_still_t gather(const coord_t *coord)
 void still_tell(coord_t *coord)
 {
     coord_still_t all;
-
     if (coord->n_parents == 0 || !(all = gather(coord)).is_running) {
         return;
     }
@@ -80,7 +78,6 @@ void still_heard(coord_t *coord, int neighbour, const control_line_t *line)
 {
     coord_still_t *still = &coord->neighbours[neighbour].still;
     size_t bytes = MIN(line->text.bytes, sizeof still->text - 1);
-
     still->is_running = true;
     still->batch = line->batch;
     still->least_ns = line->age_ns;
@@ -92,7 +89,6 @@ void still_heard(coord_t *coord, int neighbour, const control_line_t *line)
 void still_check(coord_t *coord)
 {
     uint64_t limit_ns = coord->params.pulse_fail_ns;
-
     if (coord->n_parents > 0 || limit_ns == 0) {
         return;
     }

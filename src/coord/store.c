@@ -41,7 +41,6 @@ void *store_take(store_t *store, size_t bytes)
 void store_give(store_t *store, void *block, size_t bytes)
 {
     int shift = shift_of(bytes);
-
     if (block != NULL) {
         memcpy(block, &store->free_blocks[shift], sizeof(void *));
         store->free_blocks[shift] = block;
@@ -54,7 +53,7 @@ void store_free(store_t *store)
         void *block = store->free_blocks[shift];
         while (block != NULL) {
             void *next;
-            memcpy(&next, block, sizeof(next));
+            memcpy(&next, block, sizeof next);
             free(block);
             block = next;
         }
@@ -98,7 +97,6 @@ static size_t count_elements(const coord_signature_t *signature)
 {
     const int64_t *at = signature->dims;
     size_t total = 0;
-
     for (int tensor = 0; tensor < signature->n_tensors; tensor++) {
         int64_t n_dims = *at++;
         size_t n = 1;
@@ -118,7 +116,6 @@ hvd_dtype_t acc_type_of(hvd_dtype_t dtype)
 bool coord_rides(const coord_t *coord, const coord_signature_t *signature, size_t *bytes_p)
 {
     const coord_params_t *params = &coord->params;
-
     if (signature->op != HVD_ALLREDUCE || signature->reduce == HVD_ADASUM ||
         params->inline_bytes == 0 || params->reduce == NULL) {
         return false;
@@ -138,7 +135,7 @@ static uint64_t fusion_hash_of(const coord_signature_t *signature)
         double prescale, postscale;
     } key = {signature->op,   signature->dtype,    signature->reduce,
              signature->root, signature->prescale, signature->postscale};
-    return hash_bytes(&key, sizeof(key), 0);
+    return hash_bytes(&key, sizeof key, 0);
 }
 
 sig_t *sig_new(coord_t *coord, const coord_signature_t *signature)
@@ -146,7 +143,6 @@ sig_t *sig_new(coord_t *coord, const coord_signature_t *signature)
     size_t words_bytes = (size_t)signature->n_dims_words * sizeof(int64_t);
     size_t block_bytes = sizeof(sig_t) + words_bytes;
     sig_t *sig = store_take(&coord->store, block_bytes);
-
     if (sig == NULL) {
         return NULL;
     }
@@ -175,7 +171,7 @@ void sig_drop(coord_t *coord, sig_t *sig)
 // Factors are compared bit by bit: not-a-number equals itself, so ranks that all pass it agree.
 static bool same_bits(double a, double b)
 {
-    return memcmp(&a, &b, sizeof(a)) == 0;
+    return memcmp(&a, &b, sizeof a) == 0;
 }
 
 bool sig_equal(const coord_signature_t *a, const coord_signature_t *b)
@@ -184,7 +180,7 @@ bool sig_equal(const coord_signature_t *a, const coord_signature_t *b)
            a->n_tensors == b->n_tensors && a->n_dims_words == b->n_dims_words &&
            same_bits(a->prescale, b->prescale) && same_bits(a->postscale, b->postscale) &&
            (a->n_dims_words == 0 ||
-            memcmp(a->dims, b->dims, (size_t)a->n_dims_words * sizeof(*a->dims)) == 0);
+            memcmp(a->dims, b->dims, (size_t)a->n_dims_words * sizeof *a->dims) == 0);
 }
 
 control_signature_t signature_to_wire(const coord_signature_t *signature)
@@ -219,7 +215,6 @@ sizes_t *sizes_new(coord_t *coord, int n)
 {
     size_t block_bytes = sizeof(sizes_t) + (size_t)n * sizeof(int64_t);
     sizes_t *sizes = store_take(&coord->store, block_bytes);
-
     if (sizes != NULL) {
         sizes->n_holders = 1;
         sizes->n = n;

@@ -111,8 +111,8 @@ bool riding_store(request_t *request, const void *result, int n_members)
     return true;
 }
 
-static void finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members,
-                          int n_fused, uint64_t ticks)
+static void finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_members, int n_fused,
+                          uint64_t ticks)
 {
     if (entry->tag == 0) {
         return;
@@ -297,7 +297,6 @@ bool batch_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
     const batch_runner_t *r = ctx->runner;
     bool by_plan = r->route == ROUTE_PLAN || r->route == ROUTE_PIECES ||
                    (r->route == ROUTE_TWO_LEVEL && r->phase == PHASE_BETWEEN_HOSTS);
-
     if (r->batch == NULL || !by_plan) {
         return false;
     }

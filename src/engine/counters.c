@@ -62,8 +62,7 @@ void counters_add_batch(hvd_ctx_t *ctx, int n_entries)
 static void warn_of(hvd_ctx_t *ctx, const coord_late_t *late, uint64_t now_ns)
 {
     double part = (double)late->late_ns * 100.0 / (double)MAX(late->elapsed_ns, 1);
-    bool often = late->n_last * 2 > late->n_steps &&
-                 late->late_ns >= late->n_last * LATE_LEAST_NS;
+    bool often = late->n_last * 2 > late->n_steps && late->late_ns >= late->n_last * LATE_LEAST_NS;
     if (ctx->config.straggler_percent <= 0 || !often || part < ctx->config.straggler_percent ||
         now_ns < ctx->next_late_warning_ns) {
         return;

@@ -92,7 +92,7 @@ struct request {
     int32_t *received_splits; // malloc'ed
 
     // For those who look on (recorder.c). Ticks; the atomic ones are written by the holder.
-    uint64_t submitted; // under lock; 0 as long as it is on the board
+    uint64_t submitted;                   // under lock; 0 as long as it is on the board
     atomic_uint_fast64_t agreed, started; // 0: not yet
     atomic_int route;                     // route_t
     int n_fused;                          // submissions that ran together
@@ -208,7 +208,7 @@ typedef struct recorder {
 typedef struct counters {
     uint64_t operations[HVD_N_OPS], bytes[HVD_N_OPS], failed;
     uint64_t by_route[N_ROUTES];
-    uint64_t n_records; // of the recorder's that are in these sums
+    uint64_t n_records;             // of the recorder's that are in these sums
     uint64_t negotiate, queue, run; // ticks
     uint64_t in_flight, in_flight_max;
     atomic_uint_fast64_t batches, batched; // batched: submissions in those batches
@@ -239,7 +239,7 @@ struct hvd_ctx {
     int n_by_name;        // power of two
     process_set_t **sets; // changed by the holder only, who may read them without the lock
     int n_sets;
-    unsigned n_joins; // under lock: so often have all ranks joined
+    unsigned n_joins;     // under lock: so often have all ranks joined
     uint64_t n_submitted; // operations, and the last of them: see watch.c
     const request_t *newest;
     recorder_t *recorder;
@@ -302,8 +302,8 @@ struct hvd_ctx {
     bool shutting_down; // told coord
     err_t suspicion;    // a data link broke; the tree has until suspect_until_ns to say why
     uint64_t suspect_until_ns;
-    err_t cause;        // why the job is over, as this rank tells it; HVD_OK: it is not
-    err_t ending;       // status != HVD_OK: over as soon as what runs has finished
+    err_t cause;  // why the job is over, as this rank tells it; HVD_OK: it is not
+    err_t ending; // status != HVD_OK: over as soon as what runs has finished
     uint64_t ending_by_ns;
     bool has_left; // farewells exchanged: links may be cut
 };
@@ -391,7 +391,7 @@ bool batch_describe(const hvd_ctx_t *ctx, char *text, size_t bytes);
 
 // --- recorder.c ---------------------------------------------------------------------------------
 
-void record_submitted(hvd_ctx_t *ctx, request_t *request); // under lock
+void record_submitted(hvd_ctx_t *ctx, request_t *request);       // under lock
 void record_completed(hvd_ctx_t *ctx, const request_t *request); // under lock
 void record_cycle_now(hvd_ctx_t *ctx, uint64_t ticks);
 
@@ -472,7 +472,7 @@ void timeline_close(hvd_ctx_t *ctx, timeline_t *timeline); // writes the rest; s
 // --- monitor.c ----------------------------------------------------------------------------------
 
 hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err); // the thread
-bool monitor_stop(hvd_ctx_t *ctx); // false: it hangs in a write, and still uses the context
+bool monitor_stop(hvd_ctx_t *ctx);     // false: it hangs in a write, and still uses the context
 bool monitor_inherits(hvd_ctx_t *ctx); // then: true if it will free that; false: it has ended
 void context_free(hvd_ctx_t *ctx); // start.c: what the monitor thread looks at, and all the rest
 void monitor_wake(hvd_ctx_t *ctx); // any thread
@@ -499,14 +499,14 @@ const char *live_path(const live_t *live);
 // --- live_files.c -------------------------------------------------------------------------------
 // Any thread, and whoever looks for the sockets of others.
 
-#define LIVE_NAME "rank-%d.sock"   // of a socket: the rank
+#define LIVE_NAME "rank-%d.sock"  // of a socket: the rank
 #define LIVE_HIDDEN_NAME ".%d-%d" // before it listens: the rank, its process
 
 // HOROVOD_MONITOR_DIR, or where sockets are without it. False: it is too long for any.
 bool live_base_dir(const char *given, char path[LIVE_PATH_BYTES]);
 bool live_rank_of(const char *name, int *rank_p); // false: no file of that name is a rank's socket
 int live_connect(const char *path);               // a socket, or -1 with errno
-bool live_own_dir(const char *path); // made if need be. False: errno, ENOTDIR if not ours alone
+bool live_own_dir(const char *path);     // made if need be. False: errno, ENOTDIR if not ours alone
 void live_remove_base(const char *base); // if it is not the user's own and nothing is in it
 // Each removes only what is surely ours and has nobody who listens.
 bool live_remove_if_dead(const char *path);

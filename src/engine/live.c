@@ -70,8 +70,8 @@ static int listen_at(const char *path)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     memcpy(address.sun_path, path, strlen(path) + 1);
-    if (fd >= 0 && (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
-                    listen(fd, 16) != 0)) {
+    if (fd >= 0 &&
+        (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || listen(fd, 16) != 0)) {
         int code = errno;
         close(fd);
         errno = code;
@@ -132,8 +132,8 @@ static void tell_why_not(const live_t *live)
     for (size_t i = 0; i < N_ELEMENTS(reasons); i++) {
         why = reasons[i].code == errno ? reasons[i].why : why;
     }
-    log_at(&live->ctx->log, is_loud ? LOG_WARN : LOG_INFO, "monitor",
-           "no live state in '%s': %s", is_given ? given : live->base, why);
+    log_at(&live->ctx->log, is_loud ? LOG_WARN : LOG_INFO, "monitor", "no live state in '%s': %s",
+           is_given ? given : live->base, why);
 }
 
 live_t *live_open(hvd_ctx_t *ctx)

@@ -181,9 +181,7 @@ const record_t *snapshot_last(const snapshot_t *s)
 
 const char *snapshot_state(const snapshot_t *s)
 {
-    return s->ended.status != HVD_OK ? "ended"
-           : s->n_flights == 0       ? "idle"
-                                     : s->flights[0].state;
+    return s->ended.status != HVD_OK ? "ended" : s->n_flights == 0 ? "idle" : s->flights[0].state;
 }
 
 #define SUMMARY_FLIGHTS 5
@@ -220,8 +218,8 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
     for (int i = 0; i < MIN(s->n_flights, SUMMARY_FLIGHTS); i++) {
         const flight_t *f = &s->flights[i];
         buf_printf(out, "%s %s '%s' %s for %.1f s%s%s", i == 0 ? ":" : ",",
-                   hvd_op_name((hvd_op_t)f->op), f->name, f->state,
-                   snapshot_age_s(s, f->submitted), f->where[0] != '\0' ? " from " : "", f->where);
+                   hvd_op_name((hvd_op_t)f->op), f->name, f->state, snapshot_age_s(s, f->submitted),
+                   f->where[0] != '\0' ? " from " : "", f->where);
     }
     if (last == NULL) {
         buf_printf(out, "; nothing finished yet");
@@ -284,14 +282,13 @@ static void put_record(const snapshot_t *s, uint64_t number, const record_t *r, 
 {
     uint64_t agreed = r->agreed != 0 ? r->agreed : r->finished;
     uint64_t started = r->started != 0 ? r->started : agreed;
-    buf_printf(out,
-               "%8llu %12.6f %-13s %-9s %-8s %4d %6d %6d %12llu %12.1f %11.1f %11.1f  %-12s %s\n",
-               (unsigned long long)number, snapshot_age_s(s, r->finished),
-               hvd_op_name((hvd_op_t)r->op), routes[r->route].name,
-               hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors, r->n_fused,
-               (unsigned long long)r->bytes, 1e6 * seconds(s, r->submitted, agreed),
-               1e6 * seconds(s, agreed, started), 1e6 * seconds(s, started, r->finished),
-               r->status == HVD_OK ? "ok" : hvd_status_name((hvd_status_t)r->status), r->name);
+    buf_printf(
+        out, "%8llu %12.6f %-13s %-9s %-8s %4d %6d %6d %12llu %12.1f %11.1f %11.1f  %-12s %s\n",
+        (unsigned long long)number, snapshot_age_s(s, r->finished), hvd_op_name((hvd_op_t)r->op),
+        routes[r->route].name, hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors,
+        r->n_fused, (unsigned long long)r->bytes, 1e6 * seconds(s, r->submitted, agreed),
+        1e6 * seconds(s, agreed, started), 1e6 * seconds(s, started, r->finished),
+        r->status == HVD_OK ? "ok" : hvd_status_name((hvd_status_t)r->status), r->name);
 }
 
 void snapshot_page(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
@@ -305,8 +302,7 @@ void snapshot_page(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
     }
     put_flights(ctx, s, out);
     buf_printf(out, "finished: %llu, newest first\n", (unsigned long long)n);
-    buf_printf(out,
-               "%8s %12s %-13s %-9s %-8s %4s %6s %6s %12s %12s %11s %11s  %-12s %s\n",
+    buf_printf(out, "%8s %12s %-13s %-9s %-8s %4s %6s %6s %12s %12s %11s %11s  %-12s %s\n",
                "number", "seconds ago", "operation", "route", "dtype", "set", "group", "fused",
                "bytes", "negotiate us", "queue us", "run us", "status", "name");
     for (uint64_t i = n; i > first; i--) {

@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-#define HANDLE_INDEX(handle) ((uint32_t)((handle)&UINT32_MAX) - 1)
+#define HANDLE_INDEX(handle) ((uint32_t)((handle) & UINT32_MAX) - 1)
 #define ONE_GENERATION ((hvd_handle_t)1 << 32)
 
 // --- Objects and handles -------------------------------------------------------------------------

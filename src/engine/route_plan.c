@@ -66,7 +66,7 @@ static bool overlap(const uint8_t *a, size_t a_bytes, const uint8_t *b, size_t b
 }
 
 hvd_status_t plan_arrange(batch_runner_t *r, const vec_t *in, const vec_t *out, hvd_dtype_t dtype,
-                            uint8_t **input_p, uint8_t **output_p, err_t *err)
+                          uint8_t **input_p, uint8_t **output_p, err_t *err)
 {
     bool scale_first = !r->moves_only && r->pre != 1.0;
     bool must_pack = in->n > 1 || r->widened || scale_first;
@@ -99,7 +99,7 @@ hvd_status_t plan_arrange(batch_runner_t *r, const vec_t *in, const vec_t *out, 
 }
 
 hvd_status_t plan_start(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *in, const vec_t *out,
-                               err_t *err)
+                        err_t *err)
 {
     coll_args_t *a = &r->sub_args;
     hvd_dtype_t dtype = a->dtype;
@@ -145,8 +145,8 @@ hvd_status_t plan_start(hvd_ctx_t *ctx, batch_runner_t *r, const vec_t *in, cons
     return exec_start(r->exec, &run, err);
 }
 
-hvd_status_t plan_progress(batch_runner_t *r, hvd_dtype_t dtype, const vec_t *out,
-                                  bool *moved_p, err_t *err)
+hvd_status_t plan_progress(batch_runner_t *r, hvd_dtype_t dtype, const vec_t *out, bool *moved_p,
+                           err_t *err)
 {
     hvd_status_t status = exec_progress(r->exec, err);
     *moved_p |= exec_moved(r->exec);

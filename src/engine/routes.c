@@ -110,7 +110,6 @@ static size_t largest_buffer(const batch_runner_t *r)
 {
     const coll_args_t *a = &r->args;
     size_t total = a->bytes;
-
     if (a->op == HVD_ALLGATHER || a->op == HVD_REDUCESCATTER) {
         for (int m = 0; m < a->size; m++) {
             total += a->blocks[m];
@@ -153,8 +152,7 @@ static route_t choose_route(hvd_ctx_t *ctx, batch_runner_t *r, const process_set
 
 // --- Alone and streams ---------------------------------------------------------------------------
 
-void move_alone(const batch_runner_t *r, const vec_t *in, const vec_t *out, double pre,
-                double post)
+void move_alone(const batch_runner_t *r, const vec_t *in, const vec_t *out, double pre, double post)
 {
     size_t element = hvd_dtype_bytes(r->args.dtype);
     for (size_t done = 0; done < in->bytes;) {
@@ -229,7 +227,6 @@ static hvd_status_t mpi_route_start(hvd_ctx_t *ctx, batch_runner_t *r, err_t *er
     coll_args_t *a = &r->sub_args;
     hvd_dtype_t dtype = a->dtype;
     uint8_t *input;
-
     r->widened = !r->moves_only && dtype_is_half(dtype);
     if (r->widened) {
         a->dtype = HVD_FLOAT32;
@@ -239,15 +236,13 @@ static hvd_status_t mpi_route_start(hvd_ctx_t *ctx, batch_runner_t *r, err_t *er
         }
     }
     hvd_status_t status = plan_arrange(r, &r->in, &r->out, dtype, &input, &r->mpi_out, err);
-    return status == HVD_OK
-               ? mpi_start(ctx->mpi, a, largest_buffer(r), input, r->mpi_out, err)
-               : status;
+    return status == HVD_OK ? mpi_start(ctx->mpi, a, largest_buffer(r), input, r->mpi_out, err)
+                            : status;
 }
 
 static hvd_status_t mpi_route_progress(hvd_ctx_t *ctx, batch_runner_t *r, bool *moved_p, err_t *err)
 {
     hvd_status_t status = mpi_progress(ctx->mpi, err);
-
     if (status == HVD_IN_PROGRESS) {
         *moved_p = true; // MPI works only while it is asked
         sched_yield();

@@ -148,7 +148,6 @@ static int count_open_files(void)
 {
     DIR *folder = opendir("/proc/self/fd");
     int n = 0;
-
     while (folder != NULL && readdir(folder) != NULL) {
         n++;
     }
@@ -164,7 +163,6 @@ static hvd_status_t check_descriptors(const hvd_ctx_t *ctx, err_t *err)
     int needed = OWN_DESCRIPTORS + 2 * MIN(ctx->job.size - 1, MOST_PEERS);
     int open = count_open_files();
     struct rlimit limit;
-
     if (ctx->job.size == 1 || getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
         limit.rlim_cur == RLIM_INFINITY || (rlim_t)open + (rlim_t)needed <= limit.rlim_cur) {
         return HVD_OK;
@@ -433,9 +431,8 @@ static hvd_status_t read_knobs(hvd_ctx_t *ctx, const hvd_options_t *options, err
 static hvd_status_t open_mpi(hvd_ctx_t *ctx, err_t *err)
 {
     const config_t *config = &ctx->config;
-    bool by_controller = config->controller == CONTROLLER_MPI &&
-                         config->origin[KNOB_cpu_operations] == FROM_DEFAULT;
-
+    bool by_controller =
+        config->controller == CONTROLLER_MPI && config->origin[KNOB_cpu_operations] == FROM_DEFAULT;
     return config->cpu_operations == OPERATIONS_MPI || by_controller
                ? mpi_open(config, &ctx->mpi, err)
                : HVD_OK;
@@ -445,7 +442,6 @@ static hvd_status_t attach_mpi(hvd_ctx_t *ctx, const hvd_options_t *options, err
 {
     uintptr_t comm = options != NULL ? options->mpi_comm : 0;
     uint64_t deadline = deadline_in_ms((int64_t)(ctx->config.start_timeout * 1000));
-
     if (ctx->mpi == NULL) {
         return HVD_OK;
     }
@@ -474,7 +470,6 @@ static bool has_ended(hvd_ctx_t *ctx)
 static hvd_status_t hear_neighbours(hvd_ctx_t *ctx, err_t *err)
 {
     uint64_t deadline = clock_ns() + (uint64_t)(2 * ctx->config.peer_timeout * (double)NS_PER_S);
-
     while (!atomic_load(&ctx->hears_all) && !has_ended(ctx) && clock_ns() < deadline) {
         futex_wait(&ctx->progress_word, atomic_load(&ctx->progress_word), clock_ns() + NS_PER_MS);
     }

@@ -40,8 +40,8 @@
 #define SKIPPED_LINES 2      // what may stay blank at the ends of pages for it
 #define FIRST_ROOM_BYTES ((off_t)64 * 1024)
 #define COPY_BYTES (16 * 1024)
-#define MAX_EVENTS 16384     // waiting to be written
-#define MAX_PIDS 65536       // names; further ones share a line
+#define MAX_EVENTS 16384 // waiting to be written
+#define MAX_PIDS 65536   // names; further ones share a line
 #define SHOWN_DIMS 6
 #define NAME_SHOWN 500
 
@@ -81,7 +81,7 @@ struct timeline {
     off_t end;      // of the last event; blanks from there
     off_t room_end; // to here, where the closing bracket stands
     off_t max_bytes;
-    bool is_over; // a write failed, or the file is full
+    bool is_over;           // a write failed, or the file is full
     char piece[PAGE_BYTES]; // what comes next at `end`, inside one page
     size_t piece_bytes;
     uint64_t start_ticks;
@@ -428,8 +428,7 @@ static void put_operation(hvd_ctx_t *ctx, timeline_t *t, const event_t *e)
             ",\n{\"name\": \"QUEUE\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
             micros(t, agreed), micros(t, started) - micros(t, agreed), e->pid);
     }
-    put(ctx, t,
-        ",\n{\"name\": \"%s_%s\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
+    put(ctx, t, ",\n{\"name\": \"%s_%s\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
         routes[e->route].name, op, micros(t, started), micros(t, finished) - micros(t, started),
         e->pid);
     put(ctx, t,
@@ -451,9 +450,8 @@ static void put_event(hvd_ctx_t *ctx, timeline_t *t, const event_t *e)
             micros(t, e->submitted));
         break;
     case EVENT_ARRIVAL:
-        put(ctx, t,
-            ",\n{\"name\": \"%d\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": 0, \"pid\": %d}", e->rank,
-            micros(t, e->submitted), e->pid);
+        put(ctx, t, ",\n{\"name\": \"%d\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": 0, \"pid\": %d}",
+            e->rank, micros(t, e->submitted), e->pid);
         break;
     }
 }

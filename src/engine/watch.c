@@ -25,7 +25,6 @@ static coord_still_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns)
     const batch_t *batch = ctx->running;
     coord_still_t still = {0};
     char who[PEER_TEXT_BYTES], what[160];
-
     if (batch == NULL || batch->is_meeting) {
         return still;
     }
@@ -72,7 +71,6 @@ static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *te
     };
     char who[PEER_TEXT_BYTES], state[PEER_TEXT_BYTES], doing[192];
     bool here = ctx->host_of[d->rank] == ctx->host_of[ctx->job.rank];
-
     peer_name(&ctx->peers, d->rank, who);
     peer_state(&ctx->peers, d->rank, state);
     coord_progress_text(d->progress, doing, sizeof doing);
@@ -96,7 +94,6 @@ void watch_silence(hvd_ctx_t *ctx, const decision_t *d)
     char who[PEER_TEXT_BYTES], text[HVD_TEXT_BYTES - 256];
     double seconds = (double)d->silent_ns / (double)NS_PER_S;
     err_t err;
-
     if (d->rank == ctx->job.rank) {
         warn_of_absence(ctx, d->silent_ns);
         ctx->moved_ns = ctx->now_ns; // nothing could move meanwhile: that is no sign of lost data
@@ -125,7 +122,6 @@ void watch_silence(hvd_ctx_t *ctx, const decision_t *d)
 void watch_stuck(hvd_ctx_t *ctx, const decision_t *d)
 {
     err_t err;
-
     fail(&err, HVD_PEER_LOST,
          "%s. Nothing has moved on any rank for %.1f s, although all of them are alive: data was "
          "lost on the way. The job ends, because %g s are allowed at most "
@@ -141,7 +137,6 @@ void watch_stuck(hvd_ctx_t *ctx, const decision_t *d)
 static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end)
 {
     char told[HVD_TEXT_BYTES];
-
     memcpy(told, end->text, sizeof told);
     warn_of_absence(ctx, away_ns);
     fail(end, end->status,
@@ -155,7 +150,6 @@ static bool find_waiting(hvd_ctx_t *ctx, bool or_agreed, char *name, size_t byte
 {
     const request_t *newest;
     bool waits;
-
     name[0] = '\0';
     pthread_mutex_lock(&ctx->lock);
     newest = ctx->newest;
@@ -173,7 +167,6 @@ static void explain_shutdown(hvd_ctx_t *ctx, int rank, err_t *end)
 {
     char who[PEER_TEXT_BYTES], name[128];
     bool waits = find_waiting(ctx, false, name, sizeof name);
-
     peer_name(&ctx->peers, rank, who);
     who[0] = 'R';
     fail(end, HVD_SHUTDOWN,
@@ -188,13 +181,12 @@ void watch_explain_end(hvd_ctx_t *ctx, err_t *end)
     char name[128];
     int rank = coord_end_rank(ctx->coord);
     uint64_t away_ns = coord_absence_ns(ctx->coord, clock_ns());
-
     if (end->status != HVD_SHUTDOWN && away_ns > 0) {
         explain_absence(ctx, away_ns, end);
     } else if (end->status == HVD_PEER_LOST && find_waiting(ctx, true, name, sizeof name)) {
         size_t len = strlen(end->text);
-        snprintf(end->text + len, sizeof end->text - len, ". Rank %d waited in '%s'",
-                 ctx->job.rank, name);
+        snprintf(end->text + len, sizeof end->text - len, ". Rank %d waited in '%s'", ctx->job.rank,
+                 name);
     } else if (end->status == HVD_SHUTDOWN && rank >= 0 && rank != ctx->job.rank) {
         explain_shutdown(ctx, rank, end);
     }

@@ -35,9 +35,9 @@
 
 typedef struct agent_rank {
     int rank;
-    child_t child; // fds -1 once at their end
+    child_t child;               // fds -1 once at their end
     bool is_running, was_halted; // halted: as by SIGSTOP, when it was to end
-    char result[128]; // path, or ""
+    char result[128];            // path, or ""
 } agent_rank_t;
 
 typedef struct agent {
@@ -86,7 +86,6 @@ static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
     int code = signo > 0 ? EXIT_BY_SIGNAL + signo : WEXITSTATUS(status);
     bool was_oom = signo == SIGKILL && !agent->was_killed && oom_kills() > agent->oom_at_start;
     size_t begin = frame_begin(&agent->channel, FRAME_EXITED);
-
     put_u32(&agent->channel.out, (uint32_t)rank->rank);
     put_u32(&agent->channel.out, (uint32_t)code);
     put_u32(&agent->channel.out, (uint32_t)signo);
@@ -102,7 +101,6 @@ static bool forward_once(agent_t *agent, agent_rank_t *rank, int stream)
 {
     buf_t *out = &agent->channel.out;
     size_t begin = frame_begin(&agent->channel, FRAME_OUTPUT);
-
     put_u32(out, (uint32_t)rank->rank);
     put_u8(out, (uint8_t)stream);
     if (!buf_reserve(out, OUTPUT_CHUNK)) {
@@ -136,7 +134,6 @@ static void forward_result(agent_t *agent, agent_rank_t *rank)
     int fd = rank->result[0] == '\0' ? -1 : open(rank->result, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     buf_t *out = &agent->channel.out;
     ssize_t n = fd >= 0;
-
     while (n > 0) {
         size_t begin = frame_begin(&agent->channel, FRAME_RESULT);
         put_u32(out, (uint32_t)rank->rank);
@@ -160,7 +157,6 @@ static void forward_result(agent_t *agent, agent_rank_t *rank)
 static hvd_status_t make_directory(agent_t *agent, err_t *err)
 {
     static const char *const places[] = {"/dev/shm", "/tmp", "/var/tmp"};
-
     for (size_t i = 0; i < N_ELEMENTS(places); i++) {
         snprintf(agent->directory, sizeof agent->directory, "%s/" AGENT_DIRECTORY "XXXXXX",
                  places[i]);
@@ -178,7 +174,6 @@ static hvd_status_t write_private(const char *path, const void *data, size_t byt
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     const uint8_t *at = data;
     ssize_t n = 0;
-
     while (fd >= 0 && bytes > 0 && (n = write(fd, at, bytes)) >= 0) {
         at += n;
         bytes -= (size_t)n;
@@ -193,7 +188,6 @@ static hvd_status_t write_private(const char *path, const void *data, size_t byt
 static hvd_status_t write_secret(agent_t *agent, const uint8_t *secret, err_t *err)
 {
     char path[128], digits[2 * SECRET_BYTES + 1];
-
     for (int i = 0; i < SECRET_BYTES; i++) {
         snprintf(digits + 2 * i, 3, "%02x", secret[i]);
     }
@@ -210,7 +204,6 @@ static void prefer_ssh_address(buf_t *list)
     const char *name = "HOROVOD_RENDEZVOUS_ADDR";
     const char *given = environ_find(list->data, list->len, name);
     char *before = connection != NULL && given != NULL ? strdup(given) : NULL;
-
     if (before != NULL) {
         environ_put(list, "%s=%.*s,%s", name, (int)strcspn(connection, " "), connection, before);
     }
@@ -278,7 +271,6 @@ static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
     const char *step = "make memory for";
     int code = ENOMEM;
     bool has_started = false;
-
     put_bytes(&list, order->env, order->env_bytes);
     put_bytes(&list, own_env, own_bytes);
     put_rank_environment(agent, order, rank, &list);
@@ -346,7 +338,6 @@ static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
                                .job = told(order, "HOROVOD_JOB_ID")};
     char path[128];
     hvd_status_t status;
-
     TRY(make_directory(agent, err), out);
     TRY(keeper_start(agent->directory, &live, &agent->keeper, err), out);
     agent->has_keeper = true;
@@ -368,7 +359,6 @@ static void on_plan(agent_t *agent, reader_t *reader)
     err_t err = {0};
     bool goes_on = read_order(reader, &order, &agent->silence_ns);
     size_t n_ranks = get_u32(reader);
-
     agent->has_plan = true;
     if (agent->silence_ns > 0) {
         agent->ping_ns = MIN(agent->ping_ns, agent->silence_ns / 4);
@@ -416,7 +406,6 @@ static void note_halted_ranks(agent_t *agent)
 static void stop_ranks(agent_t *agent, int signo, int grace_ms)
 {
     uint64_t kill_at_ns = deadline_in_ms(grace_ms);
-
     if (!agent->is_stopping) {
         note_halted_ranks(agent);
     }
@@ -444,7 +433,6 @@ static void reap(agent_t *agent)
 {
     int status;
     pid_t pid;
-
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         agent_rank_t *rank = rank_of_pid(agent, pid);
         if (rank == NULL) {
@@ -466,7 +454,6 @@ static void reap(agent_t *agent)
 static void kill_leftovers(agent_t *agent)
 {
     char path[64], text[4096];
-
     for (int i = 0; i < agent->n_ranks; i++) {
         kill_group(agent->ranks[i].child.pid, SIGKILL);
     }
@@ -515,7 +502,6 @@ static void report_finding(void *arg, bool is_fault, const char *what, const cha
 {
     agent_t *agent = arg;
     size_t begin = frame_begin(&agent->channel, FRAME_FINDING);
-
     put_u8(&agent->channel.out, is_fault);
     put_text(&agent->channel.out, what);
     put_text(&agent->channel.out, found);
@@ -533,7 +519,6 @@ static void on_place(agent_t *agent, reader_t *reader)
     int id = (int)get_u32(reader);
     size_t bytes = get_u32(reader);
     const uint8_t *env = get_bytes(reader, bytes);
-
     if (!reader->bad && !notes_write_place(agent->directory, id, env, bytes)) {
         report_problem(agent, id, EXIT_INTERNAL,
                        "cannot write its new place into the agent's directory; is /dev/shm full?");
@@ -543,7 +528,6 @@ static void on_place(agent_t *agent, reader_t *reader)
 static void on_news(agent_t *agent, reader_t *reader)
 {
     uint32_t number = get_u32(reader), what = get_u32(reader);
-
     if (!reader->bad && !notes_write_news(agent->directory, number, what)) {
         report_problem(agent, -1, EXIT_INTERNAL,
                        "cannot write news into the agent's directory; is /dev/shm full?");
@@ -553,7 +537,6 @@ static void on_news(agent_t *agent, reader_t *reader)
 static void on_frame(agent_t *agent, const frame_t *frame)
 {
     reader_t reader = reader_of(frame->data, frame->bytes);
-
     agent->heard_ns = clock_ns();
     if (frame->type == FRAME_PLAN && !agent->has_plan) {
         on_plan(agent, &reader);
@@ -583,7 +566,6 @@ static void on_frame(agent_t *agent, const frame_t *frame)
 static void on_signal(agent_t *agent)
 {
     struct signalfd_siginfo info;
-
     while (read(agent->signal_fd, &info, sizeof info) == sizeof info) {
         if (info.ssi_signo == SIGCHLD) {
             reap(agent);
@@ -598,7 +580,6 @@ static void on_signal(agent_t *agent)
 static void on_time(agent_t *agent)
 {
     uint64_t now_ns = clock_ns();
-
     if (now_ns >= agent->kill_at_ns) {
         agent->was_killed = true;
         signal_ranks(agent, SIGKILL);
@@ -631,7 +612,6 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     bool reads_ranks = agent->channel.out.len - agent->channel.out_sent < BACKLOG_BYTES;
     bool is_open = !agent->channel.is_closed;
     int n = N_OWN_FDS;
-
     polled[0] = (struct pollfd){.fd = agent->signal_fd, .events = POLLIN};
     polled[1] = (struct pollfd){.fd = is_open ? agent->channel.in_fd : -1, .events = POLLIN};
     polled[2] = (struct pollfd){
@@ -680,7 +660,6 @@ static int serve(agent_t *agent)
 {
     struct pollfd *polled = NULL;
     int n_polled = 0;
-
     while (!is_over(agent)) {
         if (N_OWN_FDS + agent->n_ranks * N_STREAMS > n_polled || polled == NULL) {
             n_polled = N_OWN_FDS + agent->n_ranks * N_STREAMS;
@@ -708,7 +687,6 @@ int agent_main(void)
                      .heard_ns = clock_ns(),
                      .ping_ns = PING_MS * NS_PER_MS,
                      .keeper = {.fd = -1, .pid = -1}};
-
     agent.signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0});
     agent.ping_at_ns = deadline_in_ms(PING_MS);
     prctl(PR_SET_CHILD_SUBREAPER, 1);

@@ -13,7 +13,6 @@ static bool can_import(const char *python, const char *module)
 {
     char code[128], text[64];
     char *argv[] = {(char *)python, "-c", code, NULL};
-
     snprintf(code, sizeof code, "import %s", module);
     return run_program(argv, IMPORT_TIMEOUT_MS, text, sizeof text) == 0;
 }
@@ -23,7 +22,6 @@ static const char *find_python(void)
 {
     static const char *const names[] = {"python", "python3"};
     char text[64];
-
     for (size_t i = 0; i < N_ELEMENTS(names); i++) {
         char *argv[] = {(char *)names[i], "-c", "", NULL};
         if (run_program(argv, IMPORT_TIMEOUT_MS, text, sizeof text) == 0) {

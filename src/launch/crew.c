@@ -17,7 +17,6 @@ hvd_status_t crew_read_cooldown(crew_t *crew, const char *text, err_t *err)
 {
     char *end = NULL;
     double min_s = strtod(text, &end), max_s = strtod(end, &end);
-
     if (text[0] == '\0') {
         return HVD_OK;
     }
@@ -47,7 +46,6 @@ static bool append(crew_t *crew, const host_t *host)
     size_t n = (size_t)crew->n_hosts + 1;
     crew_host_t *made = calloc(1, sizeof *made);
     crew_host_t **hosts = realloc(crew->hosts, n * sizeof(crew_host_t *));
-
     crew->hosts = hosts != NULL ? hosts : crew->hosts;
     crew_host_t **order = realloc(crew->order, n * sizeof(crew_host_t *));
     crew->order = order != NULL ? order : crew->order;
@@ -113,7 +111,6 @@ static bool is_usable(const crew_host_t *host, uint64_t now_ns)
 int crew_share(crew_t *crew, int max_ranks, uint64_t now_ns)
 {
     int n_ranks = 0;
-
     crew->n_order = 0;
     for (int i = 0; i < crew->n_hosts; i++) {
         crew->hosts[i]->quota = 0;
@@ -135,7 +132,6 @@ int crew_share(crew_t *crew, int max_ranks, uint64_t now_ns)
 unsigned crew_news(const crew_t *crew)
 {
     unsigned news = 0;
-
     for (int i = 0; i < crew->n_hosts; i++) {
         news |= crew->hosts[i]->quota < crew->hosts[i]->n_alive ? NEWS_REMOVED : 0;
         news |= crew->hosts[i]->quota > crew->hosts[i]->n_alive ? NEWS_ADDED : 0;

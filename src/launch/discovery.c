@@ -39,7 +39,6 @@ static hvd_status_t ask(const discovery_t *discovery, char *text, hosts_t *hosts
 {
     char *argv[] = {(char *)discovery->script, NULL};
     int code = run_program(argv, SCRIPT_TIMEOUT_MS, text, MAX_BYTES);
-
     if (code != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "Failed to execute discovery script: %s. Exit code: %d; it must be executable, "
@@ -73,7 +72,6 @@ static void ask_again(discovery_t *discovery, char *text)
 {
     hosts_t hosts;
     err_t err = {0};
-
     if (ask(discovery, text, &hosts, &err) != HVD_OK) {
         if (!discovery->has_warned) {
             say("warning: %s; the hosts stay as they are", err.text);
@@ -93,7 +91,6 @@ static void ask_again(discovery_t *discovery, char *text)
 static bool wait_for_turn(discovery_t *discovery)
 {
     struct timespec at;
-
     clock_gettime(CLOCK_REALTIME, &at);
     at.tv_sec += ASK_EVERY_S;
     pthread_mutex_lock(&discovery->lock);
@@ -109,7 +106,6 @@ static void *run(void *arg)
 {
     discovery_t *discovery = arg;
     char *text = malloc(MAX_BYTES);
-
     while (text != NULL && wait_for_turn(discovery)) {
         ask_again(discovery, text);
     }
@@ -121,7 +117,6 @@ static hvd_status_t ask_first(discovery_t *discovery, const options_t *options, 
 {
     hosts_t hosts;
     hvd_status_t status;
-
     if (discovery->script[0] != '\0') {
         status = ask(discovery, discovery->text, &hosts, err);
     } else {
@@ -140,7 +135,6 @@ hvd_status_t discovery_start(const options_t *options, discovery_t **discovery_p
 {
     discovery_t *discovery = calloc(1, sizeof *discovery);
     char *text = calloc(1, MAX_BYTES);
-
     if (discovery == NULL || text == NULL) {
         free(discovery);
         free(text);

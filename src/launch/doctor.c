@@ -39,7 +39,6 @@ static bool can_connect(const char *address, int port)
     char service[16];
     int code = 1;
     socklen_t bytes = sizeof code;
-
     snprintf(service, sizeof service, "%d", port);
     if (getaddrinfo(address, service, &hints, &found) != 0) {
         return false;
@@ -61,7 +60,6 @@ static void examine_addresses(const char *addresses, int port, finding_fn report
     char text[1024] = "", address[INET6_ADDRSTRLEN + 32];
     size_t len = 0;
     int n_reached = 0;
-
     for (const char *at = addresses; *at != '\0' && len < sizeof text;) {
         size_t bytes = strcspn(at, ",");
         snprintf(address, sizeof address, "%.*s", (int)bytes, at);
@@ -80,7 +78,6 @@ static void examine_memory(finding_fn report, void *arg)
 {
     struct statvfs disk;
     char text[128];
-
     if (statvfs("/dev/shm", &disk) != 0) {
         report(arg, true, "shared memory", "/dev/shm is not there",
                "mount it: mount -t tmpfs tmpfs /dev/shm");
@@ -98,7 +95,6 @@ static void examine_limits(finding_fn report, void *arg)
 {
     struct rlimit files = {0}, locked = {0};
     char text[128];
-
     getrlimit(RLIMIT_NOFILE, &files);
     snprintf(text, sizeof text, "%llu", (unsigned long long)files.rlim_cur);
     report(arg, files.rlim_cur < LEAST_FILES, "open files", text,
@@ -117,7 +113,6 @@ static void examine_clock(int64_t launcher_time_s, finding_fn report, void *arg)
 {
     int64_t apart_s = (int64_t)time(NULL) - launcher_time_s;
     char text[64];
-
     snprintf(text, sizeof text, "%+lld s against the launcher", (long long)apart_s);
     report(arg, llabs(apart_s) > MOST_SECONDS_APART, "clock", text,
            "set the clocks by NTP; times in logs and timelines will not fit together");
@@ -127,7 +122,6 @@ static void examine_python(finding_fn report, void *arg)
 {
     static const char *const names[] = {"python", "python3"};
     char text[256];
-
     for (size_t i = 0; i < N_ELEMENTS(names); i++) {
         char *argv[] = {(char *)names[i], "-c",
                         "import sys; print(sys.version.split()[0], "
@@ -148,7 +142,6 @@ static void examine_name(finding_fn report, void *arg)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     char name[256] = "", address[NI_MAXHOST] = "not known to the resolver", text[600];
-
     gethostname(name, sizeof name - 1);
     if (getaddrinfo(name, NULL, &hints, &found) == 0) {
         getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, NULL, 0,
@@ -163,7 +156,6 @@ void examine_host(const char *addresses, int port, int64_t launcher_time_s, find
                   void *arg)
 {
     char text[64];
-
     snprintf(text, sizeof text, "%ld", sysconf(_SC_NPROCESSORS_ONLN));
     report(arg, false, "cores", text, "");
     examine_name(report, arg);
@@ -182,7 +174,6 @@ static hvd_status_t broadcast(hvd_ctx_t *ctx, int root, void *data, char *text, 
     const hvd_tensor_t tensor = {.input = data, .output = data, .n_dims = 1, .shape = shape};
     char name[32];
     hvd_handle_t handle;
-
     snprintf(name, sizeof name, "trial.%d", root);
     const hvd_request_t request = {.op = HVD_BROADCAST,
                                    .name = name,
@@ -202,7 +193,6 @@ static hvd_status_t broadcast(hvd_ctx_t *ctx, int root, void *data, char *text, 
 static hvd_status_t try_roots(hvd_ctx_t *ctx, void *data, char *text, size_t bytes)
 {
     hvd_status_t status = HVD_OK;
-
     for (int root = 0; root < hvd_size(ctx) && status == HVD_OK; root++) {
         uint64_t best_ns = UINT64_MAX;
         for (int i = 0; i < TRIAL_ROUNDS && status == HVD_OK; i++) {
@@ -224,7 +214,6 @@ int doctor_rank(void)
     uint64_t start_ns = clock_ns();
     void *data = calloc(1, TRIAL_BYTES);
     hvd_ctx_t *ctx;
-
     if (data == NULL || hvd_init(NULL, &ctx, text, sizeof text) != HVD_OK) {
         say("the trial job cannot start: %s", text);
         free(data);
@@ -248,7 +237,6 @@ static int run_trial(const options_t *options, const hosts_t *hosts)
     static char *command[] = {"sh", "-c", "exec \"$HOROVOD_RUN_PROGRAM\" --doctor-rank", NULL};
     options_t trial = *options;
     buf_t list = {0};
-
     for (int i = 0; i < hosts->n; i++) {
         buf_append(&list, ",", i > 0);
         buf_append(&list, hosts->list[i].target, strlen(hosts->list[i].target));
@@ -278,7 +266,6 @@ static int listen_anywhere(int *port_p)
     struct sockaddr_in6 address = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
     socklen_t bytes = sizeof address;
     int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
     if (fd < 0) { // a host without IPv6
         struct sockaddr_in v4 = {.sin_family = AF_INET};
         memcpy(&address, &v4, sizeof v4);
@@ -301,7 +288,6 @@ static int hear_findings(agent_link_t *link)
 {
     uint64_t deadline_ns = deadline_in_ms(EXAMINE_TIMEOUT_MS);
     int n_faults = 0;
-
     while (link->phase == LINK_READY) {
         struct pollfd polled = {.fd = link->channel.in_fd, .events = POLLIN};
         frame_t frame;
@@ -344,7 +330,6 @@ static void ask(agent_link_t *link, const char *addresses, int port)
 static int examine_all(agent_link_t *links, int n, const char *addresses, int port)
 {
     int n_faults = 0;
-
     for (int i = 0; i < n; i++) {
         if (links[i].phase == LINK_READY) {
             ask(&links[i], addresses, port);
@@ -383,7 +368,6 @@ int doctor_run(const options_t *options)
     sink_t *sink = NULL;
     int n_faults = 0;
     hvd_status_t status;
-
     TRY(choose_hosts(options, &hosts, &err), out);
     hosts_find_local(&hosts);
     if (own_addresses(options->network_interfaces, &addresses, &err) != HVD_OK) {

@@ -148,7 +148,6 @@ static void give_up(driver_t *driver, int code, const char *format, ...) PRINTF_
 static void give_up(driver_t *driver, int code, const char *format, ...)
 {
     va_list args;
-
     if (driver->problem_code == 0) {
         va_start(args, format);
         vsnprintf(driver->problem, sizeof driver->problem, format, args);
@@ -172,7 +171,6 @@ static void bar_host(driver_t *driver, crew_host_t *host)
 {
     uint32_t random = 0;
     err_t err;
-
     random_bytes(&random, sizeof random, &err);
     crew_bar(&driver->crew, host, clock_ns(), random);
     for (int i = 0; i < driver->n_workers; i++) {
@@ -189,7 +187,6 @@ static void bar_host(driver_t *driver, crew_host_t *host)
 static void on_failure(driver_t *driver, worker_t *worker)
 {
     crew_host_t *host = worker->squad->host;
-
     sink_say(driver->sink, STREAM_STDERR, "Process %d exit with status code %d.",
              worker->place.rank, worker->end.code);
     driver->cause = driver->cause != NULL ? driver->cause : worker;
@@ -211,7 +208,6 @@ static void on_failure(driver_t *driver, worker_t *worker)
 static void end_worker(driver_t *driver, worker_t *worker, int code, int signo, bool was_oom)
 {
     char prefix[96];
-
     worker->end.code = code;
     worker->end.signo = signo;
     worker->end.was_oom = was_oom;
@@ -266,7 +262,6 @@ static void add_squad(driver_t *driver, crew_host_t *host)
     squad_t *squad = calloc(1, sizeof *squad);
     squad_t **squads = realloc(driver->squads, ((size_t)driver->n_squads + 1) * sizeof(squad_t *));
     const hosts_t one = {.list = &host->host, .n = 1};
-
     driver->squads = squads != NULL ? squads : driver->squads;
     if (squad != NULL) {
         squad->link = links_new(&one, 1);
@@ -286,7 +281,6 @@ static worker_t *add_worker(driver_t *driver, squad_t *squad)
     worker_t *worker = calloc(1, sizeof *worker);
     worker_t **workers =
         realloc(driver->workers, ((size_t)driver->n_workers + 1) * sizeof(worker_t *));
-
     driver->workers = workers != NULL ? workers : driver->workers;
     if (worker == NULL || workers == NULL) {
         free(worker);
@@ -303,7 +297,6 @@ static worker_t *add_worker(driver_t *driver, squad_t *squad)
 static bool recruit(driver_t *driver)
 {
     bool are_ready = true;
-
     for (int i = 0; i < driver->crew.n_order && !driver->is_stopping; i++) {
         crew_host_t *host = driver->crew.order[i];
         if (host->quota <= host->n_alive) {
@@ -324,7 +317,6 @@ static hvd_status_t next_rendezvous(driver_t *driver, err_t *err)
     const char *bind = strcmp(driver->info.addresses, "127.0.0.1") == 0 ? NULL : "*";
     hvd_status_t status =
         hvd_rendezvous_start(bind, 0, driver->secret, &server, err->text, sizeof err->text);
-
     if (status == HVD_OK) {
         if (driver->server != NULL) {
             hvd_rendezvous_stop(driver->server);
@@ -360,7 +352,6 @@ static bool fill_host(driver_t *driver, crew_host_t *host, const place_t *places
 {
     squad_t *squad = fresh_squad(driver, host);
     int n_old = driver->n_workers, n = 0;
-
     for (int i = 0; i < n_old; i++) {
         worker_t *worker = driver->workers[i];
         if (worker->squad->host == host && is_alive(worker)) {
@@ -381,7 +372,6 @@ static bool fill_host(driver_t *driver, crew_host_t *host, const place_t *places
 static void send_new(driver_t *driver, const job_plan_t *plan, squad_t *squad, buf_t *list)
 {
     uint32_t n = 0;
-
     for (int i = 0; i < driver->n_workers; i++) {
         n += driver->workers[i]->squad == squad;
     }
@@ -406,7 +396,6 @@ static void send_new(driver_t *driver, const job_plan_t *plan, squad_t *squad, b
 static void send_places(driver_t *driver, const job_plan_t *plan)
 {
     buf_t list = {0};
-
     for (int i = 0; i < driver->n_workers; i++) {
         worker_t *worker = driver->workers[i];
         if (is_running(worker->squad) && !worker->squad->is_stopping && !worker->end.has_ended) {
@@ -444,7 +433,6 @@ static void dismiss_hosts(driver_t *driver)
 static bool fill_hosts(driver_t *driver, const job_plan_t *plan)
 {
     int rank = 0;
-
     for (int i = 0; i < driver->crew.n_order; i++) {
         if (!fill_host(driver, driver->crew.order[i], &plan->places[rank])) {
             return false;
@@ -458,7 +446,6 @@ static hvd_status_t make_plan(const driver_t *driver, job_plan_t *plan_p, err_t 
 {
     const crew_t *crew = &driver->crew;
     hosts_t hosts = {.list = calloc((size_t)crew->n_order + 1, sizeof(host_t)), .n = crew->n_order};
-
     if (hosts.list == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", crew->n_order);
     }
@@ -476,7 +463,6 @@ static void publish(driver_t *driver)
     job_plan_t plan = {0};
     err_t err = {0};
     hvd_status_t status;
-
     if (driver->options->reset_limit > 0 &&
         (int64_t)driver->generation > driver->options->reset_limit) {
         give_up(driver, 1,
@@ -552,7 +538,6 @@ static void tell_news(driver_t *driver)
 static void take_hosts(driver_t *driver)
 {
     hosts_t found;
-
     if (discovery_take(driver->discovery, &found)) {
         if (!crew_update(&driver->crew, &found)) {
             give_up(driver, EXIT_INTERNAL, "no memory for hosts");
@@ -567,7 +552,6 @@ static void on_output(driver_t *driver, worker_t *worker, int stream, const uint
                       size_t bytes)
 {
     char prefix[96], text[5120];
-
     output_files_write(&driver->files, worker->place.rank, stream, data, bytes);
     prefix_make(&driver->style, worker->place.rank, stream, prefix, sizeof prefix);
     buf_clear(&driver->lines);
@@ -582,7 +566,6 @@ static void on_output(driver_t *driver, worker_t *worker, int stream, const uint
 static void on_result(driver_t *driver, worker_t *worker, const uint8_t *data, size_t bytes)
 {
     err_t err;
-
     if (!worker->is_leaving && // else another has its rank now
         result_write(driver->options->results, worker->place.rank, &worker->result_fd, data, bytes,
                      &err) != HVD_OK) {
@@ -618,7 +601,6 @@ static void on_problem(driver_t *driver, squad_t *squad, reader_t *reader)
     worker_t *worker = worker_of(driver, squad, get_u32(reader));
     int code = (int)get_u32(reader);
     const char *text = get_text(reader);
-
     sink_say(driver->sink, STREAM_STDERR, "%s: host %s: %s", PROGRAM, squad->host->host.name, text);
     if (worker != NULL && !worker->end.has_ended) {
         end_worker(driver, worker, code, 0, false);
@@ -634,7 +616,6 @@ static void on_frame(driver_t *driver, squad_t *squad, const frame_t *frame)
                       frame->type == FRAME_RESULT || frame->type == FRAME_EXITED ||
                       frame->type == FRAME_READY;
     worker_t *worker = has_worker ? worker_of(driver, squad, get_u32(&reader)) : NULL;
-
     squad->link->heard_ns = clock_ns();
     if (frame->type == FRAME_DONE) {
         squad->link->phase = LINK_DONE;
@@ -662,7 +643,6 @@ static void on_frame(driver_t *driver, squad_t *squad, const frame_t *frame)
 static void serve_squad(driver_t *driver, squad_t *squad)
 {
     frame_t frame;
-
     channel_receive(&squad->link->channel);
     while (squad->link->phase == LINK_READY && channel_next(&squad->link->channel, &frame)) {
         on_frame(driver, squad, &frame);
@@ -677,7 +657,6 @@ static void on_signals(driver_t *driver)
 {
     struct signalfd_siginfo info;
     char name[16];
-
     while (read(driver->signal_fd, &info, sizeof info) == sizeof info) {
         bool is_second = driver->signo != 0;
         driver->signo = is_second ? driver->signo : (int)info.ssi_signo;
@@ -692,7 +671,6 @@ static void on_signals(driver_t *driver)
 static bool bring_up(driver_t *driver)
 {
     bool is_busy = false;
-
     for (int i = 0; i < driver->n_squads; i++) {
         squad_t *squad = driver->squads[i];
         if (squad->has_plan || squad->link->phase == LINK_FAILED) {
@@ -714,7 +692,6 @@ static void look_after(driver_t *driver, squad_t *squad, bool pings, bool was_re
 {
     uint64_t now_ns = clock_ns();
     uint64_t silence_ns = (uint64_t)(driver->options->peer_timeout * 1e9);
-
     if (pings) {
         order_ping(squad->link);
     }
@@ -732,7 +709,6 @@ static void on_time(driver_t *driver, bool was_reading)
     uint64_t ping_ns =
         MIN(PING_MS * NS_PER_MS, (uint64_t)(driver->options->peer_timeout * 1e9 / 4));
     bool pings = now_ns >= driver->ping_at_ns;
-
     driver->ping_at_ns = pings ? now_ns + ping_ns : driver->ping_at_ns;
     for (int i = 0; i < driver->n_squads; i++) {
         if (is_running(driver->squads[i])) {
@@ -758,7 +734,6 @@ static void poll_once(driver_t *driver, struct pollfd *polled, int wait_ms)
 {
     int n = driver->n_squads;
     bool reads = !sink_is_full(driver->sink);
-
     for (int i = 0; i < n; i++) {
         agent_link_t *link = driver->squads[i]->link;
         bool is_on = is_running(driver->squads[i]);
@@ -797,7 +772,6 @@ static bool is_over(const driver_t *driver)
 static void run_loop(driver_t *driver)
 {
     struct pollfd *polled = NULL;
-
     form_in_ms(driver, 0);
     while (!is_over(driver)) {
         bool is_busy = bring_up(driver);
@@ -820,7 +794,6 @@ static hvd_status_t check_options(const options_t *options, int *min_ranks_p, er
 {
     int64_t np = options->num_proc, max = options->max_num_proc;
     int64_t min = options->min_num_proc > 0 ? options->min_num_proc : np;
-
     if (np == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "how many ranks to start with? give -np, as in: %s -np 2 --min-np 1 "
@@ -861,7 +834,6 @@ static hvd_status_t name_job(driver_t *driver, err_t *err)
     uint8_t id[4];
     buf_t list = {0};
     hvd_status_t status;
-
     TRY(random_bytes(driver->secret, sizeof driver->secret, err), out);
     TRY(random_bytes(id, sizeof id, err), out);
     snprintf(driver->job_name, sizeof driver->job_name, "%02x%02x%02x%02x", id[0], id[1], id[2],
@@ -886,7 +858,6 @@ static hvd_status_t prepare(driver_t *driver, err_t *err)
 {
     const options_t *options = driver->options;
     hvd_status_t status;
-
     TRY(check_options(options, &driver->min_ranks, err), out);
     TRY(crew_read_cooldown(&driver->crew, options->blacklist_cooldown_range, err), out);
     driver->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
@@ -900,9 +871,9 @@ static hvd_status_t prepare(driver_t *driver, err_t *err)
     environ_put(&driver->orders.env, "HOROVOD_ELASTIC=1");
     // Who has left a generation waits for the others as long as for hosts.
     environ_put(&driver->orders.env, "HOROVOD_START_TIMEOUT=%lld",
-              (long long)MAX(options->elastic_timeout, (int64_t)options->start_timeout));
+                (long long)MAX(options->elastic_timeout, (int64_t)options->start_timeout));
     environ_put(&driver->orders.env, "HOROVOD_ELASTIC_TIMEOUT=%lld",
-              (long long)options->elastic_timeout);
+                (long long)options->elastic_timeout);
     if (options->output_filename[0] != '\0') {
         status = output_files_open(options->output_filename, (int)options->max_num_proc,
                                    &driver->files, err);
@@ -923,7 +894,6 @@ static int report_cause(driver_t *driver)
 {
     const worker_t *cause = driver->cause;
     rank_end_t *ends = calloc((size_t)driver->n_ranks, sizeof *ends);
-
     for (int i = 0; ends != NULL && i < driver->n_workers; i++) {
         const worker_t *worker = driver->workers[i];
         if (worker->place.rank < driver->n_ranks && worker->end.has_ended) {
@@ -996,7 +966,6 @@ int elastic_run(const options_t *options)
                        .late_at_ns = NEVER_NS};
     err_t err = {0};
     int code;
-
     if (prepare(&driver, &err) != HVD_OK) {
         say("%s", err.text);
         code = driver.problem_code != 0             ? driver.problem_code

@@ -25,7 +25,6 @@ static bool has_failed(const rank_end_t *end)
 static int first_of(const rank_end_t *ends, int n, bool only_signals, uint64_t before_ns)
 {
     int first = -1;
-
     for (int i = 0; i < n; i++) {
         if (has_failed(&ends[i]) && ends[i].time_ns <= before_ns &&
             (!only_signals || ends[i].signo != 0) &&
@@ -40,14 +39,12 @@ int ending_cause(const rank_end_t *ends, int n)
 {
     int first = first_of(ends, n, false, UINT64_MAX);
     int killed = first < 0 ? -1 : first_of(ends, n, true, ends[first].time_ns + MOMENT_NS);
-
     return killed >= 0 ? killed : first;
 }
 
 int ending_blamed(const rank_end_t *ends, int n, int cause, const splitter_t *tail)
 {
     char name[32];
-
     for (int i = 0; i < n; i++) {
         snprintf(name, sizeof name, "rank %d (", i); // as peer_name() has it
         for (int k = 0; ends[i].was_halted && k < MIN(tail->n_tail, TAIL_LINES); k++) {
@@ -67,7 +64,6 @@ static void line(buf_t *out, const char *format, ...)
 {
     char text[1024];
     va_list args;
-
     va_start(args, format);
     int wanted = vsnprintf(text, sizeof text, format, args);
     va_end(args);
@@ -108,7 +104,6 @@ static const char *advice_for(const rank_end_t *end)
 static void describe(const rank_end_t *end, char *text, size_t bytes)
 {
     char name[16];
-
     if (end->was_halted) {
         snprintf(text, bytes, "its process was halted (state T)");
     } else if (end->signo != 0) {
@@ -122,7 +117,6 @@ static void describe(const rank_end_t *end, char *text, size_t bytes)
 static void tell_tail(const char *whose, const splitter_t *tail, buf_t *out)
 {
     int n = MIN(tail->n_tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
-
     if (n == 0) {
         line(out, "  it wrote nothing to stderr");
         return;
@@ -138,7 +132,6 @@ static void tell_others(const rank_end_t *ends, int n, int cause, buf_t *out)
     char text[900] = "", how[64];
     size_t len = 0;
     int n_told = 0, n_stopped = 0;
-
     for (int i = 0; i < n; i++) {
         if (i == cause || !ends[i].has_ended || ends[i].was_stopped || ends[i].code == 0) {
             n_stopped += i != cause && ends[i].was_stopped;
@@ -165,7 +158,6 @@ void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const c
                    const splitter_t *tail, buf_t *out)
 {
     char how[64], whose[64] = "its";
-
     describe(&ends[blamed], how, sizeof how);
     line(out, "%s: the job failed because of rank %d: %s", PROGRAM, blamed, how);
     line(out, "  on host %s, pid %d", host, (int)ends[blamed].pid);

@@ -60,7 +60,6 @@ static void put(buf_t *list, const char *name, const char *value)
 static void put_own_environment(buf_t *list)
 {
     char name[256];
-
     for (char **at = environ; *at != NULL; at++) {
         size_t bytes = strcspn(*at, "=");
         if (bytes == 0 || (*at)[bytes] != '=' || bytes >= sizeof name) {
@@ -77,7 +76,6 @@ static void put_own_environment(buf_t *list)
 void environ_put(buf_t *list, const char *format, ...)
 {
     va_list args;
-
     va_start(args, format);
     buf_vprintf(list, format, args);
     va_end(args);
@@ -90,10 +88,8 @@ static void put_gloo(buf_t *list, enum knob_id id)
     const knob_info_t *knob = &knob_infos[id];
     const char *asked = environment(knob->env);
     int choice;
-
-    if (asked != NULL &&
-        (strcasecmp(asked, "mpi") == 0 ||
-         knob_parse(knob, knob->env, asked, &choice, NULL) != HVD_OK)) {
+    if (asked != NULL && (strcasecmp(asked, "mpi") == 0 ||
+                          knob_parse(knob, knob->env, asked, &choice, NULL) != HVD_OK)) {
         say("%s=%.100s is not done: ranks that %s starts by itself use our own collectives; "
             "use --mpi for those of MPI, or unset it",
             knob->env, asked, PROGRAM);
@@ -104,7 +100,6 @@ static void put_gloo(buf_t *list, enum knob_id id)
 void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list)
 {
     char port[16];
-
     put_own_environment(list);
     for (int i = 0; i < N_OPTIONS; i++) {
         option_t option = option_at(i);
@@ -139,7 +134,6 @@ const char *environ_find(const uint8_t *list, size_t bytes, const char *name)
 {
     const char *at = (const char *)list, *end = at + bytes, *stop, *value = NULL;
     size_t n = strlen(name);
-
     for (; at < end && (stop = memchr(at, '\0', (size_t)(end - at))) != NULL; at = stop + 1) {
         if (strncmp(at, name, n) == 0 && at[n] == '=') {
             value = at + n + 1; // the last one counts
@@ -160,7 +154,6 @@ static size_t count_entries(const uint8_t *changes, size_t bytes)
 char **environ_merge(char *const *base, const uint8_t *changes, size_t bytes)
 {
     size_t n_base = 0, n = 0;
-
     while (base[n_base] != NULL) {
         n_base++;
     }

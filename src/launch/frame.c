@@ -50,7 +50,6 @@ size_t frame_begin(channel_t *channel, uint8_t type)
 void frame_end(channel_t *channel, size_t begin)
 {
     size_t bytes = channel->out.len - begin - 4;
-
     if (channel->out.failed || bytes > FRAME_LIMIT) {
         channel->is_closed = true; // half a frame must not leave
         return;
@@ -115,7 +114,6 @@ bool channel_next(channel_t *channel, frame_t *frame_p)
         reader_of(channel->in.data + channel->in_used, channel->in.len - channel->in_used);
     size_t bytes = get_u32(&reader);
     uint8_t type = get_u8(&reader);
-
     if (reader.bad) {
         return false;
     }
@@ -142,7 +140,6 @@ const char *get_text(reader_t *reader)
 {
     size_t bytes = get_u32(reader);
     const uint8_t *text = get_bytes(reader, bytes);
-
     if (text == NULL || bytes == 0 || text[bytes - 1] != '\0') {
         reader->bad = true;
         return "";

@@ -46,7 +46,6 @@ static void spell(const option_t *option, char *text, size_t bytes)
 {
     const char *at = option->synonyms;
     size_t len = 0;
-
     text[0] = '\0';
     while (*at != '\0' && len < bytes) {
         size_t word = strcspn(at, " ");
@@ -63,7 +62,6 @@ static void spell(const option_t *option, char *text, size_t bytes)
 static void spell_origin(const option_t *option, char *text, size_t bytes)
 {
     size_t len = 0;
-
     text[0] = '\0';
     if (option->info.choices[0] != '\0') {
         len += (size_t)snprintf(text + len, bytes - len, " One of %s.", option->info.choices);
@@ -107,7 +105,6 @@ static void print_wrapped(FILE *out, const char *text, size_t column)
 static void print_option(FILE *out, const option_t *option)
 {
     char name[256], origin[512], text[1024];
-
     spell(option, name, sizeof name);
     spell_origin(option, origin, sizeof origin);
     snprintf(text, sizeof text, "%s.%s", option->info.help, origin);
@@ -152,7 +149,6 @@ static void print_roff(FILE *out, const char *text)
 void man_print(FILE *out)
 {
     char name[256], origin[512];
-
     fprintf(out,
             ".TH HOROVODRUN 1 \"\" \"%s\" \"Horovod\"\n.SH NAME\nhorovodrun \\- start a "
             "distributed training job\n.SH SYNOPSIS\n",

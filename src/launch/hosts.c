@@ -48,7 +48,6 @@ static bool is_name(const char *text, size_t bytes)
 static bool parse_slots(const char *text, size_t bytes, int *slots_p)
 {
     long value = 0;
-
     for (size_t i = 0; i < bytes; i++) {
         if (text[i] < '0' || text[i] > '9' || value > MAX_SLOTS) {
             return false;
@@ -63,7 +62,6 @@ static hvd_status_t add_host(hosts_t *hosts, const char *user, size_t user_bytes
                              size_t name_bytes, int slots, err_t *err)
 {
     host_t host = {.name = strndup(name, name_bytes), .slots = slots};
-
     if (asprintf(&host.target, "%.*s%.*s", (int)user_bytes, user, (int)name_bytes, name) < 0) {
         host.target = NULL;
     }
@@ -96,7 +94,6 @@ static bool parse_host(const char *text, size_t bytes, const char **name_p, size
     const char *at = memchr(text, '@', bytes);
     const char *name = at != NULL ? at + 1 : text;
     const char *name_end, *rest;
-
     if (at == text) {
         return false;
     }
@@ -126,7 +123,6 @@ hvd_status_t hosts_parse(const char *text, int bare_slots, hosts_t *hosts_p, err
 {
     hosts_t hosts = {0};
     hvd_status_t status = HVD_OK;
-
     for (const char *at = text; status == HVD_OK;) {
         size_t bytes = strcspn(at, ","), name_bytes, user_bytes;
         const char *name;
@@ -159,7 +155,6 @@ static hvd_status_t parse_line(hosts_t *hosts, const char *line, size_t bytes, c
     const char *end = line + bytes, *name;
     size_t name_bytes, user_bytes;
     int slots = bare_slots;
-
     line += strspn(line, blanks);
     if (line >= end) {
         return HVD_OK;
@@ -195,7 +190,6 @@ hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, 
 {
     hosts_t hosts = {0};
     int number = 0;
-
     for (const char *at = text; *at != '\0';) {
         size_t bytes = strcspn(at, "\n");
         size_t without_comment = MIN(bytes, strcspn(at, "#"));
@@ -219,7 +213,6 @@ static hvd_status_t hostfile_read(const char *path, int bare_slots, hosts_t *hos
     buf_t text = {0};
     FILE *file = fopen(path, "re");
     hvd_status_t status;
-
     if (file == NULL) {
         return fail_errno(err, errno, "cannot open the hostfile %s", path);
     }
@@ -241,7 +234,6 @@ static hvd_status_t hostfile_read(const char *path, int bare_slots, hosts_t *hos
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err)
 {
     int bare_slots = (int)options->slots_per_host;
-
     if (options->pai) {
         return pai_hosts(options, hosts_p, err);
     }
@@ -300,7 +292,6 @@ static bool resolves_here(const char *name, const struct ifaddrs *interfaces)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     bool is_here = false;
-
     if (getaddrinfo(name, NULL, &hints, &found) != 0) {
         return false;
     }
@@ -322,7 +313,6 @@ typedef struct lookup {
 static void *look_up(void *arg)
 {
     lookup_t *lookup = arg;
-
     for (int i; (i = atomic_fetch_add(&lookup->next, 1)) < lookup->hosts->n;) {
         host_t *host = &lookup->hosts->list[i];
         host->is_local = strcmp(host->name, "localhost") == 0 ||
@@ -339,7 +329,6 @@ void hosts_find_local(hosts_t *hosts)
     struct ifaddrs *interfaces = NULL;
     pthread_t threads[MAX_LOOKUPS];
     int n_threads = 0;
-
     if (hosts->knows_local) {
         return;
     }
@@ -364,7 +353,6 @@ void hosts_find_local(hosts_t *hosts)
 static bool is_listed(const char *name, const char *nics)
 {
     size_t bytes = strlen(name);
-
     if (nics[0] == '\0') {
         return true;
     }
@@ -383,7 +371,6 @@ static void add_address(const struct sockaddr *address, buf_t *list)
     char text[NI_MAXHOST];
     socklen_t bytes =
         address->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
-
     if (getnameinfo(address, bytes, text, sizeof text, NULL, 0, NI_NUMERICHOST) == 0) {
         if (list->len > 0) {
             buf_append(list, ",", 1);
@@ -397,7 +384,6 @@ static bool is_usable(const struct ifaddrs *at, int family, const char *nics)
     bool is_up =
         (at->ifa_flags & IFF_UP) != 0 && at->ifa_addr != NULL && at->ifa_addr->sa_family == family;
     bool wants_loopback = nics[0] != '\0';
-
     if (!is_up || !is_listed(at->ifa_name, nics)) {
         return false;
     }
@@ -414,7 +400,6 @@ hvd_status_t own_addresses(const char *nics, buf_t *list, err_t *err)
 {
     static const int families[] = {AF_INET, AF_INET6};
     struct ifaddrs *interfaces;
-
     if (getifaddrs(&interfaces) != 0) {
         return fail_errno(err, errno, "cannot list the network interfaces");
     }

@@ -65,7 +65,6 @@ static hvd_status_t find_addresses(job_t *job, err_t *err)
 {
     const char *nics = job->options->network_interfaces;
     buf_t list = {0};
-
     if (all_local(job) && nics[0] == '\0') {
         job->info.addresses = strdup("127.0.0.1");
     } else {
@@ -86,7 +85,6 @@ static hvd_status_t start_rendezvous(job_t *job, err_t *err)
     const char *bind = "*";
     uint8_t id[4];
     hvd_status_t status;
-
     TRY(random_bytes(job->secret, sizeof job->secret, err), out);
     TRY(random_bytes(id, sizeof id, err), out);
     snprintf(job->info.id, sizeof job->info.id, "%02x%02x%02x%02x", id[0], id[1], id[2], id[3]);
@@ -107,7 +105,6 @@ static hvd_status_t make_state(job_t *job, err_t *err)
 {
     size_t n = (size_t)job->plan.n_ranks;
     hvd_status_t status = HVD_OK;
-
     job->links = links_new(&job->hosts, job->plan.n_hosts);
     job->splitters = calloc(n * N_STREAMS, sizeof *job->splitters);
     job->ends = calloc(n, sizeof *job->ends);
@@ -134,7 +131,6 @@ static void send_plan(job_t *job, int host, const orders_t *orders)
     agent_link_t *link = &job->links[host];
     buf_t own = {0};
     uint32_t n_ranks = 0;
-
     for (int i = 0; i < job->plan.n_ranks; i++) {
         n_ranks += job->plan.places[i].host == host;
     }
@@ -154,7 +150,6 @@ static hvd_status_t send_plans(job_t *job, err_t *err)
 {
     orders_t orders = {0};
     hvd_status_t status = orders_make(job->options, &job->info, &orders, err);
-
     for (int i = 0; status == HVD_OK && i < job->plan.n_hosts; i++) {
         send_plan(job, i, &orders);
     }
@@ -190,7 +185,6 @@ static void note_problem(job_t *job, int code, const char *format, ...) PRINTF_L
 static void note_problem(job_t *job, int code, const char *format, ...)
 {
     va_list args;
-
     if (job->problem_code == 0) {
         va_start(args, format);
         vsnprintf(job->problem, sizeof job->problem, format, args);
@@ -204,7 +198,6 @@ static void on_signals(job_t *job)
 {
     struct signalfd_siginfo info;
     char name[16];
-
     while (read(job->signal_fd, &info, sizeof info) == sizeof info) {
         bool is_second = job->signo != 0;
         job->signo = is_second ? job->signo : (int)info.ssi_signo;
@@ -225,7 +218,6 @@ static bool is_rank(const job_t *job, const agent_link_t *link, uint32_t rank)
 static void on_output(job_t *job, int rank, int stream, const uint8_t *data, size_t bytes)
 {
     char prefix[96], text[5120];
-
     output_files_write(&job->files, rank, stream, data, bytes);
     prefix_make(&job->style, rank, stream, prefix, sizeof prefix);
     buf_clear(&job->lines);
@@ -240,7 +232,6 @@ static void on_output(job_t *job, int rank, int stream, const uint8_t *data, siz
 static void on_result(job_t *job, int rank, const uint8_t *data, size_t bytes)
 {
     err_t err;
-
     if (result_write(job->options->results, rank, &job->result_fds[rank], data, bytes, &err) !=
         HVD_OK) {
         note_problem(job, EXIT_OUTPUT, "%s", err.text);
@@ -250,7 +241,6 @@ static void on_result(job_t *job, int rank, const uint8_t *data, size_t bytes)
 static void on_exit_of(job_t *job, int rank, reader_t *reader)
 {
     rank_end_t *end = &job->ends[rank];
-
     end->code = (int)get_u32(reader);
     end->signo = (int)get_u32(reader);
     end->was_oom = get_u8(reader);
@@ -273,7 +263,6 @@ static void on_frame(job_t *job, agent_link_t *link, const frame_t *frame)
 {
     reader_t reader = reader_of(frame->data, frame->bytes);
     uint32_t rank;
-
     link->heard_ns = clock_ns();
     switch (frame->type) {
     case FRAME_STARTED:
@@ -341,7 +330,6 @@ static void lose_host(job_t *job, agent_link_t *link, const char *how)
 static void serve_link(job_t *job, agent_link_t *link)
 {
     frame_t frame;
-
     channel_receive(&link->channel);
     while (channel_next(&link->channel, &frame)) {
         on_frame(job, link, &frame);
@@ -361,7 +349,6 @@ static uint64_t ping_ns(const job_t *job)
 static void on_time(job_t *job, bool was_reading)
 {
     uint64_t now_ns = clock_ns(), silence_ns = (uint64_t)(job->options->peer_timeout * 1e9);
-
     if (now_ns >= job->stop_at_ns) {
         stop_all(job, SIGTERM, GRACE_MS);
     }
@@ -400,7 +387,6 @@ static void poll_once(job_t *job, struct pollfd *polled)
 {
     int n = job->plan.n_hosts;
     bool reads = !sink_is_full(job->sink);
-
     for (int i = 0; i < n; i++) {
         agent_link_t *link = &job->links[i];
         bool is_on = link->phase == LINK_READY;
@@ -433,7 +419,6 @@ static void poll_once(job_t *job, struct pollfd *polled)
 static void run_loop(job_t *job)
 {
     struct pollfd *polled = calloc(2 * (size_t)job->plan.n_hosts + 1, sizeof *polled);
-
     job->ping_at_ns = clock_ns() + ping_ns(job);
     while (polled != NULL && is_running(job)) {
         poll_once(job, polled);
@@ -449,7 +434,6 @@ static void run_loop(job_t *job)
 static void flush_lines(job_t *job)
 {
     char prefix[96];
-
     for (int i = 0; i < job->plan.n_ranks * N_STREAMS; i++) {
         prefix_make(&job->style, i / N_STREAMS, i % N_STREAMS, prefix, sizeof prefix);
         buf_clear(&job->lines);
@@ -462,7 +446,6 @@ static void flush_lines(job_t *job)
 static int conclude(job_t *job)
 {
     int cause = ending_cause(job->ends, job->plan.n_ranks);
-
     if (job->signo != 0) {
         return EXIT_BY_SIGNAL + job->signo;
     }
@@ -531,7 +514,6 @@ static void tell_hosts(job_t *job)
 static bool gather(job_t *job)
 {
     int64_t timeout_ms = (int64_t)(job->options->start_timeout * 1000);
-
     tell_hosts(job);
     links_gather(job->links, job->plan.n_hosts, job->options, deadline_in_ms(timeout_ms),
                  job->signal_fd, true, job->sink);
@@ -557,7 +539,6 @@ int job_run(const options_t *options)
         .options = options, .signal_fd = -1, .stop_at_ns = NEVER_NS, .late_at_ns = NEVER_NS};
     err_t err = {0};
     hvd_status_t status;
-
     TRY(hosts_choose(options, &job.hosts, &err), refuse);
     TRY(job_plan_make(&job.hosts, (int)options->num_proc, &job.plan, &err), refuse);
     hosts_find_local(&job.hosts);

@@ -25,7 +25,6 @@ static hvd_status_t hosts_of_lsf(hosts_t *hosts_p, err_t *err)
     const char *text = environment("LSB_MCPU_HOSTS");
     char **words = text != NULL ? split_words(text) : NULL;
     buf_t list = {0};
-
     if (words == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "LSB_MCPU_HOSTS is not set, so this is no LSF job; give hosts with -H");
@@ -52,7 +51,6 @@ static hvd_status_t write_resources(const hosts_t *hosts, const job_plan_t *plan
     long n_cores = MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
     int fd = mkstemp(path);
     FILE *file = fd >= 0 ? fdopen(fd, "w") : NULL;
-
     if (file == NULL) {
         return fail_errno(err, errno, "cannot make the resource file %s", path);
     }
@@ -83,7 +81,6 @@ static char **make_command(const options_t *options, const char *resources)
     const char *extra[] = {options->binding_args, options->mpi_args};
     buf_t words = {0};
     char *end = NULL;
-
     add(&words, "jsrun");
     add(&words, "--erf_input");
     add(&words, resources);
@@ -113,7 +110,6 @@ static int run_to_end(char **command)
 {
     pid_t pid;
     int status = 0;
-
     signal(SIGINT, SIG_IGN);
     if (posix_spawnp(&pid, command[0], NULL, NULL, command, environ) != 0) {
         say(NO_JSRUN);
@@ -133,7 +129,6 @@ int jsrun_run(const options_t *options)
     err_t err = {0};
     int code = EXIT_USAGE;
     hvd_status_t status;
-
     TRY(has_hosts ? hosts_choose(options, &hosts, &err) : hosts_of_lsf(&hosts, &err), out);
     TRY(job_plan_make(&hosts, (int)options->num_proc, &plan, &err), out);
     TRY(write_resources(&hosts, &plan, path, &err), out);

@@ -34,7 +34,6 @@ static void remove_directory(const char *path)
 {
     char name[4096];
     DIR *directory = opendir(path);
-
     if (directory == NULL) {
         return;
     }
@@ -54,7 +53,6 @@ static bool lock_directory(const char *path)
     struct stat seen;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     bool is_ours = fd >= 0 && fstat(fd, &seen) == 0 && seen.st_uid == geteuid();
-
     if (is_ours && flock(fd, LOCK_EX | LOCK_NB) == 0) {
         return true;
     }
@@ -70,7 +68,6 @@ static void remove_abandoned(const char *own)
     char path[4096];
     struct stat seen;
     size_t place_bytes = (size_t)(strrchr(own, '/') - own);
-
     snprintf(path, sizeof path, "%.*s", (int)place_bytes, own);
     DIR *place = opendir(path);
     for (struct dirent *entry; place != NULL && (entry = readdir(place)) != NULL;) {
@@ -105,7 +102,6 @@ static void remove_sockets(const live_place_t *live, bool has_killed)
     char base[LIVE_PATH_BYTES];
     uint64_t deadline_ns = deadline_in_ms(has_killed ? DYING_MS : 0);
     bool is_there = live->directory[0] == '\0' || chdir(live->directory) == 0; // as ranks did
-
     if (live->job == NULL || !live_base_dir(live->base, base) || (!is_there && base[0] != '/')) {
         return;
     }
@@ -119,7 +115,6 @@ static void keep(int fd, const char *directory, const live_place_t *live)
     pid_t groups[MAX_GROUPS], group;
     int n = 0;
     ssize_t got;
-
     while ((got = read(fd, &group, sizeof group)) == sizeof group || (got < 0 && errno == EINTR)) {
         if (got > 0) {
             note(groups, &n, group);
@@ -136,7 +131,6 @@ hvd_status_t keeper_start(const char *directory, const live_place_t *live, keepe
                           err_t *err)
 {
     int ends[2];
-
     if (pipe2(ends, O_CLOEXEC) != 0) {
         return fail_errno(err, errno, "cannot make a pipe");
     }

@@ -96,9 +96,9 @@ void config_print(const options_t *options, FILE *out);
 // --- Hosts (hosts.c) -----------------------------------------------------------------------------
 
 typedef struct host {
-    char *name;   // without user: HOROVOD_HOSTNAME
-    char *target; // for ssh: user@name
-    char *address; // where it is, if not where its name leads; NULL: there
+    char *name;     // without user: HOROVOD_HOSTNAME
+    char *target;   // for ssh: user@name
+    char *address;  // where it is, if not where its name leads; NULL: there
     int agent_port; // of an agent that waits; 0: --agent-port
     int slots;
     bool is_local;

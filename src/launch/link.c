@@ -24,7 +24,6 @@
 agent_link_t *links_new(const hosts_t *hosts, int n_hosts)
 {
     agent_link_t *links = calloc((size_t)n_hosts, sizeof *links);
-
     for (int i = 0; links != NULL && i < n_hosts; i++) {
         links[i].host = &hosts->list[i];
         channel_open(&links[i].channel, -1, -1);
@@ -38,7 +37,6 @@ static void fail_link(agent_link_t *link, const char *format, ...) PRINTF_LIKE(2
 static void fail_link(agent_link_t *link, const char *format, ...)
 {
     va_list args;
-
     va_start(args, format);
     vsnprintf(link->problem, sizeof link->problem, format, args);
     va_end(args);
@@ -49,7 +47,6 @@ static void fail_link(agent_link_t *link, const char *format, ...)
 static void tell_command(char *const *command, sink_t *sink)
 {
     buf_t text = {0};
-
     for (; *command != NULL; command++) {
         quote_word(*command, &text);
         buf_append(&text, command[1] != NULL ? " " : "", 1);
@@ -67,7 +64,6 @@ static void start_link(agent_link_t *link, const options_t *options, sink_t *sin
     char *local[] = {path, "--agent", NULL};
     err_t err = {0};
     int socket;
-
     if (!own_path(path, sizeof path)) {
         fail_link(link, "cannot find out where this program is: /proc is not there");
         return;
@@ -99,7 +95,6 @@ void link_read_errors(agent_link_t *link, bool is_verbose, sink_t *sink)
 {
     char text[1024];
     ssize_t n = 0;
-
     while (link->process.fds[STREAM_STDERR] >= 0 &&
            (n = read(link->process.fds[STREAM_STDERR], text, sizeof text)) > 0) {
         size_t have = strlen(link->said), more = MIN((size_t)n, sizeof link->said - 1);
@@ -132,7 +127,6 @@ static void on_hello(agent_link_t *link, const frame_t *frame)
 {
     reader_t reader = reader_of(frame->data, frame->bytes);
     const char *version = get_text(&reader);
-
     if (frame->type != FRAME_HELLO || reader.bad) {
         refuse_stranger(link);
     } else if (strcmp(version, hvd_version()) != 0) {
@@ -150,7 +144,6 @@ static void on_hello(agent_link_t *link, const frame_t *frame)
 static const char *last_line(char *text)
 {
     size_t len = strlen(text);
-
     while (len > 0 && (text[len - 1] == '\n' || text[len - 1] == '\r')) {
         text[--len] = '\0';
     }
@@ -167,7 +160,6 @@ static int reap_within(pid_t pid, int timeout_ms)
     uint64_t deadline_ns = deadline_in_ms(timeout_ms);
     int status = 0;
     pid_t ended;
-
     while ((ended = waitpid(pid, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
         if (clock_ns() >= deadline_ns) {
             kill_group(pid, SIGKILL);
@@ -181,7 +173,6 @@ static int reap_within(pid_t pid, int timeout_ms)
 static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
 {
     int status = 0;
-
     status = reap_within(link->process.pid, END_MS);
     link_read_errors(link, options->verbose, sink);
     link->has_process = false;
@@ -213,7 +204,6 @@ static void start_some(agent_link_t *links, int n, const options_t *options, sin
 {
     int n_connecting = count(links, n, LINK_CONNECTING);
     uint64_t now_ns = clock_ns();
-
     for (int i = 0; i < n && n_connecting < MAX_CONNECTING; i++) {
         if (links[i].phase == LINK_WAITING && links[i].retry_at_ns <= now_ns) {
             start_link(&links[i], options, sink);
@@ -228,7 +218,6 @@ static bool look_once(agent_link_t *links, int n, const options_t *options, int 
 {
     struct pollfd *polled = calloc(2 * (size_t)n + 1, sizeof *polled);
     uint64_t now_ns = clock_ns();
-
     if (polled == NULL) {
         return false;
     }

@@ -87,7 +87,6 @@ int main(int argc, char **argv)
 {
     options_t options;
     err_t err = {0};
-
     if (argc > 1 && strcmp(argv[1], "pai") == 0) {
         return pai_main(argc, argv);
     }

@@ -45,7 +45,6 @@ static void add(buf_t *words, const char *format, ...)
 {
     va_list args;
     char *text;
-
     va_start(args, format);
     int len = vasprintf(&text, format, args);
     va_end(args);
@@ -57,7 +56,6 @@ static void add(buf_t *words, const char *format, ...)
 static hvd_status_t add_all(buf_t *words, const char *text, const char *flag, err_t *err)
 {
     char **more = split_words(text);
-
     if (more == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT, "%s is \"%.200s\": a quote in it does not end", flag,
                     text);
@@ -78,7 +76,6 @@ static int by_name(const void *a, const void *b)
 static void add_exports(buf_t *words, char *const *env)
 {
     size_t n = 0, n_kept = 0;
-
     while (env[n] != NULL) {
         n++;
     }
@@ -105,7 +102,6 @@ static void add_exports(buf_t *words, char *const *env)
 static void join_hosts(const hosts_t *hosts, int n, bool with_slots, buf_t *text)
 {
     char slots[16];
-
     for (int i = 0; i < n; i++) {
         buf_append(text, i > 0 ? "," : "", i > 0);
         buf_append(text, hosts->list[i].name, strlen(hosts->list[i].name));
@@ -120,7 +116,6 @@ static void join_hosts(const hosts_t *hosts, int n, bool with_slots, buf_t *text
 static void ssh_words(const options_t *options, char *text, size_t bytes)
 {
     size_t len = 0;
-
     text[0] = '\0';
     if (options->ssh_port > 0) {
         len = (size_t)snprintf(text, bytes, "-p %d", (int)options->ssh_port);
@@ -142,7 +137,6 @@ static hvd_status_t open_mpi(const options_t *options, mpi_flavor_t flavor, cons
     bool has_binding = options->binding_args[0] != '\0';
     char ssh[1024];
     hvd_status_t status;
-
     ssh_words(options, ssh, sizeof ssh);
     TRY(add_all(words, has_binding ? options->binding_args : usual, "--binding-args", err), out);
     TRY(add_all(words, options->tcp && flavor == MPI_SPECTRUM ? "-tcp" : usual_net, "--tcp", err),
@@ -179,7 +173,6 @@ static hvd_status_t hydra(const options_t *options, const hosts_t *hosts, buf_t 
 {
     const char *nics = options->network_interfaces;
     char ssh[1024];
-
     ssh_words(options, ssh, sizeof ssh);
     for (int i = 1; i < hosts->n; i++) {
         if (hosts->list[i].slots != hosts->list[0].slots) {
@@ -220,7 +213,6 @@ char **mpi_command(const options_t *options, mpi_flavor_t flavor, const hosts_t 
     buf_t words = {0}, list = {0};
     char *end = NULL;
     hvd_status_t status;
-
     join_hosts(hosts, hosts->n, is_open, &list);
     add(&words, "mpirun");
     TRY(add_all(&words, is_open ? "--allow-run-as-root --tag-output" : "-l", "", err), undo);
@@ -276,7 +268,6 @@ static void export_options(const options_t *options)
 static void tell(char *const *command)
 {
     buf_t text = {0};
-
     for (char *const *at = command; *at != NULL; at++) {
         quote_word(*at, &text);
         buf_append(&text, " ", at[1] != NULL);
@@ -295,7 +286,6 @@ mpi_flavor_t mpi_find(void)
     mpi_flavor_t flavor = run_program(ask, VERSION_TIMEOUT_MS, version, sizeof version) == 0
                               ? mpi_flavor_of(version)
                               : MPI_NONE;
-
     if (flavor == MPI_NONE) {
         say(NO_MPI);
     }
@@ -308,7 +298,6 @@ int mpi_run(const options_t *options)
     hosts_t hosts = {0};
     job_plan_t plan = {0};
     int code = EXIT_USAGE;
-
     mpi_flavor_t flavor = mpi_find();
     if (flavor == MPI_NONE) {
         return EXIT_NOT_FOUND;

@@ -22,7 +22,6 @@
 hvd_status_t notes_watch(const char *directory, int *fd_p, err_t *err)
 {
     int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
-
     if (fd < 0 || inotify_add_watch(fd, directory, IN_MOVED_TO) < 0) {
         hvd_status_t status =
             fail_errno(err, errno, "cannot watch %s; try sysctl fs.inotify.max_user_instances=1024",
@@ -39,7 +38,6 @@ hvd_status_t notes_watch(const char *directory, int *fd_p, err_t *err)
 static bool write_note(const char *directory, const char *name, const void *text, size_t bytes)
 {
     char path[160], draft[176];
-
     snprintf(path, sizeof path, "%s/%s", directory, name);
     snprintf(draft, sizeof draft, "%s.new", path);
     int fd = open(draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -55,7 +53,6 @@ bool notes_write_place(const char *directory, int id, const uint8_t *env, size_t
 {
     char name[32];
     char *text = malloc(bytes + 1);
-
     if (text == NULL) {
         return false;
     }
@@ -72,14 +69,12 @@ bool notes_write_news(const char *directory, uint32_t number, uint32_t what)
 {
     char text[48];
     int bytes = snprintf(text, sizeof text, "%u %u\n", number, what);
-
     return write_note(directory, "news", text, (size_t)bytes);
 }
 
 static bool parse_number(const char *text, uint32_t *number_p)
 {
     char *end;
-
     *number_p = (uint32_t)strtoul(text, &end, 10);
     return end != text && *end == '\0';
 }
@@ -87,7 +82,6 @@ static bool parse_number(const char *text, uint32_t *number_p)
 static bool read_number(const char *directory, const char *name, uint32_t *number_p)
 {
     char path[128 + NAME_MAX], text[32] = "";
-
     snprintf(path, sizeof path, "%s/%s", directory, name);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);

@@ -16,7 +16,6 @@ static uint64_t counter_in(const char *path, const char *name)
     size_t bytes = strlen(name);
     uint64_t value = 0;
     FILE *file = fopen(path, "re");
-
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
         if (strncmp(line, name, bytes) == 0 && line[bytes] == ' ') {
             value = strtoull(line + bytes + 1, NULL, 10);
@@ -35,7 +34,6 @@ static uint64_t group_kills(void)
     char line[3072], path[4096];
     uint64_t value = 0;
     FILE *file = fopen("/proc/self/cgroup", "re");
-
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
         char *controllers = strchr(line, ':');
         char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;

@@ -154,7 +154,6 @@ static hvd_status_t set_text(options_t *options, int i, const char *text, const 
         (option.traits & LIST) != 0 && options->origins[i] == origin && options->texts[i] != NULL;
     char *copy = NULL;
     hvd_status_t status = check_value(&option, said_as, text, err);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -180,7 +179,6 @@ static hvd_status_t set_value(options_t *options, int i, const char *text, const
 {
     option_t option = option_at(i);
     char bytes_text[48];
-
     if (takes_mebibytes(&option)) {
         if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0' || strlen(text) > 12) {
             return fail(err, HVD_INVALID_ARGUMENT,
@@ -274,7 +272,6 @@ static hvd_status_t fail_unknown_flag(const char *word, err_t *err)
     char name[LONGEST_FLAG];
     const char *nearest = NULL;
     size_t distance = SIZE_MAX;
-
     snprintf(name, sizeof name, "%.*s", (int)MIN(strcspn(word, "="), sizeof name - 1), word);
     distance = strlen(name) / 3 + 1; // a third may be wrong
     for (int i = 0; i < N_OPTIONS; i++) {
@@ -315,7 +312,6 @@ static hvd_status_t read_flag(options_t *options, char **argv, int n_left, int *
     const char *after = argv[0][flag_bytes] == '=' ? argv[0] + flag_bytes + 1 : NULL;
     char flag[LONGEST_FLAG * 2], two_words[256];
     match_t match;
-
     *n_words_p = 1;
     if (!find_flag(argv[0], flag_bytes, &match)) {
         return fail_unknown_flag(argv[0], err);
@@ -349,7 +345,6 @@ static hvd_status_t read_flag(options_t *options, char **argv, int n_left, int *
 static hvd_status_t read_flags(options_t *options, int argc, char **argv, err_t *err)
 {
     int at = 1, n_words;
-
     while (at < argc && argv[at][0] == '-' && argv[at][1] != '\0') {
         if (strcmp(argv[at], "--") == 0) {
             at++;
@@ -390,7 +385,6 @@ hvd_status_t options_set_yaml(options_t *options, const char *key, const char *t
     const char *nearest = NULL;
     size_t distance = strlen(key) / 3 + 1;
     char said_as[256];
-
     snprintf(said_as, sizeof said_as, "%s in %s", key, file);
     if (strcmp(key, "logging.with_timestamp") == 0) {
         return set_inverted(options, N_OWN_OPTIONS + KNOB_log_hide_time, text, said_as, err);
@@ -416,7 +410,6 @@ hvd_status_t options_set_yaml(options_t *options, const char *key, const char *t
 static const char *env_value(const char *const *env, const char *name)
 {
     size_t bytes = strlen(name);
-
     for (; bytes > 0 && *env != NULL; env++) {
         if (strncmp(*env, name, bytes) == 0 && (*env)[bytes] == '=' && (*env)[bytes + 1] != '\0') {
             return *env + bytes + 1;
@@ -485,7 +478,6 @@ static void settle_hosts(options_t *options)
     static const int ways[] = {OPTION_hosts, OPTION_hostfile, OPTION_host_discovery_script};
     origin_t strongest = BY_DEFAULT;
     int winner = -1;
-
     for (size_t i = 0; i < N_ELEMENTS(ways); i++) {
         if (options->texts[ways[i]] != NULL && options->origins[ways[i]] > strongest) {
             strongest = options->origins[ways[i]];
@@ -506,7 +498,6 @@ hvd_status_t options_read(int argc, char **argv, const char *const *env, options
 {
     options_t options = {0};
     hvd_status_t status;
-
     env = env != NULL ? env : (const char *const *)environ;
     TRY(read_flags(&options, argc, argv, err), undo);
     const char *file = options.texts[OPTION_config_file];

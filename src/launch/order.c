@@ -18,7 +18,6 @@ static hvd_status_t read_payload(const char *path, buf_t *payload, err_t *err)
 {
     FILE *file = path[0] == '\0' ? NULL : fopen(path, "re");
     size_t n = 1;
-
     if (path[0] == '\0') {
         return HVD_OK;
     }
@@ -41,7 +40,6 @@ hvd_status_t orders_make(const options_t *options, const job_info_t *job, orders
 {
     orders_t orders = {.options = options, .directory = get_current_dir_name()};
     hvd_status_t status = read_payload(options->payload, &orders.payload, err);
-
     environ_of_job(options, job, &orders.env);
     if (status == HVD_OK &&
         (orders.directory == NULL || orders.env.failed || orders.payload.failed)) {
@@ -70,7 +68,6 @@ size_t order_plan_begin(agent_link_t *link, const orders_t *orders, const uint8_
     const buf_t *env = &orders->env, *payload = &orders->payload;
     buf_t *out = &link->channel.out;
     size_t begin = frame_begin(&link->channel, FRAME_PLAN);
-
     put_bytes(out, secret, SECRET_BYTES);
     put_u8(out, !link->host->is_local);
     put_u32(out, link->host->is_local ? 0 : (uint32_t)(options->peer_timeout * 1000));
@@ -105,7 +102,6 @@ void order_end(agent_link_t *link, size_t begin)
 void order_stop(agent_link_t *link, int signo, int grace_ms)
 {
     size_t begin = frame_begin(&link->channel, FRAME_STOP);
-
     put_u32(&link->channel.out, (uint32_t)signo);
     put_u32(&link->channel.out, (uint32_t)grace_ms);
     order_end(link, begin);
@@ -119,7 +115,6 @@ void order_ping(agent_link_t *link)
 void order_place(agent_link_t *link, int id, const buf_t *env)
 {
     size_t begin = frame_begin(&link->channel, FRAME_PLACE);
-
     order_plan_rank(link, id, env);
     order_end(link, begin);
 }
@@ -127,7 +122,6 @@ void order_place(agent_link_t *link, int id, const buf_t *env)
 void order_news(agent_link_t *link, uint32_t number, unsigned what)
 {
     size_t begin = frame_begin(&link->channel, FRAME_NEWS);
-
     put_u32(&link->channel.out, number);
     put_u32(&link->channel.out, what);
     order_end(link, begin);

@@ -27,7 +27,6 @@ void prefix_make(const prefix_style_t *style, int rank, int stream, char *text, 
     char when[32] = "";
     time_t now = time(NULL);
     struct tm parts;
-
     if (style->timestamp && localtime_r(&now, &parts) != NULL) {
         strftime(when, sizeof when, "%a %b %e %H:%M:%S %Y", &parts);
     }
@@ -46,7 +45,6 @@ static void keep_tail(splitter_t *splitter, const uint8_t *line, size_t bytes)
 {
     char *place = splitter->tail[splitter->n_tail % TAIL_LINES];
     size_t n = 0;
-
     while (bytes > 0 && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) {
         bytes--;
     }
@@ -92,7 +90,6 @@ void splitter_feed(splitter_t *splitter, const char *prefix, const void *data, s
                    buf_t *out)
 {
     const uint8_t *at = data, *end = at + bytes, *next;
-
     if (bytes > 0 && splitter->after_cr && *at == '\n') {
         buf_append(out, at++, 1); // the second half of a \r\n that came in two pieces
     }
@@ -146,7 +143,6 @@ static hvd_status_t open_rank(output_files_t *files, int rank, err_t *err)
     int n_zeros = digits_of(files->n_ranks - 1) - digits_of(rank);
     char path[4096], name[32];
     hvd_status_t status;
-
     snprintf(name, sizeof name, "%.*s%d", n_zeros, "0000000000", rank);
     snprintf(path, sizeof path, "%s/rank.%s", files->directory, name);
     status = make_directory(path, err);
@@ -165,7 +161,6 @@ static hvd_status_t open_rank(output_files_t *files, int rank, err_t *err)
 static hvd_status_t check_space(const char *directory, err_t *err)
 {
     struct statvfs disk;
-
     if (statvfs(directory, &disk) == 0 && disk.f_blocks > 0 && disk.f_bavail == 0) {
         return fail(err, HVD_SYSTEM,
                     "no space left on the disk of %s (--output-filename); free some, or choose a "
@@ -180,7 +175,6 @@ hvd_status_t output_files_open(const char *directory, int n_ranks, output_files_
 {
     output_files_t files = {.n_ranks = n_ranks, .directory = strdup(directory)};
     hvd_status_t status;
-
     files.fds = malloc((size_t)n_ranks * N_STREAMS * sizeof *files.fds);
     if (files.fds == NULL || files.directory == NULL) {
         free(files.fds);
@@ -218,7 +212,6 @@ static bool write_all(int fd, const uint8_t *data, size_t bytes)
 void output_files_write(output_files_t *files, int rank, int stream, const void *data, size_t bytes)
 {
     int fd = rank < files->n_ranks ? files->fds[rank * N_STREAMS + stream] : -1;
-
     if (fd >= 0 && !write_all(fd, data, bytes) && files->failed_code == 0) {
         files->failed_code = errno;
     }
@@ -241,7 +234,6 @@ hvd_status_t result_write(const char *directory, int rank, int *fd_p, const void
                           size_t bytes, err_t *err)
 {
     char path[4096];
-
     if (*fd_p < 0) {
         snprintf(path, sizeof path, "%s/rank.%d", directory, rank);
         *fd_p = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -267,7 +259,6 @@ void output_files_close(output_files_t *files)
 void note_first_failure(const char *results, int rank, int code)
 {
     char path[4096];
-
     snprintf(path, sizeof path, "%s/first_failure", results);
     FILE *file = results[0] != '\0' ? fopen(path, "we") : NULL;
     if (file != NULL) {

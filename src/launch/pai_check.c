@@ -16,7 +16,6 @@ void pai_find(pai_findings_t *findings, const pai_node_t *at, const char *path, 
 {
     char text[512];
     va_list args;
-
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
@@ -54,7 +53,6 @@ static const char *types_text(unsigned types, char text[128])
 static bool has_form(const pai_form_t *form, const char *text)
 {
     regex_t regex;
-
     if (regcomp(&regex, form->pattern, REG_EXTENDED | REG_NOSUB) != 0) {
         return true; // out of memory: the server will look again
     }
@@ -66,7 +64,6 @@ static bool has_form(const pai_form_t *form, const char *text)
 static bool is_choice(const char *choices, const char *text)
 {
     size_t bytes = strlen(text);
-
     for (const char *at = choices; bytes > 0; at += strcspn(at, "|") + 1) {
         if (strcspn(at, "|") == bytes && strncmp(at, text, bytes) == 0) {
             return true;
@@ -92,7 +89,6 @@ static void check_list(const pai_document_t *document, const pai_node_t *list,
                        const pai_rule_t *rule, const char *path, pai_findings_t *findings)
 {
     int n = pai_count(document, list);
-
     for (int i = 0; rule->item != NULL && i < n; i++) {
         char inner[PAI_PATH_BYTES + 16];
         snprintf(inner, sizeof inner, "%s[%d]", path, i);
@@ -105,7 +101,6 @@ static void check_scalar(const pai_node_t *value, const pai_rule_t *rule, unsign
                          const char *path, pai_findings_t *findings)
 {
     const char *text = pai_text(value);
-
     if (type == IS_INT && (rule->min != 0 || rule->max != 0)) {
         int64_t number = pai_int(value, 0);
         if (number < rule->min) {
@@ -135,7 +130,6 @@ static void check_value(const pai_document_t *document, const pai_node_t *value,
     unsigned type = pai_type(value);
     unsigned allowed = rule->types | ((rule->types & IS_REAL) != 0 ? (unsigned)IS_INT : 0);
     char is[128], must_be[128];
-
     if ((type & allowed) == 0) {
         pai_find(findings, value, path, false, "is %s, but must be %s", types_text(type, is),
                  types_text(rule->types, must_be));
@@ -156,7 +150,6 @@ static void check_value(const pai_document_t *document, const pai_node_t *value,
 static const pai_rule_t *rule_of(const pai_rule_t *rules, const char *key)
 {
     const pai_rule_t *other = NULL;
-
     for (; rules->key != NULL; rules++) {
         if (strcmp(rules->key, key) == 0) {
             return rules;
@@ -171,7 +164,6 @@ static void find_unknown(const pai_node_t *at, const char *key, const pai_rule_t
 {
     size_t nearest = strlen(key) / 3 + 1;
     const char *meant = NULL;
-
     for (; rules->key != NULL; rules++) {
         size_t distance = edit_distance(key, rules->key);
         if (distance < nearest || (distance == nearest && meant == NULL)) {
@@ -190,7 +182,6 @@ static void check_pair(const pai_document_t *document, const pai_node_t *map, in
     const char *name = pai_text(key);
     const pai_rule_t *rule = rule_of(rules, name);
     char inner[PAI_PATH_BYTES];
-
     put_path(path, name, inner);
     for (int other = 0; other < i; other++) {
         if (strcmp(pai_text(pai_key(document, map, other)), name) == 0) {

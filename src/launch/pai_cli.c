@@ -58,7 +58,6 @@ static bool read_job(const pai_options_t *options, const char *file, buf_t *text
                      pai_document_t **document_p, pai_format_t *format_p)
 {
     err_t err = {0};
-
     if ((text->len == 0 && pai_file_read(file, text, &err) != HVD_OK) ||
         pai_document_read((const char *)text->data, text->len, file, document_p, &err) != HVD_OK) {
         say("%s", err.text);
@@ -91,7 +90,6 @@ static int write_job(const char *path, const buf_t *text)
     FILE *file = path[0] != '\0' ? fopen(path, "we") : stdout;
     bool is_written =
         file != NULL && fwrite(text->data, 1, text->len, file) == text->len && fflush(file) == 0;
-
     if (!is_written) {
         say("cannot write %s: %s", path[0] != '\0' ? path : "to stdout", strerror(errno));
     }
@@ -107,7 +105,6 @@ static int init(const pai_options_t *options)
     pai_document_t *document = NULL;
     buf_t text = {0};
     int code = EXIT_USAGE;
-
     if (options->image[0] == '\0' || options->n_words == 0) {
         say("which image, and what to run? As in: %s pai init --image IMAGE --workers 3 python "
             "train.py",
@@ -132,7 +129,6 @@ static int check_file(const pai_options_t *options, const char *file)
     pai_format_t format = PAI_AUTO;
     buf_t text = {0};
     bool is_right = read_job(options, file, &text, &document, &format);
-
     if (is_right) {
         fprintf(stdout, "%s: nothing is wrong with this %s job\n", file,
                 format == PAI_V1 ? "v1" : "v2");
@@ -145,7 +141,6 @@ static int check_file(const pai_options_t *options, const char *file)
 static int check(const pai_options_t *options)
 {
     int code = 0;
-
     for (int i = 0; i < options->n_words; i++) {
         int one = check_file(options, options->words[i]);
         code = code != 0 ? code : one;
@@ -159,7 +154,6 @@ static int submit(const pai_options_t *options)
     pai_format_t format = PAI_AUTO;
     buf_t text = {0};
     int code = EXIT_USAGE;
-
     if (read_job(options, options->words[0], &text, &document, &format)) {
         code = pai_submit(options, (const char *)text.data, format, document);
     }
@@ -211,7 +205,6 @@ static hvd_status_t set(const pai_row_t *row, const char *said_as, const char *t
                         pai_options_t *options, err_t *err)
 {
     void *place = (char *)options + row->place;
-
     if (strcmp(row->info.kind, KIND_NAME_TEXT) == 0) {
         free(*(char **)place);
         *(char **)place = NULL;
@@ -243,7 +236,6 @@ static hvd_status_t fail_unknown(const char *word, unsigned verb, const char *ve
 {
     char name[64];
     const char *meant = NULL;
-
     snprintf(name, sizeof name, "%.*s", (int)MIN(strcspn(word, "="), sizeof name - 1), word);
     size_t nearest = strlen(name) / 3 + 1;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
@@ -262,7 +254,6 @@ static hvd_status_t read_flags(int argc, char **argv, unsigned verb, const char 
                                pai_options_t *options, err_t *err)
 {
     int at = 0;
-
     while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--") != 0) {
         size_t bytes = strcspn(argv[at], "=");
         const pai_row_t *row = find_row(argv[at], bytes, verb);
@@ -312,7 +303,6 @@ int pai_main(int argc, char **argv)
     err_t err = {0};
     size_t i = 0;
     int code = EXIT_USAGE;
-
     for (int word = 2; word < argc && argv[word][0] == '-'; word++) {
         if (strcmp(argv[word], "--help") == 0 || strcmp(argv[word], "-h") == 0) {
             print_help(stdout);

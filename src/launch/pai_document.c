@@ -36,7 +36,6 @@ static const pai_node_t *node_at(const pai_document_t *document, int index)
 static bool is_shallow(yaml_parser_t *parser)
 {
     int depth = 0;
-
     for (bool at_end = false; !at_end && depth <= PAI_MAX_DEPTH;) {
         yaml_event_t event;
         at_end = !yaml_parser_parse(parser, &event) || event.type == YAML_STREAM_END_EVENT;
@@ -50,7 +49,6 @@ static bool is_shallow(yaml_parser_t *parser)
 static hvd_status_t check_depth(const char *text, size_t bytes, const char *file, err_t *err)
 {
     yaml_parser_t parser;
-
     if (!yaml_parser_initialize(&parser)) {
         return fail(err, HVD_NO_MEMORY, "no memory to read %s", file);
     }
@@ -69,7 +67,6 @@ hvd_status_t pai_document_read(const char *text, size_t bytes, const char *file,
 {
     hvd_status_t status = check_depth(text, bytes, file, err);
     yaml_parser_t parser;
-
     if (status != HVD_OK) {
         return status;
     }
@@ -119,7 +116,6 @@ static unsigned type_of_plain(const char *text)
     static const char *const nothings[] = {"", "~", "null", "Null", "NULL", NULL};
     static const char *const truths[] = {"true", "True", "TRUE", "false", "False", "FALSE", NULL};
     char *end;
-
     if (is_one_of(text, nothings)) {
         return IS_NULL;
     }
@@ -141,7 +137,6 @@ static unsigned type_of_plain(const char *text)
 unsigned pai_type(const pai_node_t *node)
 {
     const yaml_node_t *yaml = yaml_of(node);
-
     switch (yaml->type) {
     case YAML_MAPPING_NODE:
         return IS_MAP;
@@ -178,7 +173,6 @@ int64_t pai_int(const pai_node_t *node, int64_t otherwise)
 int pai_count(const pai_document_t *document, const pai_node_t *node)
 {
     const yaml_node_t *yaml = yaml_of(node);
-
     (void)document;
     if (yaml != NULL && yaml->type == YAML_MAPPING_NODE) {
         return (int)(yaml->data.mapping.pairs.top - yaml->data.mapping.pairs.start);
@@ -206,7 +200,6 @@ const pai_node_t *pai_value(const pai_document_t *document, const pai_node_t *ma
 const pai_node_t *pai_get(const pai_document_t *document, const pai_node_t *map, const char *key)
 {
     int n = map != NULL && pai_type(map) == IS_MAP ? pai_count(document, map) : 0;
-
     for (int i = 0; i < n; i++) {
         if (strcmp(pai_text(pai_key(document, map, i)), key) == 0) {
             return pai_value(document, map, i);
@@ -220,7 +213,6 @@ const pai_node_t *pai_get(const pai_document_t *document, const pai_node_t *map,
 hvd_status_t pai_file_read(const char *path, buf_t *text, err_t *err)
 {
     FILE *file = fopen(path, "re");
-
     if (file == NULL) {
         return fail_errno(err, errno, "cannot open %s", path);
     }

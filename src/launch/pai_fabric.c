@@ -42,7 +42,6 @@ static int generation_here(void)
 void pai_choose_fabric(const options_t *options)
 {
     int generation = options->azure_rdma == AZURE_AUTO ? generation_here() : options->azure_rdma;
-
     for (size_t i = 0; i < N_ELEMENTS(settings); i++) {
         if (settings[i].generation == generation && environment(settings[i].name) == NULL) {
             setenv(settings[i].name, settings[i].value, 1);

@@ -37,7 +37,6 @@ static hvd_status_t socket_address(const char *task, bool makes, struct sockaddr
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char directory[64];
     struct stat seen;
-
     snprintf(directory, sizeof directory, "/tmp/horovod-pai-%u", (unsigned)getuid());
     if (makes && mkdir(directory, 0700) != 0 && errno != EEXIST) {
         return fail_errno(err, errno, "cannot make %s", directory);
@@ -78,7 +77,6 @@ static hvd_status_t worker_listen(const char *task, worker_t *worker, char *path
 {
     struct sockaddr_un address;
     hvd_status_t status = socket_address(task, true, &address, err);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -96,7 +94,6 @@ static hvd_status_t worker_listen(const char *task, worker_t *worker, char *path
 static void open_gate(worker_t *worker)
 {
     int fd = accept4(worker->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
     if (fd >= 0) {
         worker->gates[worker->n_gates++] = (gate_line_t){.fd = fd};
         if (!worker->had_gate) {
@@ -111,7 +108,6 @@ static void open_gate(worker_t *worker)
 static bool read_end(const char *line, int *code_p)
 {
     char *end;
-
     if (strncmp(line, PAI_GATE_END " ", strlen(PAI_GATE_END) + 1) != 0) {
         return false;
     }
@@ -124,7 +120,6 @@ static void hear_gate(worker_t *worker, int i)
 {
     gate_line_t *gate = &worker->gates[i];
     ssize_t n = read(gate->fd, gate->text + gate->len, LINE_BYTES - 1 - gate->len);
-
     if (n > 0) {
         gate->len += (size_t)n;
         gate->text[gate->len] = '\0';
@@ -184,7 +179,6 @@ static hvd_status_t own_task(const options_t *options, char *name, size_t bytes,
 {
     hosts_t hosts = {0};
     hvd_status_t status = pai_hosts(options, &hosts, err);
-
     if (status == HVD_OK) {
         snprintf(name, bytes, "%s", hosts.list[0].name);
         *port_p =
@@ -216,7 +210,6 @@ int pai_worker(const options_t *options)
     char task[300], path[sizeof((struct sockaddr_un *)0)->sun_path] = "";
     err_t err = {0};
     int port = 0, code = EXIT_USAGE;
-
     if (check_worker(options, &err) != HVD_OK ||
         own_task(options, task, sizeof task, &port, &err) != HVD_OK) {
         say("%s", err.text);
@@ -248,7 +241,6 @@ int pai_worker(const options_t *options)
 static bool knock(const char *task, int *fd_p)
 {
     struct sockaddr_un address;
-
     if (socket_address(task, false, &address, NULL) != HVD_OK) {
         return false;
     }
@@ -266,7 +258,6 @@ static bool knock(const char *task, int *fd_p)
 static void say_hello(const char *address)
 {
     char interface[64], line[256];
-
     if (!pai_interface(address, interface, sizeof interface)) {
         snprintf(interface, sizeof interface, "-");
     }
@@ -280,7 +271,6 @@ static void say_hello(const char *address)
 static void hold(const char *task, int *worker_p, char *line, size_t bytes)
 {
     size_t len = 0;
-
     for (;;) {
         bool knocks = *worker_p < 0 && !knock(task, worker_p);
         struct pollfd polled[] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = *worker_p}};
@@ -308,7 +298,6 @@ int pai_gate(const options_t *options)
     char task[300], line[LINE_BYTES] = "";
     const char *at = strrchr(options->pai_gate, '@');
     int worker = -1;
-
     signal(SIGPIPE, SIG_IGN);
     snprintf(task, sizeof task, "%.*s", at != NULL ? (int)(at - options->pai_gate) : 299,
              options->pai_gate);

@@ -23,7 +23,6 @@
 static const char *variable(const char *start, const char *role, int index, const char *end)
 {
     char name[512], number[16] = "";
-
     if (index >= 0) {
         snprintf(number, sizeof number, "_%d", index);
     }
@@ -35,7 +34,6 @@ static const char *variable(const char *start, const char *role, int index, cons
 static int first_number(const char *text)
 {
     char *end;
-
     if (text == NULL || text[0] < '0' || text[0] > '9') {
         return -1;
     }
@@ -63,7 +61,6 @@ static hvd_status_t add_task(const options_t *options, const char *role, int ind
     host_t host = {.slots = slots_of(options, role),
                    .is_local = is_self,
                    .agent_port = MIN(MAX(first_number(ports), 0), 65535)};
-
     if (address == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT, "PAI_HOST_IP_%s_%d is not set; " NO_JOB, role,
                     index);
@@ -94,7 +91,6 @@ static hvd_status_t add_role(const options_t *options, const char *role, hosts_t
     const char *own_index = environment("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX");
     int n = first_number(variable("PAI_TASK_ROLE_TASK_COUNT", role, -1, ""));
     hvd_status_t status = HVD_OK;
-
     own_index = own_index != NULL ? own_index : environment("PAI_TASK_INDEX");
     if (n < 0 || own_role == NULL || first_number(own_index) < 0) {
         return fail(err, HVD_INVALID_ARGUMENT, "%s%s is not set, or no number; " NO_JOB,
@@ -116,7 +112,6 @@ hvd_status_t pai_hosts(const options_t *options, hosts_t *hosts_p, err_t *err)
     hosts_t hosts = {.knows_local = true};
     hvd_status_t status = HVD_OK;
     char role[256];
-
     if (roles == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT, "PAI_TASK_ROLE_LIST is not set; " NO_JOB);
     }
@@ -147,7 +142,6 @@ bool pai_interface(const char *address, char *name, size_t bytes)
     bool is_v4 = inet_pton(AF_INET, address, &v4) == 1;
     bool is_v6 = inet_pton(AF_INET6, address, &v6) == 1;
     bool is_found = false;
-
     if (getifaddrs(&interfaces) != 0) {
         return false;
     }

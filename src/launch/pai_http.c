@@ -91,7 +91,6 @@ static hvd_status_t find_curl(curl_t *curl, err_t *err)
 static size_t on_body(const char *data, size_t size, size_t n, void *arg)
 {
     pai_reply_t *reply = arg;
-
     if (reply->body.len + size * n > BODY_LIMIT ||
         buf_append(&reply->body, data, size * n) == NULL) {
         return 0; // libcurl stops
@@ -102,7 +101,6 @@ static size_t on_body(const char *data, size_t size, size_t n, void *arg)
 static void keep_header(const char *line, size_t bytes, const char *name, char *value, size_t room)
 {
     size_t name_bytes = strlen(name);
-
     if (bytes > name_bytes && strncasecmp(line, name, name_bytes) == 0) {
         while (bytes > name_bytes && strchr(" \r\n", line[bytes - 1]) != NULL) {
             bytes--;
@@ -116,7 +114,6 @@ static void keep_header(const char *line, size_t bytes, const char *name, char *
 static size_t on_header(const char *data, size_t size, size_t n, void *arg)
 {
     pai_reply_t *reply = arg;
-
     keep_header(data, size * n, "X-Warning:", reply->warning, sizeof reply->warning);
     keep_header(data, size * n, "Content-Type:", reply->type, sizeof reply->type);
     return size * n;
@@ -151,7 +148,6 @@ static void *make_headers(const curl_t *curl, const pai_request_t *request)
 {
     void *headers = NULL;
     buf_t line = {0};
-
     if (request->token != NULL) {
         buf_printf(&line, "Authorization: Bearer %s", request->token);
         buf_append(&line, "", 1);
@@ -173,7 +169,6 @@ static int perform(const curl_t *curl, void *handle, const pai_request_t *reques
 {
     void *headers = make_headers(curl, request);
     long timeout_ms = (long)(request->timeout_s * 1000);
-
     curl->setopt(handle, OPT_URL, request->url);
     curl->setopt(handle, OPT_PROTOCOLS, (long)(PROTOCOL_HTTP | PROTOCOL_HTTPS));
     curl->setopt(handle, OPT_SSL_VERIFYPEER, 1L);
@@ -207,7 +202,6 @@ hvd_status_t pai_http(const pai_request_t *request, pai_reply_t *reply_p, err_t 
     curl_t curl = {0};
     pai_reply_t reply = {0};
     hvd_status_t status = find_curl(&curl, err);
-
     if (status != HVD_OK) {
         return status;
     }

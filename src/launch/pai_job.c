@@ -23,10 +23,10 @@
 #include <unistd.h>
 
 #define RETRY_MS 1000
-#define TELL_MS 10000  // between lines of progress while nothing changes
-#define NOTICE_MS 3000 // for a launcher to name a lost task itself
+#define TELL_MS 10000    // between lines of progress while nothing changes
+#define NOTICE_MS 3000   // for a launcher to name a lost task itself
 #define LAST_LOOK_MS 300 // for us to see what mpirun has seen
-#define END_MS 3000    // for gates to pass the last word on
+#define END_MS 3000      // for gates to pass the last word on
 #define MAX_OPENING 64
 #define SAID_BYTES 1024
 
@@ -62,7 +62,6 @@ static void close_gate(gate_t *gate, int timeout_ms)
 {
     uint64_t deadline_ns = deadline_in_ms(timeout_ms);
     int status;
-
     if (gate->socket >= 0) {
         close(gate->socket);
         gate->socket = -1;
@@ -84,7 +83,6 @@ static void start_gate(master_t *master, gate_t *gate)
     char arguments[700];
     bool uses_ssh = master->options.agent_port == 0;
     err_t err = {0};
-
     snprintf(arguments, sizeof arguments, "--pai-gate %s@%s", gate->host->name,
              gate->host->address);
     char **command = uses_ssh
@@ -108,7 +106,6 @@ static void read_errors(gate_t *gate)
 {
     char text[512];
     ssize_t n;
-
     while ((n = read(gate->process.fds[STREAM_STDERR], text, sizeof text)) > 0) {
         size_t have = strlen(gate->said), more = (size_t)n;
         size_t keep = MIN(have, sizeof gate->said - 1 - more);
@@ -122,7 +119,6 @@ static void read_errors(gate_t *gate)
 static void on_hello_line(master_t *master, gate_t *gate)
 {
     char version[64], interface[64];
-
     if (sscanf(gate->hello, PAI_GATE_HELLO " %63s %63s", version, interface) != 2) {
         snprintf(master->fatal, sizeof master->fatal,
                  "what answers on %s is not " PROGRAM
@@ -145,7 +141,6 @@ static bool hear_gate(master_t *master, gate_t *gate)
 {
     ssize_t n = read(gate->socket, gate->hello + gate->hello_bytes,
                      sizeof gate->hello - 1 - gate->hello_bytes);
-
     if (n <= 0) {
         return n < 0 && (errno == EAGAIN || errno == EINTR);
     }
@@ -194,7 +189,6 @@ static void start_some(master_t *master)
 {
     uint64_t now_ns = clock_ns();
     int n_opening = 0;
-
     for (int i = 0; i < master->n_gates; i++) {
         n_opening += master->gates[i].has_process && !master->gates[i].is_here;
     }
@@ -210,7 +204,6 @@ static void start_some(master_t *master)
 static void hear_signals(master_t *master, pid_t job)
 {
     struct signalfd_siginfo info;
-
     while (read(master->signal_fd, &info, sizeof info) == sizeof info) {
         if (info.ssi_signo == SIGCHLD) {
             continue;
@@ -227,7 +220,6 @@ static bool look(master_t *master, pid_t job, int timeout_ms, gate_t **lost_p)
 {
     int n = master->n_gates;
     struct pollfd *polled = calloc((size_t)n + 1, sizeof *polled);
-
     if (polled == NULL) {
         return false;
     }
@@ -253,7 +245,6 @@ static bool look(master_t *master, pid_t job, int timeout_ms, gate_t **lost_p)
 static const char *last_line(char *text)
 {
     size_t len = strlen(text);
-
     while (len > 0 && strchr("\r\n", text[len - 1]) != NULL) {
         text[--len] = '\0';
     }
@@ -265,7 +256,6 @@ static const char *last_line(char *text)
 static void put_missing(master_t *master, buf_t *text)
 {
     int n_left = master->n_gates - count_here(master), n_shown = 0;
-
     for (int i = 0; i < master->n_gates; i++) {
         gate_t *gate = &master->gates[i];
         if (gate->is_here || n_shown == 16) {
@@ -288,7 +278,6 @@ static void tell_progress(master_t *master)
 {
     int n_here = count_here(master);
     buf_t missing = {0};
-
     if (n_here == master->n_told && clock_ns() < master->tell_at_ns) {
         return;
     }
@@ -309,7 +298,6 @@ static void tell_progress(master_t *master)
 static int give_up(master_t *master)
 {
     buf_t missing = {0};
-
     put_missing(master, &missing);
     say("%d of %d tasks did not come within %d s (--pai-timeout): %.1000s. Look at their logs: is "
         "there an sshd in the image, does their command run \"%s --pai-worker\"?",
@@ -324,7 +312,6 @@ static int wait_for_all(master_t *master)
 {
     uint64_t deadline_ns = deadline_in_ms(master->options.pai_timeout * 1000);
     gate_t *lost = NULL;
-
     master->begin_ns = clock_ns();
     master->tell_at_ns = deadline_in_ms(RETRY_MS); // no line for those who come at once
     while (count_here(master) < master->n_gates) {
@@ -385,7 +372,6 @@ static bool choose_interfaces(master_t *master, bool is_native)
     static const char *const of_mpirun[] = {"I_MPI_HYDRA_IFACE", "HYDRA_IFACE"};
     char own[64];
     buf_t list = {0};
-
     if (master->options.network_interfaces[0] != '\0' || !knows_all_interfaces(master) ||
         !pai_interface(master->hosts.list[0].address, own, sizeof own)) {
         return true;
@@ -412,7 +398,6 @@ static bool choose_interfaces(master_t *master, bool is_native)
 static pid_t start_job(const master_t *master, int (*launcher)(const options_t *))
 {
     pid_t parent = getpid(), pid = fork();
-
     if (pid == 0) {
         sigset_t none;
         prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -433,7 +418,6 @@ static int run_job(master_t *master, int (*launcher)(const options_t *))
     gate_t *lost = NULL;
     int status = 0;
     pid_t ended, job = start_job(master, launcher);
-
     if (job < 0) {
         say("cannot start the job: %s", strerror(errno));
         return EXIT_INTERNAL;
@@ -473,7 +457,6 @@ static void tell_end(master_t *master, int code)
 {
     char line[32];
     int bytes = snprintf(line, sizeof line, PAI_GATE_END " %d\n", code);
-
     for (int i = 0; i < master->n_gates; i++) {
         gate_t *gate = &master->gates[i];
         if (gate->socket >= 0 && master->options.agent_port == 0 &&
@@ -495,7 +478,6 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
                                 err_t *err)
 {
     int first = is_native ? 1 : 0;
-
     if (options->hosts[0] != '\0' || options->hostfile[0] != '\0') {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "%s contradicts --pai, which runs on the tasks of the job; leave it out (-np "
@@ -527,8 +509,7 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
         master->gates[i].host = &master->hosts.list[i + first];
         master->gates[i].socket = -1;
     }
-    master->signal_fd =
-        signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, SIGCHLD, 0});
+    master->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, SIGCHLD, 0});
     return master->signal_fd >= 0 ? HVD_OK : fail_errno(err, errno, "cannot listen for signals");
 }
 
@@ -537,9 +518,7 @@ int pai_run(const options_t *options, int (*launcher)(const options_t *))
     master_t master = {.signal_fd = -1};
     err_t err = {0};
     int code = EXIT_USAGE;
-
     bool is_native = launcher != mpi_run;
-
     if (open_master(options, is_native, &master, &err) != HVD_OK) {
         say("%s", err.text);
     } else if (!is_native && mpi_find() == MPI_NONE) {

@@ -42,7 +42,6 @@ static bool take_any(json_t *json, const char *letters)
 static bool take_digits(json_t *json)
 {
     const char *begin = json->at;
-
     while (take_any(json, "0123456789")) {
     }
     return json->at > begin;
@@ -102,7 +101,6 @@ static bool read_number(json_t *json)
 static bool read_word(json_t *json)
 {
     static const char *const words[] = {"true", "false", "null"};
-
     for (size_t i = 0; i < N_ELEMENTS(words); i++) {
         size_t bytes = strlen(words[i]);
         if ((size_t)(json->end - json->at) >= bytes && memcmp(json->at, words[i], bytes) == 0) {
@@ -167,7 +165,6 @@ static bool read_value(json_t *json)
 hvd_status_t pai_json_check(const char *text, size_t bytes, const char *file, err_t *err)
 {
     json_t json = {.at = text, .end = text + bytes, .line = 1};
-
     if (read_value(&json)) {
         skip_blanks(&json);
         json.wanted = json.at < json.end ? "the end of the file" : NULL;

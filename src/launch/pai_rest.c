@@ -40,7 +40,6 @@ static hvd_status_t read_token(const pai_options_t *options, char **token_p, err
     const char *said = environment("HOROVODRUN_PAI_TOKEN");
     buf_t text = {0};
     hvd_status_t status = HVD_OK;
-
     if (options->token_file[0] != '\0') {
         status = pai_file_read(options->token_file, &text, err);
         said = status == HVD_OK ? (const char *)text.data : NULL;
@@ -104,7 +103,6 @@ static hvd_status_t open_call(const pai_options_t *options, pai_format_t api, co
 {
     const char *tilde = job != NULL ? strchr(job, '~') : NULL;
     hvd_status_t status;
-
     *call = (call_t){.options = options, .api = api};
     snprintf(call->user, sizeof call->user, "%.*s", tilde != NULL ? (int)(tilde - job) : 255,
              tilde != NULL ? job : options->user);
@@ -141,7 +139,6 @@ static void tell_refusal(const pai_reply_t *reply)
 {
     pai_document_t *document = NULL;
     const char *code = "", *message = "";
-
     if (pai_document_read((const char *)reply->body.data, reply->body.len, "the answer", &document,
                           NULL) == HVD_OK &&
         pai_root(document) != NULL) {
@@ -163,7 +160,6 @@ static char *url_of(const call_t *call, const char *path)
     const char *server = call->options->server;
     size_t bytes = strlen(server);
     char *url = NULL;
-
     while (bytes > 0 && server[bytes - 1] == '/') {
         bytes--;
     }
@@ -179,7 +175,6 @@ static int send_request(const pai_request_t *request, pai_reply_t *reply_p)
 {
     err_t err = {0};
     hvd_status_t status = pai_http(request, reply_p, &err);
-
     if (status != HVD_OK) {
         say("%s", err.text);
         return status == HVD_UNSUPPORTED ? EXIT_NOT_FOUND : EXIT_UNREACHABLE;
@@ -206,7 +201,6 @@ static int ask(const call_t *call, const char *method, const char *path, const c
                              .ca_file = call->options->ca_file,
                              .timeout_s = call->options->timeout};
     char *url = url_of(call, path);
-
     if (url == NULL) {
         return EXIT_INTERNAL;
     }
@@ -221,7 +215,6 @@ static void path_of(const call_t *call, const char *format, char *path, size_t b
     // One %s for the user, or two: user and job. Written out, as the compiler cannot check a table.
     const char *first = strstr(format, "%s");
     const char *second = first != NULL ? strstr(first + 2, "%s") : NULL;
-
     if (first == NULL) {
         snprintf(path, bytes, "%s", format);
     } else if (second == NULL) {
@@ -243,7 +236,6 @@ int pai_submit(const pai_options_t *options, const char *text, pai_format_t form
     pai_reply_t reply;
     call_t call;
     err_t err = {0};
-
     if (open_call(options, format, NULL, &call, &err) != HVD_OK) {
         say("%s", err.text);
         return EXIT_USAGE;
@@ -265,7 +257,6 @@ int pai_stop(const pai_options_t *options)
     pai_reply_t reply;
     call_t call;
     err_t err = {0};
-
     if (open_call(options, api, options->words[0], &call, &err) != HVD_OK) {
         say("%s", err.text);
         return EXIT_USAGE;
@@ -302,7 +293,6 @@ static int walk_tasks(const call_t *call, const pai_document_t *document, task_f
     const pai_node_t *roles = pai_get(document, pai_root(document), "taskRoles");
     int n_roles = roles != NULL && pai_type(roles) == IS_MAP ? pai_count(document, roles) : 0;
     int code = 0;
-
     for (int r = 0; r < n_roles; r++) {
         const pai_node_t *tasks = pai_get(document, pai_value(document, roles, r), "taskStatuses");
         int n_tasks = tasks != NULL && pai_type(tasks) == IS_LIST ? pai_count(document, tasks) : 0;
@@ -329,7 +319,6 @@ static void task_name(const task_t *task, char *name, size_t bytes)
 static int print_task(const call_t *call, const task_t *task)
 {
     char name[300];
-
     (void)call;
     task_name(task, name, sizeof name);
     fprintf(stdout, "  %-16s %-12s %s%s%s\n", name, task->state, task->address,
@@ -344,7 +333,6 @@ static pai_document_t *get_job(const call_t *call, int *code_p)
     char path[1024];
     pai_reply_t reply;
     err_t err = {0};
-
     path_of(call, apis[call->api].job, path, sizeof path);
     *code_p = ask(call, "GET", path, NULL, NULL, &reply);
     if (*code_p != 0) {
@@ -364,7 +352,6 @@ static void print_job(const call_t *call, const pai_document_t *document)
     const pai_node_t *job = pai_get(document, pai_root(document), "jobStatus");
     const char *exit_code = word_of(document, job, "appExitCode");
     const char *said = word_of(document, job, "appExitDiagnostics");
-
     fprintf(stdout, "%s~%s: %s%s%s\n", call->user, call->job, word_of(document, job, "state"),
             exit_code[0] != '\0' ? ", exit code " : "", exit_code);
     if (said[0] != '\0') {
@@ -382,7 +369,6 @@ static int print_status(const call_t *call, const pai_document_t *document)
 static int is_wanted(const call_t *call, const task_t *task)
 {
     char name[300];
-
     task_name(task, name, sizeof name);
     return call->options->task[0] == '\0' || strcmp(call->options->task, name) == 0;
 }
@@ -398,7 +384,6 @@ static int print_log(const call_t *call, const task_t *task)
                              .timeout_s = options->timeout};
     pai_reply_t reply;
     char name[300];
-
     if (!is_wanted(call, task)) {
         return 0;
     }
@@ -429,7 +414,6 @@ static int print_log(const call_t *call, const task_t *task)
 static int print_logs(const call_t *call, const pai_document_t *document)
 {
     const char *task = call->options->task;
-
     if (task[0] != '\0' && walk_tasks(call, document, is_wanted) == 0) {
         say("%s~%s has no task %s; %s pai status lists them", call->user, call->job, task, PROGRAM);
         return EXIT_USAGE;
@@ -443,7 +427,6 @@ static int show(const pai_options_t *options, int (*print)(const call_t *, const
     call_t call;
     err_t err = {0};
     int code = EXIT_USAGE;
-
     if (open_call(options, api, options->words[0], &call, &err) != HVD_OK) {
         say("%s", err.text);
     } else {

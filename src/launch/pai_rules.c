@@ -256,7 +256,6 @@ static void check_at_most(const walk_t *walk, const pai_node_t *role, const char
 {
     const pai_node_t *value = get(walk, role, key);
     char inner[PAI_PATH_BYTES];
-
     if (pai_int(value, 0) > limit) {
         snprintf(inner, sizeof inner, "%s.%s", path, key);
         pai_find(walk->findings, value, inner, false, "is %lld, but must be at most %s (%lld)",
@@ -270,7 +269,6 @@ static void check_twice(const walk_t *walk, const pai_node_t *list, int i, const
 {
     const pai_node_t *name = get(walk, pai_item(walk->document, list, i), key);
     char inner[PAI_PATH_BYTES];
-
     for (int other = 0; name != NULL && other < i; other++) {
         const pai_node_t *first = get(walk, pai_item(walk->document, list, other), key);
         if (first != NULL && strcmp(pai_text(first), pai_text(name)) == 0) {
@@ -290,7 +288,6 @@ static int count_list(const walk_t *walk, const pai_node_t *list)
 static void check_v1_roles(const walk_t *walk)
 {
     const pai_node_t *roles = get(walk, walk->job, "taskRoles");
-
     for (int i = 0; i < count_list(walk, roles); i++) {
         const pai_node_t *role = pai_item(walk->document, roles, i);
         const pai_node_t *ports = get(walk, role, "portList");
@@ -314,7 +311,6 @@ static void warn_v1(const walk_t *walk)
     static const char *const switches[] = {"paiAzRDMA", "isDebug"};
     const pai_node_t *environment = get(walk, walk->job, "jobEnvs");
     const pai_node_t *obsolete = get(walk, walk->job, "killAllOnCompletedTaskNumber");
-
     for (size_t i = 0; i < N_ELEMENTS(switches); i++) {
         const pai_node_t *value = get(walk, environment, switches[i]);
         char path[64];
@@ -342,7 +338,6 @@ static void check_v1(const walk_t *walk)
 static bool is_declared(const walk_t *walk, const char *type, const char *name)
 {
     const pai_node_t *list = get(walk, walk->job, "prerequisites");
-
     for (int i = 0; i < count_list(walk, list); i++) {
         const pai_node_t *entry = pai_item(walk->document, list, i);
         if (strcmp(pai_text(get(walk, entry, "name")), name) == 0 &&
@@ -365,7 +360,6 @@ static void check_declared(const walk_t *walk, const pai_node_t *value, const ch
 static void check_v2_prerequisites(const walk_t *walk)
 {
     const pai_node_t *list = get(walk, walk->job, "prerequisites");
-
     for (int i = 0; i < count_list(walk, list); i++) {
         const pai_node_t *entry = pai_item(walk->document, list, i);
         const char *type = pai_text(get(walk, entry, "type"));
@@ -417,7 +411,6 @@ static void check_v2_deployments(const walk_t *walk)
     const pai_node_t *roles = get(walk, walk->job, "taskRoles");
     const pai_node_t *wanted = get(walk, get(walk, walk->job, "defaults"), "deployment");
     bool is_there = wanted == NULL;
-
     for (int i = 0; i < count_list(walk, list); i++) {
         const pai_node_t *entry = pai_item(walk->document, list, i);
         const pai_node_t *own = get(walk, entry, "taskRoles");
@@ -443,7 +436,6 @@ static void check_v2(const walk_t *walk)
 {
     const pai_node_t *roles = get(walk, walk->job, "taskRoles");
     int n_roles = roles != NULL && pai_type(roles) == IS_MAP ? pai_count(walk->document, roles) : 0;
-
     check_v2_prerequisites(walk);
     for (int i = 0; i < n_roles; i++) {
         const pai_node_t *role = pai_value(walk->document, roles, i);
@@ -457,7 +449,6 @@ static void check_v2(const walk_t *walk)
 pai_format_t pai_format_of(const pai_document_t *document, const char *file)
 {
     size_t bytes = strlen(file);
-
     if (pai_get(document, pai_root(document), "protocolVersion") != NULL) {
         return PAI_V2;
     }
@@ -470,7 +461,6 @@ pai_format_t pai_format_of(const pai_document_t *document, const char *file)
 void pai_check(const pai_document_t *document, pai_format_t format, pai_findings_t *findings)
 {
     walk_t walk = {document, pai_root(document), findings};
-
     if (walk.job == NULL || pai_type(walk.job) != IS_MAP) {
         pai_find(findings, walk.job, "", false, "this is no job: it has no keys");
         return;

@@ -29,7 +29,6 @@ static void put_command(const pai_options_t *options, buf_t *out)
     const char *only = options->n_words == 1 ? options->words[0] : NULL;
     bool needs_shell = only != NULL && strpbrk(only, of_a_shell) != NULL;
     buf_t line = {0};
-
     buf_printf(&line, "%s --pai%s %s", PROGRAM, options->mpi ? " --mpi" : "",
                needs_shell ? "sh -c " : "");
     if (only != NULL && !needs_shell) {

@@ -45,7 +45,6 @@ hvd_status_t job_plan_make(const hosts_t *hosts, int np, job_plan_t *plan_p, err
 {
     int64_t n_slots = count_slots(hosts);
     int n_ranks = np > 0 ? np : (int)MIN(n_slots, 1048576);
-
     if (n_ranks > n_slots) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "Requested more processes (%d) than there are available slots (%lld); give the "

@@ -50,7 +50,6 @@ static hvd_status_t read_secret(const char *path, uint8_t secret[SECRET_BYTES], 
     struct stat seen;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, text, 2 * SECRET_BYTES);
-
     if (n < 0 || fstat(fd, &seen) != 0) {
         hvd_status_t status =
             fail_errno(err, errno, "cannot read the secret \"%s\" (--secret-file)", path);
@@ -113,7 +112,6 @@ static void move_local(relay_t *relay)
 {
     flow_t *in = &relay->to_net, *out = &relay->to_local;
     size_t room = room_in(in);
-
     if (room > 0 && !relay->local_is_gone) {
         ssize_t n = read(relay->in_fd, in->data + in->len, room);
         in->len += n > 0 ? (size_t)n : 0;
@@ -133,7 +131,6 @@ static void move_net(relay_t *relay)
 {
     flow_t *in = &relay->to_local, *out = &relay->to_net;
     size_t room;
-
     while (!relay->net_is_gone && (room = room_in(in)) > 0) {
         int64_t n = hvd_channel_recv(relay->channel, in->data + in->len, room, NULL, 0);
         in->len += n > 0 ? (size_t)n : 0;
@@ -176,7 +173,6 @@ static hvd_status_t shake(int fd, hvd_channel_t *channel, char *text, size_t tex
 {
     uint64_t deadline_ns = deadline_in_ms(HANDSHAKE_MS);
     hvd_status_t status;
-
     while ((status = hvd_channel_shake(channel, text, text_bytes)) == HVD_IN_PROGRESS) {
         short writes = hvd_channel_wants_write(channel) ? POLLOUT : 0;
         struct pollfd polled = {.fd = fd, .events = (short)(POLLIN | writes)};
@@ -195,7 +191,6 @@ static hvd_status_t relay_open(int net_fd, bool is_server, const uint8_t *secret
 {
     relay_t *relay = calloc(1, sizeof *relay);
     hvd_status_t status = relay == NULL ? HVD_NO_MEMORY : HVD_OK;
-
     if (status == HVD_OK) {
         relay->net_fd = net_fd;
         status = hvd_channel_open(net_fd, is_server, secret, &relay->channel, text, text_bytes);
@@ -222,7 +217,6 @@ static int connect_to(const struct addrinfo *at)
     struct pollfd polled = {.events = POLLOUT};
     int code = ETIMEDOUT;
     socklen_t bytes = sizeof code;
-
     polled.fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (polled.fd < 0) {
         return -1;
@@ -249,7 +243,6 @@ int relay_dial(const options_t *options)
     char port[16], text[HVD_TEXT_BYTES] = "";
     err_t err = {0};
     int fd = -1;
-
     signal(SIGPIPE, SIG_IGN);
     snprintf(port, sizeof port, "%d", (int)options->agent_port);
     if (read_secret(options->secret_file, secret, &err) != HVD_OK) {
@@ -306,7 +299,6 @@ typedef struct newcomers {
 static void drop_newcomer(newcomers_t *newcomers, int i)
 {
     size_t n_after = (size_t)(--newcomers->n - i);
-
     memmove(&newcomers->fds[i], &newcomers->fds[i + 1], n_after * sizeof newcomers->fds[0]);
     memmove(&newcomers->leave_at_ns[i], &newcomers->leave_at_ns[i + 1],
             n_after * sizeof newcomers->leave_at_ns[0]);
@@ -317,7 +309,6 @@ static void reap_guests(guests_t *guests)
 {
     int status;
     pid_t pid;
-
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         for (int i = 0; i < guests->n; i++) {
             if (guests->pids[i] == pid) {
@@ -338,7 +329,6 @@ static void tell_peer(int fd)
     struct sockaddr_storage peer;
     socklen_t bytes = sizeof peer;
     char name[NI_MAXHOST], text[NI_MAXHOST + 16];
-
     if (getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0 &&
         getnameinfo((struct sockaddr *)&peer, bytes, name, sizeof name, NULL, 0, NI_NUMERICHOST) ==
             0) {
@@ -356,7 +346,6 @@ static void serve_agent(relay_t *relay)
     child_t agent;
     err_t err = {0};
     int socket;
-
     if (!own_path(path, sizeof path) || spawn_helper(command, &agent, &socket, &err) != HVD_OK) {
         say("cannot start an agent: %s", err.text);
         return;
@@ -373,7 +362,6 @@ static int serve_guest(int fd, const uint8_t *secret, bool tells)
     char text[HVD_TEXT_BYTES] = "";
     sigset_t none;
     relay_t *relay;
-
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -396,7 +384,6 @@ static int listen_at(int port, err_t *err)
     const int yes = 1;
     int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     bool has_v6 = fd >= 0;
-
     v6.sin6_port = htons((uint16_t)port);
     fd = has_v6 ? fd : socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0) {
@@ -423,7 +410,6 @@ static int listen_at(int port, err_t *err)
 static bool hear_signals(int signal_fd, guests_t *guests)
 {
     struct signalfd_siginfo info;
-
     while (read(signal_fd, &info, sizeof info) == sizeof info) {
         if (info.ssi_signo != SIGCHLD) {
             return false;
@@ -436,7 +422,6 @@ static bool hear_signals(int signal_fd, guests_t *guests)
 static void accept_newcomer(int listener, newcomers_t *newcomers)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-
     if (fd < 0) {
         return;
     }
@@ -454,7 +439,6 @@ static void start_guest(int fd, const uint8_t *secret, int listener, const newco
 {
     bool tells = clock_ns() >= guests->tell_at_ns;
     pid_t pid = fork();
-
     if (pid == 0) {
         close(listener);
         for (int i = 0; i < newcomers->n; i++) {
@@ -473,7 +457,6 @@ static void start_guest(int fd, const uint8_t *secret, int listener, const newco
 static bool has_left(int fd)
 {
     char byte;
-
     return recv(fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
@@ -482,7 +465,6 @@ static void serve_newcomers(newcomers_t *newcomers, const struct pollfd *polled,
                             const uint8_t *secret, int listener, guests_t *guests)
 {
     uint64_t now_ns = clock_ns();
-
     for (int i = newcomers->n - 1; i >= 0; i--) {
         bool moves = polled[i].revents != 0 && guests->n < MAX_GUESTS;
         if (moves && !has_left(newcomers->fds[i])) {
@@ -499,7 +481,6 @@ static int serve_wait_ms(const newcomers_t *newcomers, bool looks)
 {
     uint64_t now_ns = clock_ns();
     int most_ms = looks ? LOOK_MS : -1;
-
     if (newcomers->n == 0) {
         return most_ms;
     }
@@ -520,7 +501,6 @@ static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
     int listener = -1;
     int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
     bool is_left = false;
-
     if (read_secret(options->secret_file, secret, &err) != HVD_OK ||
         (listener = listen_at(port, &err)) < 0) {
         say("%s", err.text);

@@ -83,7 +83,6 @@ remote_fault_t remote_explain(const char *ssh_said, int code)
 static void add(buf_t *words, const char *word)
 {
     char *copy = strdup(word);
-
     if (copy == NULL || buf_append(words, &copy, sizeof copy) == NULL) {
         words->failed = true;
         free(copy);
@@ -99,11 +98,9 @@ static void add_option(buf_t *words, const char *option, const char *value)
 // Runs in whatever shell the user has there; the inner one is POSIX.
 static void add_script(buf_t *words, const char *own_path, const char *arguments)
 {
-    static const char rest[] =
-        "; [ -x \"$p\" ] || p=$(command -v " PROGRAM ") || { echo " NOT_INSTALLED
-        " >&2; exit 127; }; exec \"$p\" ";
+    static const char rest[] = "; [ -x \"$p\" ] || p=$(command -v " PROGRAM
+                               ") || { echo " NOT_INSTALLED " >&2; exit 127; }; exec \"$p\" ";
     buf_t script = {0}, quoted = {0};
-
     buf_append(&script, "p=", 2);
     quote_word(own_path, &script);
     buf_append(&script, rest, sizeof rest - 1);
@@ -131,7 +128,6 @@ static bool is_ssh(const char *program)
 static void add_ssh_options(buf_t *words, const options_t *options)
 {
     char port[16];
-
     add_option(words, "-o", "BatchMode=yes");
     add_option(words, "-o", "PasswordAuthentication=no");
     add_option(words, "-o", "ConnectTimeout=10");
@@ -155,7 +151,6 @@ static char **dial_command(const options_t *options, const host_t *host, const c
     char port[16];
     char *end = NULL;
     buf_t words = {0};
-
     snprintf(port, sizeof port, "%d",
              host->agent_port > 0 ? host->agent_port : (int)options->agent_port);
     add(&words, own_path);
@@ -184,7 +179,6 @@ char **remote_program(const options_t *options, const host_t *host, const char *
                    strcmp(kube, KUBE_AGENT) == 0;
     char **command = split_words(is_kube ? kube : options->ssh_command);
     buf_t words = {0};
-
     if (command == NULL || command[0] == NULL) {
         free_words(command);
         return NULL;

@@ -13,7 +13,6 @@ void say(const char *format, ...)
     char line[HVD_TEXT_BYTES * 2];
     va_list args;
     size_t len = (size_t)snprintf(line, sizeof line, "%s: ", PROGRAM);
-
     va_start(args, format);
     int wanted = vsnprintf(line + len, sizeof line - len - 1, format, args);
     va_end(args);

@@ -50,7 +50,6 @@ static bool write_all(int fd, const uint8_t *data, size_t bytes)
 static void write_records(sink_t *sink)
 {
     reader_t reader = reader_of(sink->leaving.data, sink->leaving.len);
-
     while (reader_left(&reader) > 0) {
         int stream = get_u8(&reader);
         size_t bytes = get_u32(&reader);
@@ -69,7 +68,6 @@ static void write_records(sink_t *sink)
 static void *sink_thread(void *arg)
 {
     sink_t *sink = arg;
-
     pthread_mutex_lock(&sink->lock);
     while (!sink->is_stopping || sink->filling.len > 0) {
         if (sink->filling.len == 0) {
@@ -91,7 +89,6 @@ static void *sink_thread(void *arg)
 sink_t *sink_start(void)
 {
     sink_t *sink = calloc(1, sizeof *sink);
-
     if (sink == NULL) {
         return NULL;
     }
@@ -133,7 +130,6 @@ void sink_say(sink_t *sink, int stream, const char *format, ...)
 {
     char line[HVD_TEXT_BYTES * 2];
     va_list args;
-
     va_start(args, format);
     int wanted = vsnprintf(line, sizeof line - 1, format, args);
     va_end(args);

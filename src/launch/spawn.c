@@ -50,7 +50,6 @@ static void close_pair(int pair[2])
 static void reset_signals(void)
 {
     sigset_t none;
-
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     for (int signo = 1; signo < NSIG; signo++) {
@@ -69,7 +68,6 @@ static void become_rank(char *const *argv, char **env, const char *directory, in
 {
     misfortune_t misfortune = {.step = STEP_PIPES};
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-
     setsid();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
@@ -104,7 +102,6 @@ bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *c
     int out[2] = {-1, -1}, errors[2] = {-1, -1}, report[2] = {-1, -1};
     misfortune_t misfortune = {.step = STEP_PIPES};
     pid_t parent = getpid(), pid = -1;
-
     if (make_pipes(out, errors, report)) {
         misfortune.step = STEP_FORK;
         pid = fork();
@@ -142,7 +139,6 @@ bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *c
 hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, err_t *err)
 {
     int ends[2], errors[2];
-
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
         return fail_errno(err, errno, "cannot make a socket for %s; try ulimit -n 65536", argv[0]);
     }
@@ -186,7 +182,6 @@ hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, er
 static bool read_output(int fd, uint64_t deadline_ns, char *text, size_t bytes)
 {
     size_t len = 0;
-
     for (;;) {
         struct pollfd polled = {.fd = fd, .events = POLLIN};
         char rest[4096];
@@ -229,7 +224,6 @@ int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
     uint64_t deadline_ns = deadline_in_ms(timeout_ms);
     int code, status = 0;
     const char *step;
-
     text[0] = '\0';
     if (!spawn_rank(argv, environ, "", &child, &code, &step)) {
         return -1;
@@ -272,7 +266,6 @@ bool group_is_empty(pid_t pid)
 const char *signal_name(int signo, char text[16])
 {
     const char *abbreviation = sigabbrev_np(signo);
-
     if (abbreviation != NULL) {
         snprintf(text, 16, "SIG%s", abbreviation);
     } else {
@@ -284,7 +277,6 @@ const char *signal_name(int signo, char text[16])
 int signals_open(int how, const int *signals)
 {
     sigset_t set;
-
     sigemptyset(&set);
     for (int i = 0; signals[i] != 0; i++) {
         sigaddset(&set, signals[i]);

@@ -21,7 +21,6 @@ static bool take_word(const char **at_p, buf_t *out)
 {
     const char *at = *at_p;
     char quote = '\0';
-
     buf_clear(out);
     for (; *at != '\0' && (quote != '\0' || strchr(" \t\n", *at) == NULL); at++) {
         if (quote == '\0' && (*at == '\'' || *at == '"')) {
@@ -45,7 +44,6 @@ char **split_words(const char *text)
     buf_t words = {0}, word = {0};
     bool is_right = true;
     char *copy;
-
     text += strspn(text, " \t\n");
     while (*text != '\0' && is_right) {
         is_right = take_word(&text, &word) && (copy = strdup((const char *)word.data)) != NULL &&
@@ -66,7 +64,6 @@ void quote_word(const char *word, buf_t *out)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "@%_-+=:,./^";
-
     if (word[0] != '\0' && word[strspn(word, plain)] == '\0') {
         buf_append(out, word, strlen(word));
         return;

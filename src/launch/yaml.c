@@ -34,7 +34,6 @@ static hvd_status_t fail_at(const walk_t *walk, const yaml_event_t *event, const
 static void dotted_key(const walk_t *walk, char *text, size_t bytes)
 {
     size_t len = 0;
-
     text[0] = '\0';
     for (int i = 0; i < walk->depth && len < bytes; i++) {
         len += (size_t)snprintf(text + len, bytes - len, "%s%s", i > 0 ? "." : "", walk->keys[i]);
@@ -44,7 +43,6 @@ static void dotted_key(const walk_t *walk, char *text, size_t bytes)
 static hvd_status_t give_value(walk_t *walk, const char *value, err_t *err)
 {
     char key[KEY_BYTES];
-
     dotted_key(walk, key, sizeof key);
     walk->wants_value[walk->depth - 1] = false;
     if (value[0] == '\0' || strcmp(value, "~") == 0 || strcmp(value, "null") == 0) {
@@ -56,7 +54,6 @@ static hvd_status_t give_value(walk_t *walk, const char *value, err_t *err)
 static hvd_status_t on_scalar(walk_t *walk, const yaml_event_t *event, err_t *err)
 {
     const char *text = (const char *)event->data.scalar.value;
-
     if (walk->depth == 0) {
         return fail_at(walk, event, "expected \"key: value\"", err);
     }
@@ -148,7 +145,6 @@ hvd_status_t config_file_read(const char *path, options_t *options, err_t *err)
     walk_t walk = {.options = &from_file, .path = path};
     yaml_parser_t parser;
     FILE *file = fopen(path, "re");
-
     if (file == NULL) {
         return fail_errno(err, errno, "cannot open the configuration file %s", path);
     }

@@ -60,7 +60,6 @@ void cores_part(cores_t *cores, uint64_t now_ns)
     int core = waits_on(cores, cores->own_index);
     bool is_later = false;
     cpu_set_t allowed;
-
     for (int i = 0; i < cores->own_index; i++) {
         is_later |= waits_on(cores, i) == core;
     }

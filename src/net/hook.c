@@ -31,20 +31,14 @@
 #define MAX_PIECES 1024
 #define MAX_DAMAGE_BYTES ((size_t)64) // that vanish or move at once
 
-typedef enum damage {
-    DAMAGE_FLIP,
-    DAMAGE_DROP,
-    DAMAGE_REORDER,
-    DAMAGE_HOLE,
-    N_DAMAGES
-} damage_t;
+typedef enum damage { DAMAGE_FLIP, DAMAGE_DROP, DAMAGE_REORDER, DAMAGE_HOLE, N_DAMAGES } damage_t;
 
 typedef struct hook_rules {
     bool trace;
     uint64_t delay_us;
-    uint64_t cut_bytes;                // 0: never
-    uint64_t damage_bytes[N_DAMAGES];  // how often each comes; 0: never
-    uint64_t lane; // 1 + the lane meant; 0: all
+    uint64_t cut_bytes;               // 0: never
+    uint64_t damage_bytes[N_DAMAGES]; // how often each comes; 0: never
+    uint64_t lane;                    // 1 + the lane meant; 0: all
     uint64_t seed;
 } hook_rules_t;
 
@@ -90,7 +84,6 @@ static const struct {
 static bool parse_number(const char *text, size_t bytes, uint64_t *value_p)
 {
     uint64_t value = 0;
-
     for (size_t i = 0; i < bytes; i++) {
         if (text[i] < '0' || text[i] > '9' || value > UINT64_MAX / 10 - 1) {
             return false;
@@ -167,7 +160,6 @@ static size_t damage_flip(hook_link_t *link, uint8_t *data, size_t n, size_t at)
 static size_t damage_drop(hook_link_t *link, uint8_t *data, size_t n, size_t at)
 {
     size_t n_gone = 1 + next_random(link) % MIN(n - at, MAX_DAMAGE_BYTES);
-
     memmove(data + at, data + at + n_gone, n - at - n_gone);
     return n - n_gone;
 }
@@ -204,7 +196,6 @@ static size_t (*const damages[N_DAMAGES])(hook_link_t *, uint8_t *, size_t, size
 static size_t mangle(void *arg, uint8_t *data, size_t n)
 {
     hook_link_t *link = arg;
-
     n = link->has_hole ? 0 : n;
     for (int kind = 0; kind < N_DAMAGES; kind++) {
         uint64_t every = link->rules.damage_bytes[kind];
@@ -224,7 +215,6 @@ static size_t mangle(void *arg, uint8_t *data, size_t n)
 static bool does_damage(const hook_rules_t *rules)
 {
     uint64_t any = 0;
-
     for (int kind = 0; kind < N_DAMAGES; kind++) {
         any |= rules->damage_bytes[kind];
     }
@@ -241,7 +231,6 @@ static uint64_t next_due_ns(hook_link_t *link)
 static ssize_t enqueue(hook_link_t *link, const void *data, size_t bytes)
 {
     size_t n = MIN(bytes, QUEUE_BYTES - link->queue.len);
-
     if (n == 0 || link->n_pieces == MAX_PIECES) {
         return 0;
     }
@@ -263,7 +252,6 @@ static bool release_piece(hook_link_t *link)
 {
     piece_t *piece = &link->pieces[link->first_piece];
     ssize_t n = link_send(link->inner, link->queue.data + link->queue_at, piece->bytes);
-
     if (n < 0) {
         link->base.err = link->inner->err;
     }
@@ -288,7 +276,6 @@ int hook_progress(net_link_t *base, uint64_t *next_ns_p)
 {
     hook_link_t *link = (hook_link_t *)base;
     int n_released = 0;
-
     while (link->n_pieces > 0 && link->base.err.status == HVD_OK) {
         uint64_t due_ns = link->pieces[link->first_piece].due_ns;
         if (due_ns > clock_ns()) {
@@ -333,7 +320,6 @@ static ssize_t account(hook_link_t *link, const char *what, ssize_t n)
 static ssize_t hook_send(net_link_t *base, const void *data, size_t bytes)
 {
     hook_link_t *link = (hook_link_t *)base;
-
     if (base->err.status != HVD_OK) {
         return base->err.status;
     }
@@ -347,7 +333,6 @@ static ssize_t hook_send(net_link_t *base, const void *data, size_t bytes)
 static ssize_t hook_recv(net_link_t *base, void *data, size_t bytes)
 {
     hook_link_t *link = (hook_link_t *)base;
-
     return link->inner == NULL ? (ssize_t)base->err.status
                                : account(link, "recv", link_recv(link->inner, data, bytes));
 }
@@ -355,7 +340,6 @@ static ssize_t hook_recv(net_link_t *base, void *data, size_t bytes)
 static ssize_t hook_peek(net_link_t *base, const void **data_p)
 {
     hook_link_t *link = (hook_link_t *)base;
-
     if (link->inner == NULL) {
         return base->err.status;
     }
@@ -369,7 +353,6 @@ static ssize_t hook_peek(net_link_t *base, const void **data_p)
 static void hook_consume(net_link_t *base, size_t bytes)
 {
     hook_link_t *link = (hook_link_t *)base;
-
     if (link->inner != NULL) {
         link_consume(link->inner, bytes);
         account(link, "consume", (ssize_t)bytes);
@@ -379,7 +362,6 @@ static void hook_consume(net_link_t *base, size_t bytes)
 static void hook_close(net_link_t *base)
 {
     hook_link_t *link = (hook_link_t *)base;
-
     // What was sent is late, not lost.
     while (link->inner != NULL && link->n_pieces > 0 && release_piece(link)) {
     }
@@ -420,9 +402,8 @@ hvd_status_t hook_wrap(net_link_t *inner, const char *rules, const net_job_t *jo
     for (int kind = 0; kind < N_DAMAGES; kind++) {
         link->damage_in[kind] = next_about(link, link->rules.damage_bytes[kind]);
     }
-    link->damages_queue = does_damage(&link->rules)
-                          && (inner->ops->on_wire == NULL
-                              || !inner->ops->on_wire(inner, mangle, link));
+    link->damages_queue = does_damage(&link->rules) && (inner->ops->on_wire == NULL ||
+                                                        !inner->ops->on_wire(inner, mangle, link));
     *link_p = &link->base;
     return HVD_OK;
 

@@ -29,8 +29,8 @@
 #include <stdlib.h>
 
 // In order of preference.
-static const transport_t *const transports[] = {
-    &transport_self, &transport_shm, &transport_ofi, &transport_tcp};
+static const transport_t *const transports[] = {&transport_self, &transport_shm, &transport_ofi,
+                                                &transport_tcp};
 
 #define N_TRANSPORTS ((int)N_ELEMENTS(transports))
 #define NO_ROW (-1)
@@ -79,7 +79,7 @@ struct net {
     sleeper_t *sleeper;
     atomic_uint_fast64_t due_ns; // a sleep ends at the latest: held-back data must leave
     unsigned n_quiet;            // sleeps since something happened
-    bool look;                        // just woken: ask every domain
+    bool look;                   // just woken: ask every domain
     unsigned n_calls;
     uint64_t last_look_ns;
     uint8_t host_cpus[CPU_MASK_BYTES]; // cores that ranks of this host may use
@@ -122,7 +122,6 @@ static hvd_status_t fail_unknown_name(const char *name, size_t bytes, err_t *err
 {
     char names[128] = "";
     size_t len = 0;
-
     for (int i = 0; i < N_TRANSPORTS; i++) {
         len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", i > 0 ? ", " : "",
                                 transports[i]->name);
@@ -138,7 +137,6 @@ static hvd_status_t choose_order(net_t *net, err_t *err)
 {
     const char *text = net->job.config->transports;
     bool all = text == NULL || text[strspn(text, ", ")] == '\0';
-
     prefer(net, row_of(&transport_self), true);
     for (int i = 0; all && i < N_TRANSPORTS; i++) {
         prefer(net, i, true);
@@ -192,7 +190,6 @@ static hvd_status_t open_rows(net_t *net, err_t *err)
 static size_t own_cpus(uint8_t mask[CPU_MASK_BYTES])
 {
     size_t bytes = CPU_MASK_BYTES;
-
     memset(mask, 0, CPU_MASK_BYTES);
     if (sched_getaffinity(0, CPU_MASK_BYTES, (cpu_set_t *)mask) != 0) {
         return 0;
@@ -212,7 +209,6 @@ static bool same_host(const net_t *net, int rank)
 static void compare_cores(net_t *net)
 {
     int n_ranks = 0, n_cpus = 0;
-
     for (int r = 0; r < net->job.size; r++) {
         n_ranks += same_host(net, r);
     }
@@ -254,7 +250,6 @@ hvd_status_t net_address(net_t *net, buf_t *out, err_t *err)
     size_t n_cpu_bytes = own_cpus(cpus);
     buf_t blob = {0};
     int n_open = 0;
-
     for (int i = 0; i < N_TRANSPORTS; i++) {
         n_open += net->rows[i].domain != NULL;
     }
@@ -305,7 +300,6 @@ static hvd_status_t parse_offer(net_t *net, int rank, reader_t *r, blobs_t *blob
     size_t bytes = get_count(r, MAX_BLOB_BYTES);
     const uint8_t *data = get_bytes(r, bytes);
     int row = r->bad ? NO_ROW : row_named(name, name_bytes);
-
     if (row == NO_ROW) {
         return HVD_OK; // too short, which the caller sees, or not known here
     }
@@ -330,7 +324,6 @@ static hvd_status_t parse_address(net_t *net, int rank, const uint8_t *data, siz
     size_t n_cpu_bytes = get_count(&r, CPU_MASK_BYTES);
     const uint8_t *cpus = get_bytes(&r, n_cpu_bytes);
     int n_offers = (int)get_count(&r, MAX_OFFERS);
-
     for (int i = 0; version_known && i < n_offers; i++) {
         hvd_status_t status = parse_offer(net, rank, &r, blobs, err);
         if (status != HVD_OK) {
@@ -352,7 +345,6 @@ static hvd_status_t parse_address(net_t *net, int rank, const uint8_t *data, siz
 static bool blobs_init(blobs_t *blobs, int size)
 {
     bool complete = true;
-
     for (int i = 0; i < N_TRANSPORTS; i++) {
         blobs->data[i] = calloc((size_t)size, sizeof *blobs->data[i]);
         blobs->bytes[i] = calloc((size_t)size, sizeof *blobs->bytes[i]);
@@ -374,7 +366,6 @@ hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_
 {
     hvd_status_t status = HVD_OK;
     blobs_t blobs = {0};
-
     if (!blobs_init(&blobs, net->job.size)) {
         status = fail(err, HVD_NO_MEMORY, "no memory for the addresses of %d ranks", net->job.size);
         goto free_blobs;
@@ -434,7 +425,6 @@ static hvd_status_t spread_answers(net_t *net, const uint8_t *attached_by_rank, 
 static bool offered_by(const net_t *net, int rank, int row)
 {
     const offers_t *offers = &net->offers[rank];
-
     for (int i = 0; i < offers->n; i++) {
         if (offers->order[i] == row) {
             return true;
@@ -447,7 +437,6 @@ static bool offered_by(const net_t *net, int rank, int row)
 static bool serves(net_t *net, int row, int peer, char *why, size_t why_bytes)
 {
     const row_t *state = &net->rows[row];
-
     if (state->domain == NULL) {
         snprintf(why, why_bytes, "%s", state->left_out);
         return false;
@@ -468,7 +457,6 @@ static int choose_row(net_t *net, int peer)
 {
     const offers_t *offers = &net->offers[MIN(peer, net->job.rank)];
     char why[160];
-
     for (int i = 0; i < offers->n; i++) {
         if (serves(net, offers->order[i], peer, why, sizeof why)) {
             return offers->order[i];
@@ -482,7 +470,6 @@ static int choose_row(net_t *net, int peer)
 static int unencrypted_row(net_t *net)
 {
     bool is_meant = net->job.config->encrypt == ENCRYPT_NEVER;
-
     for (int r = 0; !is_meant && r < net->job.size; r++) {
         int row = same_host(net, r) ? NO_ROW : choose_row(net, r);
         if (row != NO_ROW && transports[row]->warn_unencrypted != NULL) {
@@ -495,7 +482,6 @@ static int unencrypted_row(net_t *net)
 uint8_t net_attached(net_t *net)
 {
     uint8_t bits = unencrypted_row(net) != NO_ROW ? UNENCRYPTED_BIT : 0;
-
     _Static_assert(N_TRANSPORTS < 8, "the highest bit is no row's");
     for (int i = 0; i < N_TRANSPORTS; i++) {
         domain_t *domain = net->rows[i].domain;
@@ -512,7 +498,6 @@ static void warn_unencrypted(net_t *net, const uint8_t *attached_by_rank)
 {
     int row = unencrypted_row(net);
     int lowest = 0;
-
     while (lowest < net->job.rank && (attached_by_rank[lowest] & UNENCRYPTED_BIT) == 0) {
         lowest++;
     }
@@ -525,7 +510,6 @@ static hvd_status_t add_lifeline(net_t *net, int peer, err_t *err)
 {
     domain_t *tcp = net_domain(net, &transport_tcp);
     char why[160];
-
     int row = net->offers[peer].chosen;
     bool agrees_by_tcp = row != NO_ROW && transports[row]->is_for_data;
     if (tcp == NULL || row == row_of(&transport_tcp) || agrees_by_tcp) {
@@ -546,7 +530,6 @@ static hvd_status_t open_lifelines(net_t *net, err_t *err)
 {
     int lowest = 0;
     int n_here = 0;
-
     for (int r = net->job.size - 1; r >= 0; r--) {
         if (same_host(net, r)) {
             lowest = r;
@@ -665,7 +648,6 @@ domain_t *net_domain(net_t *net, const transport_t *transport)
 static void explain(net_t *net, int peer, int row, char *text, size_t bytes)
 {
     size_t len = 0;
-
     text[0] = '\0';
     for (int i = 0; i < net->n_order && net->order[i] != row && len < bytes; i++) {
         char why[320] = "the peer prefers another";
@@ -730,7 +712,6 @@ net_link_t *net_link(net_t *net, int peer, lane_t lane, err_t *err)
 const char *net_transport_name(net_t *net, int peer, char *why_not, size_t bytes)
 {
     int row = net->settled ? net->offers[peer].chosen : NO_ROW;
-
     if (why_not != NULL && bytes > 0) {
         explain(net, peer, row, why_not, bytes);
     }
@@ -743,7 +724,6 @@ const char *net_transport_name(net_t *net, int peer, char *why_not, size_t bytes
 static bool time_to_look(net_t *net)
 {
     bool woken = net->look;
-
     if (!woken && ++net->n_calls % CALLS_PER_CLOCK != 0) {
         return false;
     }
@@ -760,7 +740,6 @@ int net_progress(net_t *net)
 {
     int n_happened = 0;
     bool look = time_to_look(net);
-
     for (int i = 0; i < N_TRANSPORTS; i++) {
         row_t *row = &net->rows[i];
         if (row->domain != NULL && transports[i]->progress != NULL &&
@@ -779,7 +758,6 @@ int net_progress(net_t *net)
 hvd_status_t net_health(net_t *net, lane_t lane, err_t *err)
 {
     hvd_status_t status = HVD_OK;
-
     for (int i = 0; i < N_TRANSPORTS && status == HVD_OK; i++) {
         if (net->rows[i].domain != NULL && transports[i]->health != NULL) {
             status = transports[i]->health(net->rows[i].domain, lane, err);
@@ -791,7 +769,6 @@ hvd_status_t net_health(net_t *net, lane_t lane, err_t *err)
 uint64_t net_n_foreign(const net_t *net)
 {
     uint64_t n = 0;
-
     for (int i = 0; i < N_TRANSPORTS; i++) {
         if (net->rows[i].domain != NULL && transports[i]->n_foreign != NULL) {
             n += transports[i]->n_foreign(net->rows[i].domain);
@@ -803,7 +780,6 @@ uint64_t net_n_foreign(const net_t *net)
 bool net_is_opening(net_t *net)
 {
     bool is_opening = false;
-
     for (int i = 0; i < N_TRANSPORTS; i++) {
         domain_t *domain = net->rows[i].domain;
         if (domain != NULL && transports[i]->is_opening != NULL) {
@@ -818,7 +794,6 @@ bool net_is_opening(net_t *net)
 unsigned net_before_sleep(net_t *net)
 {
     uint64_t due_ns = NEVER_NS;
-
     for (int i = 0; i < net->n_hooked; i++) {
         hook_progress(net->hooked[i], &due_ns);
     }
@@ -839,7 +814,6 @@ unsigned net_before_sleep(net_t *net)
 void net_sleep(net_t *net, unsigned ticket, uint64_t deadline_ns)
 {
     uint64_t due_ns = atomic_load(&net->due_ns);
-
     sleeper_sleep(net->sleeper, ticket, MIN(deadline_ns, due_ns));
 }
 

@@ -30,7 +30,7 @@ typedef struct net_job {
     const int *host_of; // host index of every rank: ranks of one host may share memory
     const config_t *config;
     const log_t *log;
-    secure_keys_t *keys; // NULL in a world of one
+    secure_keys_t *keys;  // NULL in a world of one
     const peers_t *peers; // who they are, for sentences; may be NULL
 } net_job_t;
 
@@ -189,7 +189,7 @@ domain_t *net_domain(net_t *net, const transport_t *transport);
 int net_progress(net_t *net);
 hvd_status_t net_health(net_t *net, lane_t lane, err_t *err);
 uint64_t net_n_foreign(const net_t *net); // clients cut off so far
-bool net_is_opening(net_t *net); // some link is on its way, and has a deadline
+bool net_is_opening(net_t *net);          // some link is on its way, and has a deadline
 
 // Sleeping: announce, look once more whether there is something to do, then sleep.
 //     unsigned ticket = net_before_sleep(net);

@@ -522,7 +522,7 @@ static int ofi_progress(domain_t *d)
 static void ofi_arm(domain_t *d)
 {
     struct fid *queues[] = {&d->cq->fid, FID(d->eq)};
-    d->n_idle = 0; // nothing may be left unread when somebody sleeps
+    d->n_idle = 0;       // nothing may be left unread when somebody sleeps
     if (d->epoll >= 0) { // if it fails, progress finds out why
         fi_trywait(d->fabric, queues, d->eq != NULL ? 2 : 1);
     }

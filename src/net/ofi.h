@@ -51,7 +51,7 @@ typedef struct ofi_slab {
 // times slower when it writes a few bytes further into a page than it reads.
 #define OFI_PAGE_BYTES ((size_t)4096)
 #define OFI_LEAD_BYTES (OFI_PAGE_BYTES / 2 - offsetof(ofi_message_t, payload))
-#define OFI_STRIDE_BYTES \
+#define OFI_STRIDE_BYTES                                                                           \
     ((sizeof(ofi_message_t) + OFI_PAGE_BYTES - 1) / OFI_PAGE_BYTES * OFI_PAGE_BYTES)
 #define OFI_SLAB_BYTES (OFI_LEAD_BYTES + OFI_BUFFERS * OFI_STRIDE_BYTES)
 
@@ -66,16 +66,16 @@ typedef struct ofi_buffer {
 struct ofi_link {
     net_link_t base;
     domain_t *domain;
-    struct fid_ep *ep;  // NULL: the peer has not called yet; the domain's if that has one
-    fi_addr_t address;  // of the peer, and
-    uint64_t tags[2];   // of what is received and sent: only where the domain has an endpoint
+    struct fid_ep *ep; // NULL: the peer has not called yet; the domain's if that has one
+    fi_addr_t address; // of the peer, and
+    uint64_t tags[2];  // of what is received and sent: only where the domain has an endpoint
     ofi_slab_t *receives;
-    ofi_slab_t *sends; // NULL while nothing is sent for a while
+    ofi_slab_t *sends;                     // NULL while nothing is sent for a while
     ofi_buffer_t buffers[2 * OFI_BUFFERS]; // receive buffers first
     ofi_buffer_t *free_sends;
     size_t begun; // bytes in the first of these that wait for what follows them
     int n_sending;
-    int n_quiet_ticks; // since something was sent
+    int n_quiet_ticks;                 // since something was sent
     ofi_buffer_t *early[OFI_BUFFERS];  // came before one with a lower number; by number
     ofi_buffer_t *ready, **ready_last; // received, oldest first
     size_t ready_at;                   // consumed of the oldest
@@ -83,8 +83,8 @@ struct ofi_link {
     unsigned credits;                  // receive buffers the peer has for us
     unsigned owed;                     // ours that it does not know to be free again
     bool connected;
-    bool ended; // the peer is gone: what is ready may still be read
-    bool is_open; // handed out by connect()
+    bool ended;           // the peer is gone: what is ready may still be read
+    bool is_open;         // handed out by connect()
     uint64_t deadline_ns; // to be connected by
 };
 

@@ -89,9 +89,8 @@ static hvd_status_t post_receives(ofi_link_t *link, err_t *err)
 {
     for (int i = 0; i < OFI_BUFFERS; i++) {
         ofi_buffer_t *buffer = &link->buffers[i];
-        *buffer = (ofi_buffer_t){.link = link,
-                                 .message = ofi_slab_message(link->receives, i),
-                                 .receives = true};
+        *buffer = (ofi_buffer_t){
+            .link = link, .message = ofi_slab_message(link->receives, i), .receives = true};
         if (!post_receive(link, buffer)) {
             *err = link->base.err;
             return err->status;
@@ -179,8 +178,7 @@ static ofi_buffer_t *send_buffer(ofi_link_t *link)
         }
         for (int i = 0; i < OFI_BUFFERS; i++) {
             ofi_buffer_t *buffer = &link->buffers[OFI_BUFFERS + i];
-            *buffer =
-                (ofi_buffer_t){.link = link, .message = ofi_slab_message(link->sends, i)};
+            *buffer = (ofi_buffer_t){.link = link, .message = ofi_slab_message(link->sends, i)};
             free_send(link, buffer);
         }
     }
@@ -213,10 +211,9 @@ static bool post_send(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
     message->number = link->next_out;
     message->zero = 0;
     bytes += HEAD_BYTES;
-    long code = link->domain->ep == NULL
-                    ? fi_send(link->ep, message, bytes, descriptor, 0, buffer)
-                    : fi_tsend(link->ep, message, bytes, descriptor, link->address, link->tags[1],
-                               buffer);
+    long code = link->domain->ep == NULL ? fi_send(link->ep, message, bytes, descriptor, 0, buffer)
+                                         : fi_tsend(link->ep, message, bytes, descriptor,
+                                                    link->address, link->tags[1], buffer);
     if (code != 0) {
         if (code != -FI_EAGAIN) {
             ofi_link_fail(link, ofi_text(link->domain, code));

@@ -33,7 +33,6 @@ static ssize_t self_send(net_link_t *base, const void *data, size_t bytes)
 {
     self_link_t *link = (self_link_t *)base;
     size_t n = MIN(bytes, QUEUE_BYTES - link->queue.len);
-
     if (n > 0 && buf_append(&link->queue, data, n) == NULL) {
         return fail(&base->err, HVD_NO_MEMORY, "no memory for %zu bytes from this rank to itself",
                     n);
@@ -44,7 +43,6 @@ static ssize_t self_send(net_link_t *base, const void *data, size_t bytes)
 static ssize_t self_peek(net_link_t *base, const void **data_p)
 {
     self_link_t *link = (self_link_t *)base;
-
     if (waiting_bytes(link) > 0) {
         *data_p = link->queue.data + link->at;
     }
@@ -54,7 +52,6 @@ static ssize_t self_peek(net_link_t *base, const void **data_p)
 static void self_consume(net_link_t *base, size_t bytes)
 {
     self_link_t *link = (self_link_t *)base;
-
     link->at += bytes;
     if (waiting_bytes(link) == 0) {
         buf_clear(&link->queue);
@@ -66,7 +63,6 @@ static ssize_t self_recv(net_link_t *base, void *data, size_t bytes)
 {
     self_link_t *link = (self_link_t *)base;
     size_t n = MIN(bytes, waiting_bytes(link));
-
     if (n > 0) {
         memcpy(data, link->queue.data + link->at, n);
         self_consume(base, n);
@@ -77,7 +73,6 @@ static ssize_t self_recv(net_link_t *base, void *data, size_t bytes)
 static void self_link_close(net_link_t *base)
 {
     self_link_t *link = (self_link_t *)base;
-
     buf_free(&link->queue);
     free(link);
 }

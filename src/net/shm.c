@@ -176,7 +176,6 @@ static void remove_if_abandoned(const char *name)
     struct stat seen;
     bool is_old = fd >= 0 && fstat(fd, &seen) == 0 && seen.st_uid == geteuid() &&
                   time(NULL) - seen.st_mtime > ABANDONED_SECONDS;
-
     if (is_old && flock(fd, LOCK_EX | LOCK_NB) == 0) {
         shm_unlink(name);
     }
@@ -189,7 +188,6 @@ static void remove_abandoned(void)
 {
     DIR *folder = opendir("/dev/shm");
     const struct dirent *entry;
-
     while (folder != NULL && (entry = readdir(folder)) != NULL) {
         char name[SHM_NAME_BYTES];
         bool is_ours = strncmp(entry->d_name, SHM_PREFIX, strlen(SHM_PREFIX)) == 0;

@@ -55,7 +55,6 @@ struct sleeper {
 static void *poller_run(void *arg)
 {
     sleeper_t *s = arg;
-
     while (!atomic_load(&s->stop)) {
         if (atomic_load(&s->armed) == IDLE) {
             futex_wait(&s->armed, IDLE, NEVER_NS);
@@ -96,7 +95,6 @@ static void ring_bell(sleeper_t *s)
 static void silence_bell(sleeper_t *s)
 {
     uint64_t count;
-
     if (atomic_exchange(&s->bell_rang, false)) {
         while (read(s->bell, &count, sizeof count) < 0 && errno == EINTR) {
         }
@@ -183,7 +181,6 @@ static void sleep_alone(sleeper_t *s, uint64_t deadline_ns)
 {
     struct timespec left = {0};
     struct pollfd fds[SLEEPER_MAX_FDS + 1]; // its own: a late sleeper may be here too
-
     memcpy(fds, s->fds, sizeof fds);
     if (deadline_ns != NEVER_NS) {
         uint64_t now_ns = clock_ns();

@@ -28,14 +28,13 @@
 #include <unistd.h>
 
 #define MAX_EVENTS 64
-#define FEW_LINKS 2          // to be asked without epoll
+#define FEW_LINKS 2 // to be asked without epoll
 #define ROUNDS_PER_LOOK 16
-#define MAX_FRESH 256        // handshakes under way
-#define GRACE_NS (100 * NS_PER_MS) // a newcomer is not pushed out before
-#define MAX_ACCEPTS 256      // in one go
-#define BACKLOG 1024         // the kernel lowers it to somaxconn
+#define MAX_FRESH 256                // handshakes under way
+#define GRACE_NS (100 * NS_PER_MS)   // a newcomer is not pushed out before
+#define MAX_ACCEPTS 256              // in one go
+#define BACKLOG 1024                 // the kernel lowers it to somaxconn
 #define LOG_EVERY_NS (60 * NS_PER_S) // what strangers or a full table can cause over and over
-
 
 // --- Small questions -----------------------------------------------------------------------------
 
@@ -53,9 +52,8 @@ bool tcp_same_host(const domain_t *domain, int rank)
 bool tcp_encrypts(const domain_t *domain, int peer, lane_t lane)
 {
     int policy = domain->job->config->encrypt;
-
-    return lane == LANE_CONTROL || policy == ENCRYPT_ALWAYS
-        || (policy == ENCRYPT_AUTO && !tcp_same_host(domain, peer));
+    return lane == LANE_CONTROL || policy == ENCRYPT_ALWAYS ||
+           (policy == ENCRYPT_AUTO && !tcp_same_host(domain, peer));
 }
 
 static seat_t *seat_of(domain_t *domain, int peer, lane_t lane)
@@ -68,7 +66,6 @@ static seat_t *seat_of(domain_t *domain, int peer, lane_t lane)
 hvd_status_t tcp_watch(domain_t *domain, watch_t *watch, uint32_t events, err_t *err)
 {
     struct epoll_event event = {.events = events, .data.ptr = watch};
-
     if (epoll_ctl(domain->epoll, EPOLL_CTL_ADD, watch->fd, &event) != 0) {
         return fail_errno(err, errno, "cannot watch a descriptor");
     }
@@ -90,7 +87,6 @@ static void set_timer(domain_t *domain)
     bool wanted = domain->opening != NULL || domain->n_fresh > 0 || domain->accept_again;
     struct itimerspec ticks = {.it_value.tv_nsec = wanted ? (long)TCP_TICK_NS : 0,
                                .it_interval.tv_nsec = wanted ? (long)TCP_TICK_NS : 0};
-
     if (wanted != domain->timer_runs && timerfd_settime(domain->timer.fd, 0, &ticks, NULL) == 0) {
         domain->timer_runs = wanted;
     }
@@ -99,7 +95,6 @@ static void set_timer(domain_t *domain)
 void tcp_opening_add(tcp_link_t *link)
 {
     domain_t *domain = link->domain;
-
     link->next = domain->opening;
     if (link->next != NULL) {
         link->next->prev = link;
@@ -150,29 +145,28 @@ static void fresh_remove(domain_t *domain, conn_t *conn)
 
 static bool is_taken(const seat_t *seat)
 {
-    return seat->kept != NULL
-           || (seat->link != NULL
-               && (seat->link->conn != NULL || seat->link->base.err.status != HVD_OK));
+    return seat->kept != NULL || (seat->link != NULL && (seat->link->conn != NULL ||
+                                                         seat->link->base.err.status != HVD_OK));
 }
 
 hvd_status_t tcp_admit(domain_t *domain, const hello_t *hello, err_t *err)
 {
     const net_job_t *job = domain->job;
-
-    if (memcmp(hello->job, secure_keys_job(job->keys), sizeof hello->job) != 0
-        || hello->role != HELLO_LINK) {
+    if (memcmp(hello->job, secure_keys_job(job->keys), sizeof hello->job) != 0 ||
+        hello->role != HELLO_LINK) {
         return fail(err, HVD_UNAUTHENTICATED, "a greeting of another job");
     }
-    if (hello->to != (uint32_t)job->rank || hello->from >= hello->to || hello->lane >= N_LANES
-        || memcmp(hello->nonce, domain->token, TCP_TOKEN_BYTES) != 0) {
+    if (hello->to != (uint32_t)job->rank || hello->from >= hello->to || hello->lane >= N_LANES ||
+        memcmp(hello->nonce, domain->token, TCP_TOKEN_BYTES) != 0) {
         return fail(err, HVD_UNAUTHENTICATED,
                     "a greeting from rank %" PRIu32 " meant for rank %" PRIu32
                     " of another process",
                     hello->from, hello->to);
     }
     if (hello->epoch != job->epoch) {
-        return fail(err, HVD_UNAUTHENTICATED, "a greeting from rank %" PRIu32 " of epoch %" PRIu32
-                    "; this is epoch %" PRIu32, hello->from, hello->epoch, job->epoch);
+        return fail(err, HVD_UNAUTHENTICATED,
+                    "a greeting from rank %" PRIu32 " of epoch %" PRIu32 "; this is epoch %" PRIu32,
+                    hello->from, hello->epoch, job->epoch);
     }
     if (domain->seats == NULL || is_taken(seat_of(domain, (int)hello->from, (lane_t)hello->lane))) {
         return fail(err, HVD_UNAUTHENTICATED, "a second connection from rank %" PRIu32,
@@ -191,7 +185,6 @@ static bool time_to_log(uint64_t *last_ns)
 {
     uint64_t now_ns = clock_ns();
     bool due = *last_ns == 0 || now_ns - *last_ns >= LOG_EVERY_NS;
-
     *last_ns = due ? now_ns : *last_ns;
     return due;
 }
@@ -200,7 +193,6 @@ void tcp_turned_away(conn_t *conn, const err_t *err)
 {
     domain_t *domain = conn->domain;
     char name[TCP_ADDR_TEXT];
-
     tcp_addr_text(&conn->remote, name);
     // A peer closes the attempts it does not need, after its greeting; that is no stranger.
     if (conn->state != CONN_SHAKING || err->status == HVD_UNAUTHENTICATED) {
@@ -219,7 +211,6 @@ void tcp_established(conn_t *conn)
 {
     domain_t *domain = conn->domain;
     seat_t *seat = seat_of(domain, (int)conn->hello.from, (lane_t)conn->hello.lane);
-
     if (is_taken(seat)) {
         err_t err;
         fail(&err, HVD_UNAUTHENTICATED, "a second connection from rank %" PRIu32, conn->hello.from);
@@ -239,7 +230,6 @@ void tcp_established(conn_t *conn)
 static conn_t *victim(const domain_t *domain, uint64_t now_ns)
 {
     conn_t *oldest = domain->fresh_first;
-
     if (now_ns - oldest->started_ns < GRACE_NS) {
         return NULL;
     }
@@ -256,7 +246,6 @@ static conn_t *victim(const domain_t *domain, uint64_t now_ns)
 static bool make_room(domain_t *domain)
 {
     err_t err;
-
     if (domain->n_fresh < MAX_FRESH) {
         return true;
     }
@@ -275,10 +264,10 @@ static bool accept_failed(domain_t *domain, int code)
 {
     bool full = code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
     err_t err;
-
     domain->accept_again = domain->accept_again || full;
     if (full && time_to_log(&domain->full_logged_ns)) {
-        fail_errno(&err, code, "cannot accept connections; raise the limit of open files "
+        fail_errno(&err, code,
+                   "cannot accept connections; raise the limit of open files "
                    "(ulimit -n)");
         log_warn(domain->job->log, "tcp", "%s", err.text);
     }
@@ -306,7 +295,6 @@ static bool accept_one(domain_t *domain, listener_t *listener)
 static void accept_all(domain_t *domain, listener_t *listener)
 {
     int n = 0;
-
     while (n < MAX_ACCEPTS && make_room(domain) && accept_one(domain, listener)) {
         n++;
     }
@@ -319,7 +307,6 @@ static void tick(domain_t *domain)
 {
     uint64_t n_ticks;
     uint64_t now_ns = clock_ns();
-
     if (read(domain->timer.fd, &n_ticks, sizeof n_ticks) < 0 && errno != EAGAIN) {
         log_debug(domain->job->log, "tcp", "the timer cannot be read: errno %d", errno);
     }
@@ -349,8 +336,8 @@ static void tick(domain_t *domain)
 static bool begin_round(domain_t *domain)
 {
     domain->direct = domain->n_asked > 0 && domain->n_asked <= FEW_LINKS;
-    bool look = !domain->direct || domain->waits || domain->timer_runs
-                || domain->n_rounds++ % ROUNDS_PER_LOOK == 0;
+    bool look = !domain->direct || domain->waits || domain->timer_runs ||
+                domain->n_rounds++ % ROUNDS_PER_LOOK == 0;
 
     domain->n_asked = 0;
     domain->waits = false;
@@ -362,7 +349,6 @@ static int tcp_progress(domain_t *domain)
     struct epoll_event events[MAX_EVENTS];
     int n = begin_round(domain) ? epoll_wait(domain->epoll, events, MAX_EVENTS, 0) : 0;
     int n_news = 0;
-
     for (int i = 0; i < n; i++) {
         watch_t *watch = events[i].data.ptr;
         switch (watch->kind) {
@@ -448,7 +434,6 @@ static hvd_status_t listen_at(domain_t *domain, const tcp_iface_t *iface, err_t 
     socklen_t name_bytes = tcp_addr_to_socket(&iface->addr, &name);
     int only_v6 = 1;
     int fd = socket(iface->addr.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-
     if (fd < 0) {
         return fail_errno(err, errno, "cannot make a socket");
     }
@@ -458,8 +443,8 @@ static hvd_status_t listen_at(domain_t *domain, const tcp_iface_t *iface, err_t 
     tcp_set_options(domain, fd);
     listener->watch = (watch_t){.kind = WATCH_LISTENER, .fd = fd};
     listener->iface = *iface;
-    if (bind(fd, (struct sockaddr *)&name, name_bytes) != 0 || listen(fd, BACKLOG) != 0
-        || getsockname(fd, (struct sockaddr *)&name, &name_bytes) != 0) {
+    if (bind(fd, (struct sockaddr *)&name, name_bytes) != 0 || listen(fd, BACKLOG) != 0 ||
+        getsockname(fd, (struct sockaddr *)&name, &name_bytes) != 0) {
         fail_errno(err, errno, "cannot listen on interface %s", iface->name);
         close(fd);
         return HVD_SYSTEM;
@@ -481,7 +466,6 @@ static hvd_status_t listen_everywhere(domain_t *domain, err_t *err)
     hvd_status_t last = HVD_OK;
     int n_ifaces = 0;
     hvd_status_t status = tcp_list_ifaces(domain->job->config->iface, ifaces, &n_ifaces, err);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -540,7 +524,6 @@ static hvd_status_t open_epoll(domain_t *domain, err_t *err)
 static hvd_status_t tcp_open(const net_job_t *job, domain_t **domain_p, err_t *err)
 {
     hvd_status_t status;
-
     if (job->size == 1 || job->keys == NULL) {
         return fail(err, HVD_UNSUPPORTED, "the job has only one rank");
     }
@@ -565,7 +548,6 @@ close_domain:
 static hvd_status_t tcp_address(domain_t *domain, buf_t *out, err_t *err)
 {
     tcp_offer_t offer = {.encrypt = domain->job->config->encrypt, .n_addrs = domain->n_listeners};
-
     memcpy(offer.token, domain->token, sizeof offer.token);
     for (int i = 0; i < domain->n_listeners; i++) {
         offer.addrs[i] = domain->listeners[i].iface.addr;
@@ -581,7 +563,6 @@ hvd_status_t tcp_offer_of(const domain_t *domain, int rank, tcp_offer_t *offer_p
 {
     const uint8_t *data = domain->offers + domain->offer_at[rank];
     size_t bytes = domain->offer_at[rank + 1] - domain->offer_at[rank];
-
     return tcp_offer_decode(data, bytes, rank, offer_p, err);
 }
 
@@ -592,7 +573,6 @@ static hvd_status_t check_policy(const domain_t *domain, int rank, err_t *err)
     int mine = domain->job->config->encrypt;
     tcp_offer_t offer;
     hvd_status_t status = tcp_offer_of(domain, rank, &offer, err);
-
     if (status == HVD_OK && offer.encrypt != mine) {
         bool known = offer.encrypt >= 0 && offer.encrypt < (int)N_ELEMENTS(policies);
         status = fail(err, HVD_INVALID_ARGUMENT,
@@ -609,7 +589,6 @@ static hvd_status_t keep_offers(domain_t *domain, const uint8_t *const *addresse
 {
     size_t size = (size_t)domain->job->size;
     size_t total = 0;
-
     for (size_t r = 0; r < size; r++) {
         total += addresses[r] != NULL ? lengths[r] : 0;
     }
@@ -669,7 +648,6 @@ static hvd_status_t begin_link(tcp_link_t *link, seat_t *seat, err_t *err)
     domain_t *domain = link->domain;
     bool dials = link->base.peer > domain->job->rank;
     uint64_t now_ns = clock_ns();
-
     if (seat->kept != NULL) {
         conn_t *conn = seat->kept;
         seat->kept = NULL;
@@ -695,7 +673,6 @@ static hvd_status_t tcp_connect(domain_t *domain, int peer, lane_t lane, net_lin
 {
     char why[160];
     tcp_link_t *link;
-
     if (!tcp_reaches(domain, peer, why, sizeof why)) {
         return fail(err, HVD_UNSUPPORTED, "no TCP link: %s", why);
     }
@@ -720,7 +697,6 @@ static hvd_status_t tcp_connect(domain_t *domain, int peer, lane_t lane, net_lin
 void tcp_seat_free(tcp_link_t *link)
 {
     seat_t *seat = seat_of(link->domain, link->base.peer, link->base.lane);
-
     if (seat->link == link) {
         seat->link = NULL;
     }

@@ -33,7 +33,7 @@ typedef struct tcp_link tcp_link_t;
 
 // What a rank tells all others.
 typedef struct tcp_offer {
-    int encrypt; // its HOROVOD_ENCRYPT
+    int encrypt;                    // its HOROVOD_ENCRYPT
     uint8_t token[TCP_TOKEN_BYTES]; // of this process: a stale or wrong address is noticed at once
     int n_addrs;
     tcp_addr_t addrs[TCP_MAX_ADDRS];
@@ -74,7 +74,7 @@ struct conn {
     bool is_server;
     // What epoll said last. A mover with its flag down returns without a system call.
     bool readable, writable;
-    bool hangup; // the peer's end is on its way: read until it shows
+    bool hangup;      // the peer's end is on its way: read until it shows
     secure_t *secure; // NULL: plain, or not begun
     hello_t hello;
     uint8_t hello_bytes[HELLO_BYTES];
@@ -117,12 +117,12 @@ void dial_explain(const tcp_link_t *link, char *text, size_t bytes);
 struct tcp_link {
     net_link_t base;
     domain_t *domain;
-    conn_t *conn;  // NULL until ready
-    bool ended;    // everything received has been read, and no more will come
-    dial_t *dial;  // while this side connects
-    uint64_t deadline_ns; // of becoming ready, if it has one
+    conn_t *conn;            // NULL until ready
+    bool ended;              // everything received has been read, and no more will come
+    dial_t *dial;            // while this side connects
+    uint64_t deadline_ns;    // of becoming ready, if it has one
     tcp_link_t *prev, *next; // the domain's list of links with such a deadline
-    uint8_t *stage; // received, to be peeked at
+    uint8_t *stage;          // received, to be peeked at
     size_t stage_at, stage_len;
     wire_mangle_fn mangle; // for tests; else NULL
     void *mangle_arg;
@@ -167,9 +167,9 @@ struct domain {
     int n_asked; // movers whose flag was down
     bool waits;  // somebody cannot send
     unsigned n_rounds;
-    uint8_t *offers;   // everyone's bytes, one after the other
-    size_t *offer_at;  // [rank], and the end; equal neighbours: the rank has none
-    seat_t *seats;     // [rank * N_LANES + lane]
+    uint8_t *offers;                  // everyone's bytes, one after the other
+    size_t *offer_at;                 // [rank], and the end; equal neighbours: the rank has none
+    seat_t *seats;                    // [rank * N_LANES + lane]
     conn_t *fresh_first, *fresh_last; // accepted, still shaking hands; oldest first
     int n_fresh;
     conn_t *graveyard;
@@ -188,7 +188,7 @@ hvd_status_t tcp_watch(domain_t *domain, watch_t *watch, uint32_t events, err_t 
 void tcp_unwatch(domain_t *domain, watch_t *watch); // closes the descriptor too
 // Looks at a hello: HVD_OK if a link of this rank may begin with it.
 hvd_status_t tcp_admit(domain_t *domain, const hello_t *hello, err_t *err);
-void tcp_established(conn_t *conn);                  // accepted, and has proved the secret
+void tcp_established(conn_t *conn);                   // accepted, and has proved the secret
 void tcp_turned_away(conn_t *conn, const err_t *err); // accepted, and did not; closes it
 void tcp_opening_add(tcp_link_t *link);
 void tcp_opening_remove(tcp_link_t *link); // safe when it is not there

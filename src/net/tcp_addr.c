@@ -33,7 +33,6 @@ void tcp_ip_text(const tcp_addr_t *addr, char text[TCP_ADDR_TEXT])
 void tcp_addr_text(const tcp_addr_t *addr, char text[TCP_ADDR_TEXT])
 {
     char ip[TCP_ADDR_TEXT];
-
     tcp_ip_text(addr, ip);
     snprintf(text, TCP_ADDR_TEXT, addr->family == AF_INET6 ? "[%s]:%u" : "%s:%u", ip, addr->port);
 }
@@ -58,7 +57,6 @@ socklen_t tcp_addr_to_socket(const tcp_addr_t *addr, struct sockaddr_storage *ou
 tcp_addr_t tcp_addr_of_socket(const struct sockaddr_storage *in)
 {
     tcp_addr_t addr = {.family = in->ss_family == AF_INET6 ? AF_INET6 : AF_INET};
-
     if (addr.family == AF_INET) {
         const struct sockaddr_in *v4 = (const struct sockaddr_in *)in;
         addr.port = ntohs(v4->sin_port);
@@ -77,7 +75,6 @@ tcp_addr_t tcp_addr_of_socket(const struct sockaddr_storage *in)
 static bool list_has(const char *list, const char *name)
 {
     size_t name_bytes = strlen(name);
-
     while (*(list += strspn(list, ", ")) != '\0') {
         size_t bytes = strcspn(list, ", ");
         if (bytes == name_bytes && memcmp(list, name, bytes) == 0) {
@@ -107,7 +104,6 @@ static tcp_iface_t iface_of(const struct ifaddrs *entry)
     bool is_v4 = entry->ifa_addr->sa_family == AF_INET;
     size_t bytes = is_v4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
     tcp_iface_t iface = {.is_loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0};
-
     memcpy(&addr, entry->ifa_addr, bytes);
     memcpy(&mask, entry->ifa_netmask, bytes);
     mask.ss_family = addr.ss_family;
@@ -124,7 +120,6 @@ static hvd_status_t fail_no_iface(const struct ifaddrs *entries, const char *wan
 {
     char names[512] = "";
     size_t len = 0;
-
     for (const struct ifaddrs *e = entries; e != NULL && len < sizeof names; e = e->ifa_next) {
         if (is_usable(e) && !list_has(names, e->ifa_name)) {
             len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", len > 0 ? ", " : "",
@@ -144,15 +139,14 @@ hvd_status_t tcp_list_ifaces(const char *wanted, tcp_iface_t ifaces[TCP_MAX_ADDR
     struct ifaddrs *entries = NULL;
     hvd_status_t status = HVD_OK;
     int n = 0;
-
     wanted = wanted != NULL ? wanted : "";
     if (getifaddrs(&entries) != 0) {
         return fail_errno(err, errno, "cannot list the network interfaces");
     }
     for (int loopback = 0; loopback < 2; loopback++) {
         for (const struct ifaddrs *e = entries; e != NULL && n < TCP_MAX_ADDRS; e = e->ifa_next) {
-            if (is_usable(e) && ((e->ifa_flags & IFF_LOOPBACK) != 0) == (loopback == 1)
-                && (wanted[0] == '\0' || list_has(wanted, e->ifa_name))) {
+            if (is_usable(e) && ((e->ifa_flags & IFF_LOOPBACK) != 0) == (loopback == 1) &&
+                (wanted[0] == '\0' || list_has(wanted, e->ifa_name))) {
                 ifaces[n++] = iface_of(e);
             }
         }
@@ -188,7 +182,6 @@ hvd_status_t tcp_offer_decode(const uint8_t *data, size_t bytes, int rank, tcp_o
     reader_t r = reader_of(data, bytes);
     tcp_offer_t offer = {0};
     bool readable = get_u8(&r) == OFFER_VERSION;
-
     offer.encrypt = get_u8(&r);
     const uint8_t *token = get_bytes(&r, sizeof offer.token);
     offer.n_addrs = (int)get_count(&r, TCP_MAX_ADDRS);
@@ -219,7 +212,6 @@ hvd_status_t tcp_offer_decode(const uint8_t *data, size_t bytes, int rank, tcp_o
 static bool is_loopback(const tcp_addr_t *addr)
 {
     static const uint8_t v6_loopback[16] = {[15] = 1};
-
     return addr->family == AF_INET ? addr->ip[0] == 127 : memcmp(addr->ip, v6_loopback, 16) == 0;
 }
 

@@ -14,7 +14,7 @@
 #define TCP_ADDR_TEXT 56 // "[ipv6]:port"
 
 typedef struct tcp_addr {
-    int family;     // AF_INET or AF_INET6
+    int family; // AF_INET or AF_INET6
     uint16_t port;
     uint8_t ip[16]; // network order; AF_INET uses 4
 } tcp_addr_t;

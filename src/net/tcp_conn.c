@@ -28,7 +28,6 @@ static hvd_status_t finish_connect(conn_t *conn, err_t *err)
 {
     int code = 0;
     socklen_t code_bytes = sizeof code;
-
     if (!conn->writable) {
         return HVD_IN_PROGRESS;
     }
@@ -53,7 +52,6 @@ static hvd_status_t begin_tls(conn_t *conn, err_t *err)
 static hvd_status_t admit(conn_t *conn, err_t *err)
 {
     hvd_status_t status = hello_decode(conn->hello_bytes, &conn->hello, err);
-
     if (status == HVD_OK) {
         status = tcp_admit(conn->domain, &conn->hello, err);
     }
@@ -67,7 +65,6 @@ static hvd_status_t move_hello(conn_t *conn, err_t *err)
     size_t left = HELLO_BYTES - conn->n_hello_bytes;
     ssize_t n = conn->is_server ? recv(conn->watch.fd, at, left, MSG_DONTWAIT)
                                 : send(conn->watch.fd, at, left, MSG_DONTWAIT | MSG_NOSIGNAL);
-
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         return HVD_IN_PROGRESS;
     }
@@ -87,7 +84,6 @@ static hvd_status_t move_hello(conn_t *conn, err_t *err)
 static hvd_status_t shake(conn_t *conn, err_t *err)
 {
     hvd_status_t status = secure_handshake(conn->secure, err);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -110,7 +106,6 @@ static void conn_drive(conn_t *conn)
 {
     hvd_status_t status = HVD_OK;
     err_t err = {0};
-
     while (status == HVD_OK && conn->state < CONN_READY) {
         status = steps[conn->state](conn, &err);
     }
@@ -126,7 +121,6 @@ static void conn_drive(conn_t *conn)
 void conn_expire(conn_t *conn)
 {
     err_t err;
-
     conn_drive(conn);
     if (conn->state < CONN_READY) {
         fail(&err, HVD_UNAUTHENTICATED, "it did not prove the job's secret in time");
@@ -140,13 +134,12 @@ bool conn_event(conn_t *conn, uint32_t events)
     bool readable = conn->readable || (events & (EPOLLIN | ends)) != 0;
     bool writable = conn->writable || (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
     bool hangup = conn->hangup || (events & ends) != 0;
-
     if ((events & (EPOLLIN | ends)) != 0 && conn->secure != NULL) {
         secure_has_more(conn->secure); // else what it gives from its own store would hide the edge
     }
     // Movers that tried without waiting for an edge have often used up what it tells.
-    if (readable == conn->readable && writable == conn->writable && hangup == conn->hangup
-        && conn->state == CONN_READY) {
+    if (readable == conn->readable && writable == conn->writable && hangup == conn->hangup &&
+        conn->state == CONN_READY) {
         return false;
     }
     conn->readable = readable;
@@ -199,7 +192,6 @@ static hvd_status_t write_hello(conn_t *conn, tcp_link_t *link, const uint8_t *t
 {
     const net_job_t *job = conn->domain->job;
     hello_t *hello = &conn->hello;
-
     *hello = (hello_t){
         .role = HELLO_LINK,
         .lane = (uint8_t)link->base.lane,
@@ -210,8 +202,8 @@ static hvd_status_t write_hello(conn_t *conn, tcp_link_t *link, const uint8_t *t
     };
     memcpy(hello->job, secure_keys_job(job->keys), sizeof hello->job);
     memcpy(hello->nonce, token, TCP_TOKEN_BYTES);
-    hvd_status_t status = random_bytes(hello->nonce + TCP_TOKEN_BYTES,
-                                       sizeof hello->nonce - TCP_TOKEN_BYTES, err);
+    hvd_status_t status =
+        random_bytes(hello->nonce + TCP_TOKEN_BYTES, sizeof hello->nonce - TCP_TOKEN_BYTES, err);
     hello_encode(hello, conn->hello_bytes);
     return status;
 }
@@ -247,7 +239,6 @@ conn_t *conn_dial(tcp_link_t *link, const tcp_addr_t *addr, const uint8_t token[
 void conn_close(conn_t *conn)
 {
     domain_t *domain = conn->domain;
-
     if (conn->state == CONN_READY) {
         if (conn->secure != NULL) {
             secure_flush(conn->secure, NULL);

@@ -57,7 +57,6 @@ hvd_status_t dial_new(tcp_link_t *link, err_t *err)
 void dial_free(tcp_link_t *link)
 {
     dial_t *dial = link->dial;
-
     for (int i = 0; dial != NULL && i < N_ATTEMPTS; i++) {
         if (dial->attempts[i] != NULL) {
             conn_close(dial->attempts[i]);
@@ -84,7 +83,6 @@ static void begin_attempt(tcp_link_t *link, int slot, uint64_t now_ns)
     int address = dial->next++;
     err_t err;
     conn_t *conn = conn_dial(link, &dial->offer.addrs[address], dial->offer.token, &err);
-
     if (conn == NULL) {
         snprintf(dial->why[address], WHY_BYTES, "%.*s", WHY_BYTES - 1, err.text);
         return;
@@ -104,7 +102,6 @@ static void give_up(dial_t *dial, conn_t *conn, const char *why)
 static conn_t *oldest_attempt(const dial_t *dial)
 {
     conn_t *oldest = NULL;
-
     for (int i = 0; i < N_ATTEMPTS; i++) {
         conn_t *conn = dial->attempts[i];
         if (conn != NULL && (oldest == NULL || conn->started_ns < oldest->started_ns)) {
@@ -117,7 +114,6 @@ static conn_t *oldest_attempt(const dial_t *dial)
 void dial_tick(tcp_link_t *link, uint64_t now_ns)
 {
     dial_t *dial = link->dial;
-
     while (dial->next < dial->offer.n_addrs && now_ns >= dial->next_ns) {
         int slot = slot_of(dial, NULL);
         if (slot < 0) {
@@ -141,7 +137,6 @@ void dial_failed(conn_t *conn, const err_t *err)
 {
     tcp_link_t *link = conn->link;
     uint64_t now_ns = clock_ns();
-
     give_up(link->dial, conn, err->text);
     link->dial->next_ns = MIN(link->dial->next_ns, now_ns);
     dial_tick(link, now_ns);
@@ -150,7 +145,6 @@ void dial_failed(conn_t *conn, const err_t *err)
 void dial_won(conn_t *conn)
 {
     tcp_link_t *link = conn->link;
-
     link->dial->attempts[slot_of(link->dial, conn)] = NULL;
     dial_free(link);
     tcp_link_ready(link, conn);
@@ -171,7 +165,6 @@ void dial_explain(const tcp_link_t *link, char *text, size_t bytes)
 {
     const dial_t *dial = link->dial;
     size_t len = 0;
-
     text[0] = '\0';
     for (int i = 0; i < dial->offer.n_addrs && len < bytes; i++) {
         char name[TCP_ADDR_TEXT];

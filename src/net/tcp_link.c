@@ -35,7 +35,6 @@ static hvd_status_t fail_socket(tcp_link_t *link, int code)
     const peers_t *peers = link->domain->job->peers;
     char name[TCP_ADDR_TEXT], who[PEER_TEXT_BYTES], fate[PEER_TEXT_BYTES];
     err_t *err = &link->base.err;
-
     if (err->status != HVD_OK) {
         return err->status;
     }
@@ -48,8 +47,9 @@ static hvd_status_t fail_socket(tcp_link_t *link, int code)
     }
     if (code == ECONNRESET || code == EPIPE) {
         return fail(err, HVD_PEER_LOST, "connection reset by %s at %s: %s", who, name,
-                    fate[0] != '\0' ? fate : "its process ended or was killed, or a firewall "
-                                                       "cut the connection");
+                    fate[0] != '\0' ? fate
+                                    : "its process ended or was killed, or a firewall "
+                                      "cut the connection");
     }
     if (code == ETIMEDOUT) {
         return fail(err, HVD_PEER_LOST,
@@ -66,7 +66,6 @@ static hvd_status_t fail_secure(tcp_link_t *link, hvd_status_t status, const err
     const peers_t *peers = link->domain->job->peers;
     char who[PEER_TEXT_BYTES], fate[PEER_TEXT_BYTES] = "";
     err_t *err = &link->base.err;
-
     if (err->status != HVD_OK) {
         return err->status;
     }
@@ -74,8 +73,7 @@ static hvd_status_t fail_secure(tcp_link_t *link, hvd_status_t status, const err
     if (status == HVD_PEER_LOST && peer_state(peers, link->base.peer, fate)[0] == '\0') {
         snprintf(fate, sizeof fate, "its process ended or was killed, or lost its network");
     }
-    return fail(err, status, "%s: %s%s%.600s", who, fate, fate[0] != '\0' ? "; " : "",
-                found->text);
+    return fail(err, status, "%s: %s%s%.600s", who, fate, fate[0] != '\0' ? "; " : "", found->text);
 }
 
 static void tell_domain(tcp_link_t *link)
@@ -135,14 +133,12 @@ static ssize_t after_secure(tcp_link_t *link, ssize_t n, const err_t *err)
 static ssize_t recv_secure(tcp_link_t *link, void *data, size_t bytes)
 {
     err_t err;
-
     return after_secure(link, secure_recv(link->conn->secure, data, bytes, &err), &err);
 }
 
 static ssize_t peek_secure(tcp_link_t *link, const void **data_p)
 {
     err_t err;
-
     return after_secure(link, secure_peek(link->conn->secure, data_p, &err), &err);
 }
 
@@ -150,7 +146,6 @@ static ssize_t recv_plain(tcp_link_t *link, void *data, size_t bytes)
 {
     conn_t *conn = link->conn;
     ssize_t n = recv(conn->watch.fd, data, bytes, MSG_DONTWAIT);
-
     if (LIKELY(n > 0)) {
         conn->readable = (size_t)n == bytes || conn->hangup;
         return n;
@@ -180,7 +175,6 @@ static ssize_t peek_plain(tcp_link_t *link, const void **data_p)
 static ssize_t tcp_peek(net_link_t *base, const void **data_p)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-
     if (UNLIKELY(link->conn == NULL)) {
         return base->err.status; // HVD_OK, that is 0, while it is on its way
     }
@@ -197,7 +191,6 @@ static ssize_t tcp_peek(net_link_t *base, const void **data_p)
 static void tcp_consume(net_link_t *base, size_t bytes)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-
     if (link->conn->secure != NULL) {
         secure_consume(link->conn->secure, bytes);
         lower_if_drained(link->conn);
@@ -209,7 +202,6 @@ static void tcp_consume(net_link_t *base, size_t bytes)
 static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-
     if (UNLIKELY(link->conn == NULL)) {
         return base->err.status;
     }
@@ -239,7 +231,6 @@ static ssize_t send_secure(tcp_link_t *link, const void *data, size_t bytes)
     err_t err;
     ssize_t n = link->base.more ? secure_send_later(conn->secure, data, bytes, &err)
                                 : secure_send(conn->secure, data, bytes, &err);
-
     if (n < 0) {
         return fail_secure(link, (hvd_status_t)n, &err);
     }
@@ -252,7 +243,6 @@ static ssize_t send_plain(tcp_link_t *link, const void *data, size_t bytes)
     conn_t *conn = link->conn;
     int more = link->base.more ? MSG_MORE : 0;
     ssize_t n = send(conn->watch.fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL | more);
-
     if (LIKELY(n >= 0)) {
         conn->writable = (size_t)n == bytes;
         return n;
@@ -267,7 +257,6 @@ static ssize_t send_plain(tcp_link_t *link, const void *data, size_t bytes)
 static ssize_t tcp_send(net_link_t *base, const void *data, size_t bytes)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-
     if (UNLIKELY(link->conn == NULL || base->err.status != HVD_OK)) {
         return base->err.status;
     }
@@ -286,7 +275,6 @@ static ssize_t tcp_send(net_link_t *base, const void *data, size_t bytes)
 void tcp_link_event(tcp_link_t *link)
 {
     conn_t *conn = link->conn;
-
     if (conn->secure != NULL && conn->writable && secure_wants_write(conn->secure)) {
         conn->writable = secure_flush(conn->secure, NULL) != HVD_IN_PROGRESS;
     }
@@ -306,7 +294,6 @@ static void note_absent(tcp_link_t *link)
     const peers_t *peers = link->domain->job->peers;
     char who[PEER_TEXT_BYTES], fate[PEER_TEXT_BYTES];
     err_t err;
-
     peer_name(peers, link->base.peer, who);
     peer_state(peers, link->base.peer, fate);
     fail(&err, HVD_PEER_LOST, "%s: %s, before it was connected to rank %d", who,
@@ -319,7 +306,6 @@ void tcp_link_tick(tcp_link_t *link, uint64_t now_ns)
     double seconds = link->domain->job->config->peer_timeout;
     int peer = link->base.peer;
     err_t err;
-
     if (peer_is_gone(link->domain->job->peers, peer)) {
         note_absent(link);
         return;
@@ -349,7 +335,6 @@ void tcp_link_tick(tcp_link_t *link, uint64_t now_ns)
 void tcp_link_ready(tcp_link_t *link, conn_t *conn)
 {
     char name[TCP_ADDR_TEXT];
-
     tcp_opening_remove(link);
     conn->link = link;
     link->conn = conn;
@@ -385,7 +370,6 @@ void tcp_link_cut(tcp_link_t *link, const err_t *err)
 static void tcp_link_close(net_link_t *base)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-
     tcp_opening_remove(link);
     dial_free(link);
     if (link->conn != NULL) {
@@ -400,7 +384,6 @@ static void tcp_link_close(net_link_t *base)
 static bool tcp_on_wire(net_link_t *base, wire_mangle_fn fn, void *arg)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-
     link->mangle = fn;
     link->mangle_arg = arg;
     if (link->conn != NULL && link->conn->secure != NULL) {

@@ -24,7 +24,6 @@
 static bool ask(const conn_t *conn, struct tcp_info *info_p)
 {
     socklen_t bytes = sizeof *info_p;
-
     memset(info_p, 0, sizeof *info_p);
     return getsockopt(conn->watch.fd, IPPROTO_TCP, TCP_INFO, info_p, &bytes) == 0 &&
            bytes >= offsetof(struct tcp_info, tcpi_notsent_bytes) + sizeof(uint32_t);
@@ -39,7 +38,6 @@ static void give_up(tcp_link_t *link, uint64_t now_ns, uint64_t interval_ns)
     double seconds = (double)(now_ns - conn->acked_ns) / (double)NS_PER_S;
     bool is_heard = conn->heard_ns > conn->acked_ns + interval_ns * 3 / 2;
     err_t err;
-
     tcp_addr_text(&link->conn->remote, name);
     peer_name(job->peers, link->base.peer, who);
     if (is_heard) {
@@ -70,7 +68,6 @@ static void look(tcp_link_t *link, uint64_t now_ns, uint64_t timeout_ns, uint64_
 {
     conn_t *conn = link->conn;
     struct tcp_info info;
-
     if (!ask(conn, &info)) {
         return;
     }
@@ -91,7 +88,6 @@ void tcp_probe(domain_t *domain, uint64_t now_ns)
 {
     uint64_t timeout_ns = (uint64_t)(domain->job->config->cut_timeout * (double)NS_PER_S);
     uint64_t interval_ns = timeout_ns / PROBES_PER_TIMEOUT;
-
     if (now_ns < domain->next_probe_ns || domain->seats == NULL) {
         return;
     }

@@ -363,9 +363,9 @@ static void print_json(const rank_t *r, const workload_t *w, const figures_t *f)
     printf("{\"op\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"hosts\": %d, "
            "\"median_us\": %.3f, \"middle_us\": %.4f, "
            "\"p99_us\": %.3f, \"min_us\": %.3f, \"samples\": %d, \"bus_gb_s\": %.3f, \"ok\": %s}\n",
-           w->op, hvd_dtype_name(o->dtype), w->bytes, r->size, o->hosts, f->median_us,
-           f->middle_us, f->p99_us, f->min_us, f->samples,
-           bus_gb_s(w->op, w->bytes, r->size, f->median_us), f->ok ? "true" : "false");
+           w->op, hvd_dtype_name(o->dtype), w->bytes, r->size, o->hosts, f->median_us, f->middle_us,
+           f->p99_us, f->min_us, f->samples, bus_gb_s(w->op, w->bytes, r->size, f->median_us),
+           f->ok ? "true" : "false");
     fflush(stdout);
 }
 

@@ -49,7 +49,6 @@ static void add(table_t *table, const char *format, ...)
 {
     va_list args;
     char *text;
-
     va_start(args, format);
     if (vasprintf(&text, format, args) < 0 || !buf_append(&table->cells, &text, sizeof text)) {
         fputs("hvd-info: out of memory\n", stderr);
@@ -69,7 +68,6 @@ static void print_table(table_t *table)
     char **cells = (char **)(void *)table->cells.data;
     int n_cells = (int)(table->cells.len / sizeof *cells);
     int width[MAX_COLUMNS] = {0};
-
     for (int i = 0; i < n_cells; i++) {
         int column = i % table->n_columns;
         width[column] = MAX(width[column], (int)strlen(cells[i]));
@@ -95,7 +93,6 @@ static const char *size_text(size_t bytes, char text[32])
     static const char *const units[] = {"B", "KiB", "MiB", "GiB"};
     size_t unit = 0;
     double value = (double)bytes;
-
     while (value >= 1024 && unit + 1 < N_ELEMENTS(units)) {
         value /= 1024;
         unit++;
@@ -111,7 +108,6 @@ static bool load_knobs(config_t *config)
 {
     log_t log = {.level = LOG_WARN, .rank = -1, .hide_time = true};
     err_t err;
-
     if (config_load(config, NULL, &log, &err) != HVD_OK) {
         fprintf(stderr, "hvd-info: %s\n", err.text);
         return false;
@@ -124,7 +120,6 @@ static int print_knobs(const options_t *options)
     table_t table = {.n_columns = 6};
     config_t config;
     char value[4096];
-
     (void)options;
     if (!load_knobs(&config)) {
         return 1;
@@ -203,7 +198,6 @@ static int print_build(const options_t *options)
 {
     table_t table = {.n_columns = 2};
     struct utsname machine;
-
     (void)options;
     uname(&machine);
     add(&table, "libhvd");
@@ -234,9 +228,9 @@ static int print_build(const options_t *options)
 // works on each.
 typedef struct scene {
     const config_t *config;
-    int ranks, hosts;   // hosts that got ranks
-    int least_on_host;  // ranks of the emptiest host
-    bool several;       // some host has more than one
+    int ranks, hosts;  // hosts that got ranks
+    int least_on_host; // ranks of the emptiest host
+    bool several;      // some host has more than one
     int *host_of;
     size_t *blocks;
 } scene_t;
@@ -244,7 +238,6 @@ typedef struct scene {
 static void set_scene(scene_t *scene, const config_t *config, const options_t *options)
 {
     int per_host = (options->ranks + options->hosts - 1) / options->hosts;
-
     *scene = (scene_t){.config = config, .ranks = options->ranks};
     scene->hosts = (options->ranks + per_host - 1) / per_host;
     scene->least_on_host = options->ranks - (scene->hosts - 1) * per_host;
@@ -269,7 +262,6 @@ static void clear_scene(scene_t *scene)
 static coll_args_t args_of(const scene_t *scene, hvd_op_t op, hvd_reduce_t reduce, size_t bytes)
 {
     size_t share = MAX(bytes / sizeof(float) / (size_t)scene->ranks, 1) * sizeof(float);
-
     for (int r = 0; r < scene->ranks; r++) {
         scene->blocks[r] = share;
     }
@@ -325,7 +317,6 @@ static void describe_route(const scene_t *scene, coll_args_t args, char text[CHO
     bool may_take_board = scene->hosts == 1 && scene->several && scene->ranks <= EXPRESS_MEMBERS;
     const char *inner = "";
     err_t err;
-
     if (route == ROUTE_TWO_LEVEL) { // each rank of the emptiest host carries a shard
         args.size = scene->hosts;
         args.bytes /= (size_t)scene->least_on_host;
@@ -344,7 +335,6 @@ static void add_choice(table_t *table, const coll_args_t *args, size_t from, siz
 {
     char from_text[32], to_text[32];
     bool is_adasum = args->op == HVD_ALLREDUCE && args->reduce == HVD_ADASUM;
-
     add(table, "%s%s", hvd_op_name(args->op), is_adasum ? " (adasum)" : "");
     if (from == SMALLEST && to == LARGEST) {
         add(table, "all sizes");
@@ -361,7 +351,6 @@ static void add_choices(table_t *table, const scene_t *scene, hvd_op_t op, hvd_r
 {
     char now[CHOICE_BYTES], last[CHOICE_BYTES];
     size_t from = SMALLEST;
-
     for (size_t bytes = SMALLEST; bytes <= LARGEST; bytes *= 2) {
         coll_args_t args = args_of(scene, op, reduce, bytes);
         describe_route(scene, args, now);
@@ -382,8 +371,8 @@ static void print_choices(const scene_t *scene)
         hvd_op_t op;
         hvd_reduce_t reduce;
     } cases[] = {
-        {HVD_ALLREDUCE, HVD_SUM}, {HVD_ALLREDUCE, HVD_ADASUM},  {HVD_ALLGATHER, HVD_SUM},
-        {HVD_BROADCAST, HVD_SUM}, {HVD_ALLTOALL, HVD_SUM},      {HVD_REDUCESCATTER, HVD_SUM},
+        {HVD_ALLREDUCE, HVD_SUM}, {HVD_ALLREDUCE, HVD_ADASUM}, {HVD_ALLGATHER, HVD_SUM},
+        {HVD_BROADCAST, HVD_SUM}, {HVD_ALLTOALL, HVD_SUM},     {HVD_REDUCESCATTER, HVD_SUM},
         {HVD_BARRIER, HVD_SUM},
     };
     table_t table = {.n_columns = 3};
@@ -392,8 +381,8 @@ static void print_choices(const scene_t *scene)
         add_choices(&table, scene, cases[i].op, cases[i].reduce);
     }
     printf("chosen for %d rank%s on %d host%s (float32; size: what allgather returns, else what "
-           "one rank gives)\n", scene->ranks, scene->ranks > 1 ? "s" : "", scene->hosts,
-           scene->hosts > 1 ? "s" : "");
+           "one rank gives)\n",
+           scene->ranks, scene->ranks > 1 ? "s" : "", scene->hosts, scene->hosts > 1 ? "s" : "");
     print_table(&table);
 }
 
@@ -402,7 +391,6 @@ static int print_algorithms(const options_t *options)
     table_t table = {.n_columns = 3};
     config_t config;
     scene_t scene;
-
     if (!load_knobs(&config)) {
         return 1;
     }
@@ -426,7 +414,6 @@ static int print_algorithms(const options_t *options)
 static const void *ip_of(const struct sockaddr *address, size_t *bytes_p)
 {
     bool is_v6 = address->sa_family == AF_INET6;
-
     *bytes_p = is_v6 ? sizeof(struct in6_addr) : sizeof(struct in_addr);
     return is_v6 ? (const void *)&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr
                  : (const void *)&((const struct sockaddr_in *)(const void *)address)->sin_addr;
@@ -437,7 +424,6 @@ static bool listens_at(const struct sockaddr *address)
 {
     size_t ip_bytes;
     const void *ip = ip_of(address, &ip_bytes);
-
     for (int fd = 0; fd < MAX_OWN_DESCRIPTORS; fd++) {
         int listening = 0;
         socklen_t bytes = sizeof listening;
@@ -461,28 +447,28 @@ static void print_interfaces(const config_t *config)
     table_t table = {.n_columns = 3};
     struct ifaddrs *all = NULL;
     char text[NI_MAXHOST];
-
     if (getifaddrs(&all) != 0) {
         return;
     }
     for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
         int family = at->ifa_addr != NULL ? at->ifa_addr->sa_family : AF_UNSPEC;
-        socklen_t bytes = family == AF_INET6 ? sizeof(struct sockaddr_in6)
-                                             : sizeof(struct sockaddr_in);
+        socklen_t bytes =
+            family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
         if ((family != AF_INET && family != AF_INET6) ||
             getnameinfo(at->ifa_addr, bytes, text, sizeof text, NULL, 0, NI_NUMERICHOST) != 0) {
             continue;
         }
         add(&table, "%s", at->ifa_name);
         add(&table, "%s", text);
-        add(&table, "%s", listens_at(at->ifa_addr)         ? "listens"
-                          : (at->ifa_flags & IFF_UP) == 0 ? "not used: down"
-                                                           : "not used");
+        add(&table, "%s",
+            listens_at(at->ifa_addr)        ? "listens"
+            : (at->ifa_flags & IFF_UP) == 0 ? "not used: down"
+                                            : "not used");
     }
     freeifaddrs(all);
     bool all_wanted = config->iface == NULL || config->iface[0] == '\0';
-    printf("tcp (HOROVOD_GLOO_IFACE %s)\n", all_wanted ? "not set: every usable address"
-                                                       : config->iface);
+    printf("tcp (HOROVOD_GLOO_IFACE %s)\n",
+           all_wanted ? "not set: every usable address" : config->iface);
     print_table(&table);
 }
 
@@ -490,7 +476,6 @@ static void print_shared_memory(const config_t *config, int ranks_here)
 {
     struct statvfs fs;
     char size[32] = "?", free_now[32] = "?", needed[32];
-
     if (statvfs("/dev/shm", &fs) == 0) {
         size_text((size_t)fs.f_blocks * fs.f_frsize, size);
         size_text((size_t)fs.f_bavail * fs.f_frsize, free_now);
@@ -504,7 +489,6 @@ static void print_shared_memory(const config_t *config, int ranks_here)
 static void add_peer(table_t *table, net_t *net, int peer, const char *what)
 {
     char why_not[1024];
-
     add(table, "%s", what);
     add(table, "%s", net_transport_name(net, peer, why_not, sizeof why_not));
     add(table, "%s%s", why_not[0] != '\0' ? "not " : "", why_not);
@@ -519,7 +503,6 @@ static hvd_status_t open_alone(const net_job_t *job, net_t **net_p, err_t *err)
     uint8_t *attached = calloc(n, 1);
     hvd_status_t status = HVD_NO_MEMORY;
     buf_t mine = {0};
-
     if (addresses == NULL || lengths == NULL || attached == NULL) {
         goto out;
     }
@@ -550,7 +533,6 @@ static int try_transports(const config_t *config, int ranks_here)
     net_t *net = NULL;
     hvd_status_t status;
     err_t err = {.text = "out of memory"};
-
     if (host_of == NULL) {
         return 1;
     }
@@ -583,7 +565,6 @@ static int print_launcher(const options_t *options)
     table_t table = {.n_columns = 2};
     const char *way, *launcher;
     config_t config;
-
     (void)options;
     if (!load_knobs(&config)) {
         return 1;
@@ -621,7 +602,6 @@ static int print_own_job(void)
     char text[HVD_TEXT_BYTES];
     char what[64];
     hvd_ctx_t *ctx;
-
     if (hvd_init(NULL, &ctx, text, sizeof text) != HVD_OK) {
         fprintf(stderr, "hvd-info: %s\n", text);
         return 1;
@@ -646,7 +626,6 @@ static int print_transports(const options_t *options)
 {
     const char *way, *launcher;
     config_t config;
-
     if (!load_knobs(&config)) {
         return 1;
     }
@@ -691,7 +670,8 @@ static int print_usage(FILE *to, int code)
     }
     fputs("  --ranks N         ranks of the job that is asked about (4)\n"
           "  --hosts H         hosts they fill (2)\n"
-          "  --help            this\n", to);
+          "  --help            this\n",
+          to);
     return code;
 }
 
@@ -699,7 +679,6 @@ static bool parse_count(const char *text, int *count_p)
 {
     char *end;
     long value = text != NULL ? strtol(text, &end, 10) : 0;
-
     if (value < 1 || value > MAX_RANKS || *end != '\0') {
         return false;
     }
@@ -722,7 +701,6 @@ int main(int argc, char **argv)
     options_t options = {.ranks = 4, .hosts = 2};
     const view_t *wanted[N_ELEMENTS(views)];
     size_t n_wanted = 0;
-
     for (int i = 1; i < argc; i++) {
         const view_t *view = view_named(argv[i]);
         if (strcmp(argv[i], "--help") == 0) {

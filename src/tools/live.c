@@ -133,8 +133,8 @@ static void hear(seen_rank_t *r)
     close(r->fd);
     r->fd = -1;
     buf_append(&r->text, "", 1);
-    r->answers = n == 0 && !r->text.failed &&
-                 strncmp((char *)r->text.data, "HTTP/1.0 200", 12) == 0;
+    r->answers =
+        n == 0 && !r->text.failed && strncmp((char *)r->text.data, "HTTP/1.0 200", 12) == 0;
     if (r->answers) {
         read_status(r, (char *)r->text.data);
     }
@@ -327,8 +327,10 @@ int print_live(const char *target)
     bool fits = live_base_dir(config.monitor_dir, base);
     config_free(&config);
     if (!fits) {
-        fprintf(stderr, "hvd-info: HOROVOD_MONITOR_DIR is too long: the path of a socket has at "
-                        "most %d bytes\n", LIVE_PATH_BYTES - 1);
+        fprintf(stderr,
+                "hvd-info: HOROVOD_MONITOR_DIR is too long: the path of a socket has at "
+                "most %d bytes\n",
+                LIVE_PATH_BYTES - 1);
         return 1;
     }
     int n = 0;

@@ -112,8 +112,7 @@ static size_t get_words(control_reader_t *reader, size_t max_n, int64_t least, i
 {
     size_t begin = reader->words.len;
     size_t n = get_count(&reader->in, MIN(max_n, reader_left(&reader->in)));
-    int64_t *words = buf_append(&reader->words, NULL, n * sizeof(*words));
-
+    int64_t *words = buf_append(&reader->words, NULL, n * sizeof *words);
     *n_p = 0;
     if (words == NULL || reader->in.bad) {
         return begin;
@@ -133,7 +132,6 @@ static const int64_t *words_at(const control_reader_t *reader, size_t begin)
 bool control_words_are_shapes(const int64_t *words, int n_words, int n_tensors)
 {
     int at = 0;
-
     for (int tensor = 0; tensor < n_tensors; tensor++) {
         if (at >= n_words || words[at] < 0 || words[at] > HVD_MAX_DIMS ||
             words[at] > n_words - at - 1) {
@@ -154,7 +152,6 @@ static size_t get_signature(control_reader_t *reader, control_signature_t *signa
 {
     reader_t *in = &reader->in;
     uint8_t head = get_u8(in);
-
     *signature =
         (control_signature_t){.op = head & ~SIGNATURE_SCALED, .prescale = 1, .postscale = 1};
     signature->dtype = get_u8(in);
@@ -198,7 +195,6 @@ static void get_field(control_reader_t *reader, field_t field, uint8_t flags, co
                       places_t *places)
 {
     reader_t *in = &reader->in;
-
     switch (field) {
     case FIELD_ID:
         line->id = (uint32_t)get_count(in, UINT32_MAX);
@@ -270,7 +266,6 @@ static bool get_line(control_reader_t *reader, control_kind_t kind, uint8_t flag
                      control_line_t *line_p)
 {
     places_t places = {0};
-
     if (kind >= CONTROL_N_KINDS || kinds[kind].fields[0] == FIELD_END ||
         (flags & ~kinds[kind].flags) != 0) {
         reader->in.bad = true;
@@ -296,7 +291,6 @@ static bool get_line(control_reader_t *reader, control_kind_t kind, uint8_t flag
 bool control_next(control_reader_t *reader, control_line_t *line_p)
 {
     reader_t *in = &reader->in;
-
     if (in->at == in->end || control_bad(reader)) {
         return false;
     }
@@ -329,7 +323,6 @@ bool control_next_run(control_reader_t *reader, control_run_t *run_p)
 {
     reader_t *in = &reader->in;
     size_t words = 0, sizes = 0;
-
     reader->words.len = 0;
     memset(run_p, 0, offsetof(control_run_t, name));
     uint8_t flags = get_u8(in);
@@ -387,7 +380,6 @@ static void put_words(buf_t *out, const int64_t *words, int n, int64_t least)
 static void put_signature(buf_t *out, const control_signature_t *signature)
 {
     bool scaled = signature->prescale != 1 || signature->postscale != 1;
-
     put_u8(out, (uint8_t)(signature->op | (scaled ? SIGNATURE_SCALED : 0)));
     put_u8(out, (uint8_t)signature->dtype);
     put_u8(out, (uint8_t)signature->reduce);
@@ -422,7 +414,7 @@ static void put_field(buf_t *out, field_t field, const control_line_t *line)
         put_varint(out, (uint64_t)line->rank);
         break;
     case FIELD_STATUS:
-        put_varint(out, (uint64_t) - (int64_t)line->status);
+        put_varint(out, (uint64_t)-(int64_t)line->status);
         break;
     case FIELD_AGE:
         put_varint(out, line->age_ns);
@@ -476,7 +468,6 @@ void control_put(buf_t *out, const control_line_t *line)
     uint8_t flags = (uint8_t)((line->zeros || line->rides ? FLAG_ZEROS : 0) |
                               (line->sizes != NULL ? FLAG_SIZES : 0) |
                               (line->payload != NULL ? FLAG_PAYLOAD : 0));
-
     put_u8(out, (uint8_t)line->kind | (flags & shape->flags));
     for (const uint8_t *field = shape->fields; *field != FIELD_END; field++) {
         put_field(out, (field_t)*field, line);

@@ -59,7 +59,6 @@ hvd_status_t hello_decode(const uint8_t bytes[HELLO_BYTES], hello_t *hello_p, er
 {
     reader_t r = reader_of(bytes, HELLO_BYTES);
     hello_t hello;
-
     if (memcmp(get_bytes(&r, sizeof magic), magic, sizeof magic) != 0) {
         return fail(err, HVD_PROTOCOL,
                     "a connection did not begin as a rank of any job would; something "
@@ -99,7 +98,6 @@ void hello_job(const uint8_t secret[32], uint8_t job[16])
 {
     static const char label[] = "hvd job";
     uint8_t digest[EVP_MAX_MD_SIZE] = {0};
-
     // A failure of OpenSSL leaves zeros, which secure_keys_new refuses.
     HMAC(EVP_sha256(), secret, 32, (const uint8_t *)label, sizeof label - 1, digest, NULL);
     memcpy(job, digest, 16);

@@ -39,11 +39,10 @@ static bool expand(const uint8_t secret[RECORD_SECRET_BYTES], const char *label,
     uint8_t block[EVP_MAX_MD_SIZE];
     uint8_t info[32];
     size_t label_bytes = strlen(label);
-
     memcpy(info, label, label_bytes);
     info[label_bytes] = 1; // the number of the block
-    bool ok = HMAC(EVP_sha256(), secret, RECORD_SECRET_BYTES, info, label_bytes + 1, block,
-                   NULL) != NULL;
+    bool ok =
+        HMAC(EVP_sha256(), secret, RECORD_SECRET_BYTES, info, label_bytes + 1, block, NULL) != NULL;
     if (ok) {
         memcpy(out, block, bytes);
     }
@@ -55,10 +54,9 @@ static bool expand(const uint8_t secret[RECORD_SECRET_BYTES], const char *label,
 static bool load_key(record_key_t *key)
 {
     uint8_t bytes[KEY_BYTES];
-    bool ok = expand(key->secret, "hvd record key", bytes, sizeof bytes)
-              && expand(key->secret, "hvd record iv", key->iv, sizeof key->iv)
-              && EVP_CipherInit_ex(key->cipher, EVP_aes_128_gcm(), NULL, bytes, NULL, key->seals);
-
+    bool ok = expand(key->secret, "hvd record key", bytes, sizeof bytes) &&
+              expand(key->secret, "hvd record iv", key->iv, sizeof key->iv) &&
+              EVP_CipherInit_ex(key->cipher, EVP_aes_128_gcm(), NULL, bytes, NULL, key->seals);
     wipe(bytes, sizeof bytes);
     key->number = 0;
     return ok;
@@ -66,8 +64,7 @@ static bool load_key(record_key_t *key)
 
 static bool load_next_key(record_key_t *key)
 {
-    return expand(key->secret, "hvd record next", key->secret, sizeof key->secret)
-           && load_key(key);
+    return expand(key->secret, "hvd record next", key->secret, sizeof key->secret) && load_key(key);
 }
 
 hvd_status_t record_key_init(record_key_t *key, bool seals,
@@ -100,7 +97,6 @@ bool record_key_is_worn(const record_key_t *key)
 static void write_header(uint8_t header[RECORD_HEADER_BYTES], size_t bytes)
 {
     buf_t out = {.data = header, .cap = RECORD_HEADER_BYTES};
-
     put_u32(&out, (uint32_t)bytes);
     put_u32(&out, 0);
 }
@@ -109,7 +105,6 @@ size_t record_plain_bytes(const uint8_t header[RECORD_HEADER_BYTES])
 {
     reader_t reader = reader_of(header, RECORD_HEADER_BYTES);
     size_t bytes = get_u32(&reader);
-
     return get_u32(&reader) == 0 && bytes <= RECORD_MAX_BYTES ? bytes : RECORD_MAX_BYTES + 1;
 }
 
@@ -120,14 +115,13 @@ static bool run_cipher(record_key_t *key, const uint8_t *header, const void *fro
     uint8_t nonce[RECORD_IV_BYTES];
     uint64_t number = key->number++;
     int n = 0;
-
     memcpy(nonce, key->iv, sizeof nonce);
     for (size_t i = 0; i < sizeof number; i++) {
         nonce[sizeof nonce - 1 - i] ^= (uint8_t)(number >> 8 * i);
     }
-    return EVP_CipherInit_ex(key->cipher, NULL, NULL, NULL, nonce, key->seals)
-           && EVP_CipherUpdate(key->cipher, NULL, &n, header, (int)RECORD_HEADER_BYTES)
-           && (bytes == 0 || EVP_CipherUpdate(key->cipher, to, &n, from, (int)bytes));
+    return EVP_CipherInit_ex(key->cipher, NULL, NULL, NULL, nonce, key->seals) &&
+           EVP_CipherUpdate(key->cipher, NULL, &n, header, (int)RECORD_HEADER_BYTES) &&
+           (bytes == 0 || EVP_CipherUpdate(key->cipher, to, &n, from, (int)bytes));
 }
 
 hvd_status_t record_seal(record_key_t *key, const void *plain, size_t bytes, uint8_t *record,
@@ -135,12 +129,11 @@ hvd_status_t record_seal(record_key_t *key, const void *plain, size_t bytes, uin
 {
     uint8_t *ciphertext = record + RECORD_HEADER_BYTES, *tag = ciphertext + bytes;
     int n = 0;
-
     write_header(record, bytes);
-    if (!run_cipher(key, record, plain, bytes, ciphertext)
-        || !EVP_CipherFinal_ex(key->cipher, tag, &n)
-        || !EVP_CIPHER_CTX_ctrl(key->cipher, EVP_CTRL_AEAD_GET_TAG, (int)RECORD_TAG_BYTES, tag)
-        || (bytes == 0 && !load_next_key(key))) {
+    if (!run_cipher(key, record, plain, bytes, ciphertext) ||
+        !EVP_CipherFinal_ex(key->cipher, tag, &n) ||
+        !EVP_CIPHER_CTX_ctrl(key->cipher, EVP_CTRL_AEAD_GET_TAG, (int)RECORD_TAG_BYTES, tag) ||
+        (bytes == 0 && !load_next_key(key))) {
         ERR_clear_error();
         return fail(err, HVD_SYSTEM, "OpenSSL cannot encrypt");
     }
@@ -152,12 +145,10 @@ hvd_status_t record_open(record_key_t *key, const uint8_t *record, size_t bytes,
     const uint8_t *ciphertext = record + RECORD_HEADER_BYTES;
     uint8_t tag[RECORD_TAG_BYTES], unused[1];
     int n = 0;
-
     memcpy(tag, ciphertext + bytes, sizeof tag);
-    if (!run_cipher(key, record, ciphertext, bytes, plain)
-        || !EVP_CIPHER_CTX_ctrl(key->cipher, EVP_CTRL_AEAD_SET_TAG, (int)sizeof tag, tag)
-        || EVP_CipherFinal_ex(key->cipher, unused, &n) <= 0
-        || (bytes == 0 && !load_next_key(key))) {
+    if (!run_cipher(key, record, ciphertext, bytes, plain) ||
+        !EVP_CIPHER_CTX_ctrl(key->cipher, EVP_CTRL_AEAD_SET_TAG, (int)sizeof tag, tag) ||
+        EVP_CipherFinal_ex(key->cipher, unused, &n) <= 0 || (bytes == 0 && !load_next_key(key))) {
         ERR_clear_error();
         wipe(plain, bytes);
         return HVD_PROTOCOL;

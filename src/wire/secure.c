@@ -67,8 +67,8 @@ struct secure {
     SSL *tls;         // NULL after the handshake
     bool wants_write; // SHAKING: which way the handshake waits
     bool is_server;
-    bool eof;         // the peer closed
-    int socket_errno; // why the socket failed, or 0
+    bool eof;               // the peer closed
+    int socket_errno;       // why the socket failed, or 0
     uint8_t psk[PSK_BYTES]; // wiped when the handshake ends
     uint8_t client_head[CLIENT_HEAD_BYTES];
     size_t client_head_len, client_head_at;
@@ -79,10 +79,10 @@ struct secure {
     buf_t in; // received: up to in_at opened, the rest not
     size_t in_at;
     size_t plain_at, plain_end; // of `in`: opened in place, not consumed
-    bool may_ask; // in this call: the socket has not yet given less than asked
-    bool drained; // it had less than asked, when last asked
-    bool broken;  // a record did not open: nothing more will
-    wire_mangle_fn mangle; // for tests; else NULL
+    bool may_ask;               // in this call: the socket has not yet given less than asked
+    bool drained;               // it had less than asked, when last asked
+    bool broken;                // a record did not open: nothing more will
+    wire_mangle_fn mangle;      // for tests; else NULL
     void *mangle_arg;
 };
 
@@ -173,7 +173,6 @@ static int bio_write(BIO *bio, const char *data, int bytes)
 {
     secure_t *s = BIO_get_data(bio);
     ssize_t n = bytes > 0 ? socket_send(s, data, (size_t)bytes) : 0;
-
     BIO_clear_retry_flags(bio);
     if (n > 0) {
         return (int)n;
@@ -193,7 +192,6 @@ static int bio_read(BIO *bio, char *data, int bytes)
     secure_t *s = BIO_get_data(bio);
     size_t n_ahead = s->client_head_len - s->client_head_at;
     ssize_t n = 0;
-
     BIO_clear_retry_flags(bio);
     if (bytes > 0 && n_ahead > 0) {
         n = (ssize_t)MIN(n_ahead, (size_t)bytes);
@@ -223,7 +221,6 @@ static SSL_SESSION *psk_session(SSL *tls)
     secure_t *s = SSL_get_app_data(tls);
     const SSL_CIPHER *cipher = SSL_CIPHER_find(tls, cipher_id);
     SSL_SESSION *session = SSL_SESSION_new();
-
     if (session == NULL || cipher == NULL ||
         !SSL_SESSION_set1_master_key(session, s->psk, PSK_BYTES) ||
         !SSL_SESSION_set_cipher(session, cipher) ||
@@ -293,7 +290,6 @@ static const char *take_reason(void)
 hvd_status_t secure_keys_new(const uint8_t secret[32], secure_keys_t **keys_p, err_t *err)
 {
     static const uint8_t no_job[16];
-
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
     OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, NULL);
     ERR_clear_error();
@@ -343,8 +339,8 @@ static bool derive_psk(const secure_keys_t *keys, const uint8_t hello[HELLO_BYTE
     uint8_t context[sizeof label - 1 + HELLO_BYTES];
     memcpy(context, label, sizeof label - 1);
     memcpy(context + sizeof label - 1, hello, HELLO_BYTES);
-    return HMAC(EVP_sha256(), keys->secret, SECRET_BYTES, context, sizeof context, psk,
-                NULL) != NULL;
+    return HMAC(EVP_sha256(), keys->secret, SECRET_BYTES, context, sizeof context, psk, NULL) !=
+           NULL;
 }
 
 static bool attach_tls(secure_t *s, secure_keys_t *keys)
@@ -440,7 +436,6 @@ static hvd_status_t begin_records(secure_t *s, err_t *err)
 {
     uint8_t secrets[2][RECORD_SECRET_BYTES]; // client's and server's direction
     hvd_status_t status = HVD_OK;
-
     if (!SSL_export_keying_material(s->tls, secrets[0], sizeof secrets, exporter_label,
                                     sizeof exporter_label - 1, NULL, 0, 0)) {
         return fail(err, HVD_SYSTEM, "OpenSSL cannot export keys: %s", take_reason());
@@ -526,7 +521,6 @@ hvd_status_t secure_flush(secure_t *s, err_t *err)
 static hvd_status_t append_record(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
     uint8_t *record = buf_append(&s->out, NULL, bytes + RECORD_EXTRA_BYTES);
-
     if (record == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for encrypted data");
     }
@@ -572,7 +566,6 @@ ssize_t secure_send(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
     size_t taken = 0;
     hvd_status_t status = HVD_OK;
-
     if (s->phase != ENCRYPTED) {
         return s->phase == PLAIN && bytes > 0 ? send_plain(s, data, bytes, err) : 0;
     }
@@ -613,7 +606,6 @@ static hvd_status_t fail_record(secure_t *s, const char *what, err_t *err)
 static bool make_room(secure_t *s, size_t bytes)
 {
     size_t have = s->in.len - s->in_at;
-
     if (have == 0 || s->in_at + bytes > s->in.cap) {
         if (have > 0) {
             memmove(s->in.data, s->in.data + s->in_at, have);
@@ -621,8 +613,8 @@ static bool make_room(secure_t *s, size_t bytes)
         s->in_at = 0;
         s->in.len = have;
     }
-    return s->in_at + bytes <= s->in.cap
-           || buf_reserve(&s->in, MAX(bytes + SLACK_BYTES, FIRST_IN_BYTES) - have);
+    return s->in_at + bytes <= s->in.cap ||
+           buf_reserve(&s->in, MAX(bytes + SLACK_BYTES, FIRST_IN_BYTES) - have);
 }
 
 // Makes `wanted` bytes lie at in_at: HVD_OK when they do. Takes up to `most` if there is room.
@@ -653,7 +645,6 @@ static hvd_status_t gather(secure_t *s, size_t wanted, size_t most, err_t *err)
 static hvd_status_t open_next(secure_t *s, uint8_t *to, size_t room, size_t *bytes_p, err_t *err)
 {
     hvd_status_t status;
-
     if (s->broken) {
         return fail_record(s, "did not decrypt", err);
     }
@@ -683,7 +674,6 @@ out:
 static size_t take_plain(secure_t *s, void *data, size_t bytes)
 {
     size_t n = MIN(bytes, s->plain_end - s->plain_at);
-
     memcpy(data, s->in.data + s->plain_at, n);
     s->plain_at += n;
     return n;
@@ -711,7 +701,6 @@ ssize_t secure_recv(secure_t *s, void *data, size_t bytes, err_t *err)
     uint8_t *to = data;
     size_t taken = 0;
     hvd_status_t status = HVD_OK;
-
     if (s->phase != ENCRYPTED) {
         return s->phase == PLAIN && bytes > 0 ? recv_plain(s, data, bytes, err) : 0;
     }
@@ -733,7 +722,6 @@ ssize_t secure_peek(secure_t *s, const void **data_p, err_t *err)
 {
     hvd_status_t status = HVD_OK;
     size_t none;
-
     if (s->phase != ENCRYPTED) {
         return 0;
     }
@@ -756,7 +744,6 @@ void secure_consume(secure_t *s, size_t bytes)
 size_t secure_pending(const secure_t *s)
 {
     size_t have = s->in.len - s->in_at;
-
     if (s->plain_at < s->plain_end) {
         return s->plain_end - s->plain_at;
     }

@@ -34,10 +34,14 @@ static const struct {
     const char *name;
     bool needs_hosts; // two of them
 } fault_kinds[N_FAULTS] = {
-    [FAULT_STOP] = {"stop", false},         [FAULT_SHORT_CUT] = {"short cut", true},
-    [FAULT_LOSS] = {"loss", true},          [FAULT_KILL] = {"kill", false},
-    [FAULT_KILL_TWO] = {"kill two", false}, [FAULT_LONG_STOP] = {"long stop", false},
-    [FAULT_CUT] = {"cut", true},            [FAULT_CUT_ONE_WAY] = {"cut one way", true},
+    [FAULT_STOP] = {"stop", false},
+    [FAULT_SHORT_CUT] = {"short cut", true},
+    [FAULT_LOSS] = {"loss", true},
+    [FAULT_KILL] = {"kill", false},
+    [FAULT_KILL_TWO] = {"kill two", false},
+    [FAULT_LONG_STOP] = {"long stop", false},
+    [FAULT_CUT] = {"cut", true},
+    [FAULT_CUT_ONE_WAY] = {"cut one way", true},
     [FAULT_RESET] = {"reset", true},
 };
 

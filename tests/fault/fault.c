@@ -72,7 +72,6 @@ static void keep_line(void *arg, int level, const char *line)
 {
     fault_rank_t *f = arg;
     size_t bytes = strlen(line);
-
     (void)level;
     pthread_mutex_lock(&f->lock);
     if (f->len + bytes + 2 <= sizeof f->lines) {

@@ -94,8 +94,8 @@ static bool make_fault(const chaos_plan_t *job, const planned_t *fault)
         break;
     case FAULT_SHORT_CUT:
     case FAULT_LOSS:
-        ok = hosts_run(false,
-                       fault->kind == FAULT_LOSS ? HOSTS_LOSE("va", "20") : HOSTS_DROP("va"));
+        ok =
+            hosts_run(false, fault->kind == FAULT_LOSS ? HOSTS_LOSE("va", "20") : HOSTS_DROP("va"));
         pause_ms(fault->lasts_ms);
         ok &= hosts_run(false, "nft flush ruleset");
         break;
@@ -214,7 +214,6 @@ static void chaos_rank(rank_t *r, void *arg)
     pthread_t thread;
     bool is_over = false;
     hvd_status_t status = HVD_OK;
-
     hosts_enter(r);
     atomic_store(&board->pids[r->rank], (int)getpid());
     fault_rank_t *f = fault_open(r);

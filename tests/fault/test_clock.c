@@ -70,7 +70,6 @@ static void check_trace(rank_t *r, const char *path, double seconds)
 static void check_lateness(fault_rank_t *f)
 {
     double late_ms = 0;
-
     pthread_mutex_lock(&f->lock);
     const char *at = strstr(f->lines, "is last in");
     bool is_read = at == NULL || sscanf(at, "is last in %*u of %*u steps, +%lf ms", &late_ms) == 1;

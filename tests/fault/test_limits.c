@@ -176,9 +176,10 @@ static void port_in_use(rank_t *r, void *arg)
     hvd_rendezvous_t *server;
     char port[32];
     double start = fault_now();
-    CHECK_STATUS(r, hvd_rendezvous_start(NULL, ntohs(name.sin_port), secret, &server, r->text,
-                                         sizeof r->text),
-                 HVD_SYSTEM);
+    CHECK_STATUS(
+        r,
+        hvd_rendezvous_start(NULL, ntohs(name.sin_port), secret, &server, r->text, sizeof r->text),
+        HVD_SYSTEM);
     snprintf(port, sizeof port, "%d", ntohs(name.sin_port));
     CHECK_HAS(r, r->text, port);
     snprintf(port, sizeof port, "(pid %d)", (int)getpid());

@@ -21,10 +21,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define READY 0 // numbers all ranks see: the network is as the test wants it,
-#define CUT 1   // the fault has been made,
+#define READY 0       // numbers all ranks see: the network is as the test wants it,
+#define CUT 1         // the fault has been made,
 #define TURNED_AWAY 2 // a rank has said so,
-#define LISTENS 3 // a stranger does
+#define LISTENS 3     // a stranger does
 
 static void enter_host(rank_t *r)
 {
@@ -310,8 +310,7 @@ static bool move_ahead(rank_t *r)
 {
     int state = -1;
     CHECK_INT(r, unshare(CLONE_NEWTIME), 0);
-    CHECK(r, scene_write_file("/proc/self/timens_offsets",
-                              "monotonic 3600 0\nboottime 3600 0\n"));
+    CHECK(r, scene_write_file("/proc/self/timens_offsets", "monotonic 3600 0\nboottime 3600 0\n"));
     pid_t child = fork();
     CHECK(r, child >= 0);
     if (child == 0) {
@@ -347,8 +346,7 @@ static const cut_t both_idle = {HOSTS_DROP("va"), HOSTS_DROP("vb"), 0, 5, 0, 0};
 static const cut_t one_way = {NULL, HOSTS_DROP("vb"), 100000, 5, 0, 1};
 static const cut_t other_way = {HOSTS_DROP("va"), NULL, 0, 5, 1, 0};
 static const cut_t unplugged = {"ip link del va", NULL, 100000, 5, 0, 0};
-static const cut_t reset = {
-    "ss -K dst " HOSTS_ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1, 0, 0};
+static const cut_t reset = {"ss -K dst " HOSTS_ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1, 0, 0};
 
 #define TWO_HOSTS ONLY_LAYOUT(LAYOUT_BLOCKS)
 

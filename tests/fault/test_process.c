@@ -92,7 +92,6 @@ static void killed(rank_t *r, void *arg)
     fault_rank_t *f = fault_open(r);
     pthread_t thread;
     void *pair[2] = {r, arg};
-
     rank_barrier(r);
     if (r->rank == victim) {
         be_victim(f, c);
@@ -126,7 +125,6 @@ static void killed_at_once(rank_t *r, void *arg)
     int victim = victim_in(r, c);
     fault_rank_t *f = fault_new(r);
     hvd_status_t status = fault_join(f);
-
     if (r->rank == victim) {
         CHECK_OK(r, status);
         rank_will_die(r);
@@ -215,7 +213,6 @@ static void stopped(rank_t *r, void *arg)
     fault_rank_t *f = fault_open(r);
     pthread_t thread;
     void *pair[2] = {r, arg};
-
     rank_barrier(r);
     bool stops = r->rank == (victim == 0 ? 1 : 0);
     if (stops) {

@@ -241,8 +241,8 @@ int main(int argc, char **argv)
 {
     int n_failed = 0;
     (void)argc;
-    left_pid = mmap(NULL, sizeof *left_pid, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                    0);
+    left_pid =
+        mmap(NULL, sizeof *left_pid, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (left_pid == MAP_FAILED || !scene_make()) {
         fprintf(stderr, "%s needs root, or the right to make namespaces: nothing was tested\n",
                 argv[0]);

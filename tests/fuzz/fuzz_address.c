@@ -13,7 +13,6 @@ static void attach(net_t *net, const uint8_t *data, size_t bytes)
 {
     buf_t own = {0};
     err_t err = {0};
-
     MUST(net_address(net, &own, &err) == HVD_OK);
     const uint8_t *addresses[2] = {own.data, data};
     size_t lengths[2] = {own.len, bytes};
@@ -38,7 +37,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     secure_keys_t *keys;
     net_t *net;
     err_t err = {0};
-
     MUST(config_load(&config, env, NULL, &err) == HVD_OK);
     MUST(secure_keys_new(secret, &keys, &err) == HVD_OK);
     net_job_t job = {.rank = 0, .size = 2, .host_of = hosts, .config = &config, .keys = keys};

@@ -17,7 +17,6 @@ static int copy_lines(const void *body, size_t bytes, buf_t *out)
     control_line_t line;
     int n_lines = 0;
     bool whole = true;
-
     control_open(&reader, body, bytes);
     while (whole && control_next(&reader, &line)) {
         buf_t written = {0};
@@ -52,7 +51,6 @@ static int copy_lines(const void *body, size_t bytes, buf_t *out)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     buf_t once = {0}, twice = {0};
-
     int n_lines = copy_lines(data, bytes, &once);
     MUST(copy_lines(once.data, once.len, &twice) == n_lines);
     MUST(once.len == twice.len && (once.len == 0 || memcmp(once.data, twice.data, once.len) == 0));

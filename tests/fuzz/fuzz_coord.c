@@ -31,7 +31,6 @@ static void reduce(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a,
 {
     const uint8_t *x = a, *y = b;
     uint8_t *to = dst;
-
     MUST(op != HVD_AVERAGE && op != HVD_ADASUM);
     for (size_t i = 0; i < n * hvd_dtype_bytes(dtype); i++) {
         to[i] = x[i] ^ y[i];
@@ -51,7 +50,6 @@ static void deliver(world_t *world, int from, int to, const uint8_t *body, size_
 {
     err_t err = {0};
     coord_t *rank = world->ranks[to];
-
     if (coord_receive(rank, from, body, bytes, world->now_ns, &err) != HVD_OK) {
         MUST(err.text[0] != '\0');
         coord_abort(rank, err.status, err.text);
@@ -65,7 +63,6 @@ static bool move(world_t *world, int from, int i)
     const void *out;
     size_t n = coord_outgoing(world->ranks[from], i, &out), at = 0;
     int to = coord_neighbour(world->ranks[from], i);
-
     if (n == 0) {
         return false;
     }
@@ -76,8 +73,8 @@ static bool move(world_t *world, int from, int i)
     while (at < n && to != world->liar) {
         size_t body_bytes;
         bool is_ours;
-        MUST(coord_frame_header(world->ranks[to], copy + at, &body_bytes, &is_ours, NULL)
-             == HVD_OK);
+        MUST(coord_frame_header(world->ranks[to], copy + at, &body_bytes, &is_ours, NULL) ==
+             HVD_OK);
         MUST(is_ours && at + FRAME_HEADER_BYTES + body_bytes <= n);
         deliver(world, from, to, copy + at + FRAME_HEADER_BYTES, body_bytes);
         at += FRAME_HEADER_BYTES + body_bytes;
@@ -90,7 +87,6 @@ static bool decide(world_t *world, int rank)
 {
     const decision_t *decision;
     bool any = false;
-
     while ((decision = coord_next(world->ranks[rank])) != NULL) {
         bool rides = decision->n_entries > 0 && decision->entries[0].result != NULL;
         for (int i = 0; i < decision->n_entries; i++) {
@@ -116,7 +112,6 @@ static bool decide(world_t *world, int rank)
 static void settle(world_t *world)
 {
     bool moved = true;
-
     for (int round = 0; moved; round++) {
         MUST(round < MAX_ROUNDS);
         moved = false;
@@ -164,7 +159,6 @@ static void submit(world_t *world, coord_t *rank, input_t *in)
     bool uneven = op == HVD_ALLGATHER || op == HVD_ALLTOALL;
     size_t ride_bytes;
     err_t err;
-
     for (int i = 0; i < N_RANKS; i++) {
         sizes[i] = 1;
     }
@@ -175,11 +169,18 @@ static void submit(world_t *world, coord_t *rank, input_t *in)
         .set = take_u8(in) % 4 == 3 ? 1 : 0,
         .name = name,
         .name_bytes = strlen(name),
-        .signature = {.op = op, .dtype = HVD_FLOAT32, .reduce = HVD_SUM, .prescale = 1,
-                      .postscale = 1, .n_tensors = plain ? 0 : 1, .dims = dims,
+        .signature = {.op = op,
+                      .dtype = HVD_FLOAT32,
+                      .reduce = HVD_SUM,
+                      .prescale = 1,
+                      .postscale = 1,
+                      .n_tensors = plain ? 0 : 1,
+                      .dims = dims,
                       .n_dims_words = plain ? 0 : 2},
         .sizes = uneven ? sizes : NULL,
-        .n_sizes = op == HVD_ALLGATHER ? 1 : op == HVD_ALLTOALL ? N_RANKS : 0,
+        .n_sizes = op == HVD_ALLGATHER  ? 1
+                   : op == HVD_ALLTOALL ? N_RANKS
+                                        : 0,
         .tag = ++world->next_tag,
     };
     if (coord_rides(rank, &request.signature, &ride_bytes)) {
@@ -197,7 +198,6 @@ static void change_sets(world_t *world, coord_t *rank, input_t *in)
     uint8_t what = take_u8(in);
     int ranks[2] = {what % N_RANKS, what / N_RANKS % N_RANKS};
     err_t err;
-
     if (what < 128) {
         coord_add_set(rank, ranks, 2, ++world->next_tag, world->now_ns, &err);
     } else {
@@ -209,7 +209,6 @@ static void step(world_t *world, input_t *in)
 {
     uint8_t what = take_u8(in);
     coord_t *rank = world->ranks[what % N_RANKS];
-
     switch (what / N_RANKS % 8) {
     case 0:
     case 1:
@@ -250,12 +249,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     input_t in = {data, bytes};
     uint8_t head = take_u8(&in);
     world_t world = {.liar = head % N_RANKS, .now_ns = NS_PER_S};
-    coord_params_t params = {.size = N_RANKS, .parent = parents, .fusion_bytes = 1 << 20,
+    coord_params_t params = {.size = N_RANKS,
+                             .parent = parents,
+                             .fusion_bytes = 1 << 20,
                              .inline_bytes = (head & 4) != 0 ? 64 : 0,
-                             .cache_capacity = (head & 8) != 0 ? 2 : 1000, .dynamic_sets = true,
-                             .stall_warn_ns = NS_PER_S, .stall_fail_ns = 60 * NS_PER_S,
+                             .cache_capacity = (head & 8) != 0 ? 2 : 1000,
+                             .dynamic_sets = true,
+                             .stall_warn_ns = NS_PER_S,
+                             .stall_fail_ns = 60 * NS_PER_S,
                              .reduce = reduce};
-
     for (int rank = 0; rank < N_RANKS; rank++) {
         params.rank = rank;
         MUST(rank == world.liar || coord_new(&params, &world.ranks[rank], NULL) == HVD_OK);

@@ -11,7 +11,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     uint8_t hello_bytes[HELLO_BYTES] = {0}, again[HELLO_BYTES];
     hello_t hello;
     err_t err;
-
     memcpy(hello_bytes, data, MIN(bytes, sizeof hello_bytes));
     if (hello_decode(hello_bytes, &hello, &err) == HVD_OK) {
         hello_encode(&hello, again);

@@ -13,7 +13,6 @@ static void fuzz_request(const uint8_t *body, size_t bytes)
     kv_request_t request;
     buf_t again = {0};
     err_t err;
-
     if (kv_decode_request(body, bytes, &request, &err) == HVD_OK) {
         size_t prefix_bytes;
         uint32_t number;
@@ -31,7 +30,6 @@ static void fuzz_head(const uint8_t *body, size_t bytes)
 {
     uint8_t head[KV_FRAME_HEAD_BYTES] = {0};
     size_t claimed;
-
     memcpy(head, body, MIN(bytes, sizeof head));
     if (kv_decode_head(head, KV_REQUEST_LIMIT, &claimed, NULL) == HVD_OK) {
         MUST(claimed >= 1 && claimed <= KV_REQUEST_LIMIT);
@@ -44,7 +42,6 @@ static void fuzz_values(const uint8_t *body, size_t bytes)
     size_t lengths[MAX_VALUES], total = 0;
     int n = bytes > 0 ? body[0] % (MAX_VALUES + 1) : 0;
     reader_t reader = reader_of(body + MIN(bytes, 1), bytes - MIN(bytes, 1));
-
     if (kv_decode_values(&reader, n, values, lengths, NULL) == HVD_OK) {
         for (int i = 0; i < n; i++) {
             total += 4 + lengths[i];
@@ -60,7 +57,6 @@ static void fuzz_missing(const uint8_t *body, size_t bytes)
     kv_missing_t missing;
     buf_t again = {0};
     char text[200];
-
     if (kv_decode_missing(&reader, &missing, NULL) == HVD_OK) {
         for (size_t room = 64; room <= sizeof text; room += 17) {
             kv_missing_format(&missing, text, room);
@@ -77,7 +73,6 @@ static void fuzz_left(const uint8_t *body, size_t bytes)
     reader_t reader = reader_of(body, bytes);
     kv_left_t left;
     buf_t again = {0};
-
     if (kv_decode_left(&reader, &left, NULL) == HVD_OK) {
         kv_encode_left(&again, &left);
         MUST(again.len == bytes && memcmp(again.data, body, bytes) == 0);

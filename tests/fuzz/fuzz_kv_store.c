@@ -19,7 +19,6 @@ typedef struct guest {
 static void check_answer(kv_answer_t *answer)
 {
     size_t bytes;
-
     MUST(answer != NULL && !answer->frame.failed && answer->frame.len > KV_FRAME_HEAD_BYTES);
     MUST(kv_decode_head(answer->frame.data, KV_ANSWER_LIMIT, &bytes, NULL) == HVD_OK);
     MUST(bytes == answer->frame.len - KV_FRAME_HEAD_BYTES);
@@ -30,7 +29,6 @@ static void check_answer(kv_answer_t *answer)
 static void run(kv_store_t *store, guest_t *guest)
 {
     kv_answer_t *answer = kv_store_run(store, &guest->waiter, &guest->request);
-
     if (answer == NULL) {
         MUST(guest->waiter.gate != NULL);
         return;
@@ -43,7 +41,6 @@ static void run(kv_store_t *store, guest_t *guest)
 static void wake_ready(kv_store_t *store)
 {
     kv_waiter_t *waiter;
-
     while ((waiter = kv_store_next_ready(store)) != NULL) {
         run(store, (guest_t *)waiter);
     }
@@ -53,7 +50,6 @@ static void ask(kv_store_t *store, guest_t *guest, input_t *in)
 {
     size_t bytes = take_u16(in) % MAX_BODY_BYTES;
     uint8_t *body = take_copy(in, &bytes);
-
     if (guest->body != NULL || kv_decode_request(body, bytes, &guest->request, NULL) != HVD_OK) {
         free(body);
         return;
@@ -84,7 +80,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     input_t in = {data, bytes};
     guest_t guests[N_GUESTS] = {0};
     kv_store_t *store = kv_store_new(7);
-
     MUST(store != NULL);
     for (int i = 0; i < N_GUESTS; i++) {
         snprintf(guests[i].waiter.address, sizeof guests[i].waiter.address, "guest %d", i);

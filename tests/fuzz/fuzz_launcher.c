@@ -16,7 +16,6 @@ static void read_line(const char *text, size_t bytes)
     static const char *const keys[] = {"cmd", "rc", "value", "kvsname"};
     pmi1_line_t line;
     char value[64];
-
     if (pmi1_parse(text, bytes, &line, NULL) != HVD_OK) {
         return;
     }
@@ -38,7 +37,6 @@ static void read_card(const char *text, size_t bytes)
 {
     char again[CARD_BYTES];
     card_t card;
-
     if (card_decode(text, &card, NULL) == HVD_OK) {
         card_encode(&card, again);
         MUST(strlen(again) == bytes && strcasecmp(again, text) == 0);
@@ -48,7 +46,6 @@ static void read_card(const char *text, size_t bytes)
 static void read_host(const char *text, size_t bytes)
 {
     char host[64];
-
     sched_first_host(text, host, sizeof host);
     MUST(strlen(host) < sizeof host && strlen(host) <= bytes);
 }
@@ -56,7 +53,6 @@ static void read_host(const char *text, size_t bytes)
 static void read_number(const char *text, size_t bytes)
 {
     int value = -1;
-
     if (place_parse(text, 1048576, &value)) {
         MUST(value >= 0 && value <= 1048576 && bytes > 0);
     } else {

@@ -12,7 +12,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     tcp_offer_t offer, twice;
     buf_t again = {0};
     err_t err;
-
     if (tcp_offer_decode(data, bytes, 3, &offer, &err) != HVD_OK) {
         MUST(err.text[0] != '\0');
         return 0;

@@ -11,7 +11,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     pai_document_t *document;
     err_t err = {0};
-
     MUST(pai_json_check((const char *)data, bytes, "job", &err) == HVD_OK || err.text[0] != '\0');
     if (pai_document_read((const char *)data, bytes, "job", &document, &err) != HVD_OK) {
         MUST(err.status == HVD_INVALID_ARGUMENT && err.text[0] != '\0');

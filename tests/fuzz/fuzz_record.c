@@ -33,7 +33,6 @@ static void open_all(input_t *in, record_key_t *key, const sealed_t *sealed, int
 {
     int next = 0;
     bool goes_on = true;
-
     while (goes_on && in->left > 0) {
         const sealed_t *from = &sealed[take_u8(in) % n];
         size_t whole = from->bytes + RECORD_EXTRA_BYTES;
@@ -61,7 +60,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     static sealed_t sealed[MAX_RECORDS];
     input_t in = {data, bytes};
     record_key_t sealing = {0}, opening = {0};
-
     MUST(record_key_init(&sealing, true, secret, NULL) == HVD_OK);
     MUST(record_key_init(&opening, false, secret, NULL) == HVD_OK);
     int n = 1 + take_u8(&in) % MAX_RECORDS;

@@ -25,7 +25,6 @@ static secure_keys_t *keys(void)
 {
     static secure_keys_t *made;
     static const uint8_t secret[32] = "known to the two honest ends";
-
     if (made == NULL) {
         MUST(secure_keys_new(secret, &made, NULL) == HVD_OK);
     }
@@ -36,7 +35,6 @@ static void open_ends(ends_t *ends)
 {
     uint8_t hello[HELLO_BYTES];
     hello_t fields = {.role = HELLO_LINK, .to = 1};
-
     memcpy(fields.job, secure_keys_job(keys()), sizeof fields.job);
     hello_encode(&fields, hello);
     MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends->fds) == 0);
@@ -56,7 +54,6 @@ static void shake(ends_t *ends)
 {
     hvd_status_t server = HVD_IN_PROGRESS, client = HVD_IN_PROGRESS;
     err_t err;
-
     for (int i = 0; i < MAX_ROUNDS && (server != HVD_OK || client != HVD_OK); i++) {
         client = secure_handshake(ends->client, &err);
         server = secure_handshake(ends->server, &err);
@@ -71,7 +68,6 @@ static void shake_with_stranger(input_t *in, ends_t *ends, bool as_server)
     int stranger = ends->fds[as_server ? 1 : 0];
     hvd_status_t status = HVD_IN_PROGRESS;
     err_t err;
-
     for (int i = 0; i < MAX_ROUNDS && status == HVD_IN_PROGRESS; i++) {
         size_t bytes = 1 + take_u16(in);
         uint8_t *piece = take_copy(in, &bytes);
@@ -93,7 +89,6 @@ static void receive(secure_t *from, const uint8_t *sent, size_t sent_bytes, unsi
     uint8_t data[MESSAGE_BYTES + 1];
     size_t got = 0;
     err_t err;
-
     for (int i = 0; i < MAX_ROUNDS; i++) {
         const void *seen = data;
         size_t room = 1 + (sizes >> (i % 8)) % MESSAGE_BYTES;
@@ -115,7 +110,6 @@ static void inject(input_t *in, ends_t *ends)
 {
     unsigned sizes = take_u16(in);
     size_t bytes = in->left;
-
     shake(ends);
     if (bytes > 0) {
         MUST(send(ends->fds[1], in->at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) > 0);
@@ -129,7 +123,6 @@ static void tamper(input_t *in, ends_t *ends)
     uint8_t sent[MESSAGE_BYTES] = {0}, wire[2 * MESSAGE_BYTES];
     unsigned sizes = take_u16(in);
     size_t at = 0;
-
     shake(ends);
     while (at < sizeof sent) {
         size_t asked = 32 + take_u8(in) * 4u; // not too small: the socket holds only so many
@@ -156,7 +149,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     input_t in = {data, bytes};
     ends_t ends = {0};
-
     open_ends(&ends);
     switch (take_u8(&in) % 4) {
     case 0:

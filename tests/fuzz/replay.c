@@ -26,7 +26,6 @@ int main(int argc, char **argv)
 {
     static uint8_t data[MAX_INPUT_BYTES];
     int n_inputs = 0;
-
     if (argc != 2) {
         fprintf(stderr, "usage: %s CORPUS_DIRECTORY\n", argv[0]);
         return 2;

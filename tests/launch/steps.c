@@ -16,11 +16,14 @@ static hvd_status_t sum(hvd_ctx_t *ctx, const char *name, int64_t *numbers, int6
     char text[HVD_TEXT_BYTES] = "";
     hvd_handle_t handle;
     hvd_tensor_t tensor = {.input = numbers, .output = numbers, .n_dims = 1, .shape = &n};
-    hvd_request_t request = {.op = HVD_ALLREDUCE, .name = name, .dtype = HVD_INT64,
-                             .reduce = HVD_SUM, .tensors = &tensor, .n_tensors = 1,
+    hvd_request_t request = {.op = HVD_ALLREDUCE,
+                             .name = name,
+                             .dtype = HVD_INT64,
+                             .reduce = HVD_SUM,
+                             .tensors = &tensor,
+                             .n_tensors = 1,
                              .flags = HVD_WAITS};
     hvd_status_t status = hvd_submit(ctx, &request, &handle, text, sizeof text);
-
     if (status == HVD_OK) {
         status = hvd_wait(ctx, handle, HVD_FOREVER);
         hvd_release(ctx, handle);
@@ -32,7 +35,6 @@ static hvd_status_t step(hvd_ctx_t *ctx, int64_t number)
 {
     static int64_t numbers[N_NUMBERS];
     int64_t size = hvd_size(ctx);
-
     for (int64_t i = 0; i < N_NUMBERS; i++) {
         numbers[i] = number + i + hvd_rank(ctx);
     }
@@ -51,7 +53,6 @@ int main(int argc, char **argv)
     char text[HVD_TEXT_BYTES] = "";
     hvd_ctx_t *ctx;
     int64_t is_over = argc < 2, number = 0;
-
     if (hvd_init(NULL, &ctx, text, sizeof text) != HVD_OK) {
         fprintf(stderr, "cannot join the job: %s\n", text);
         return 1;

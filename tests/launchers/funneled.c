@@ -22,7 +22,6 @@ static function_t *real(const char *name)
 {
     void *library = dlopen(getenv("FUNNELED_MPI"), RTLD_NOW | RTLD_GLOBAL);
     function_t *function = library != NULL ? (function_t *)dlsym(library, name) : NULL;
-
     if (function == NULL) {
         fprintf(stderr, "funneled: %s\n", dlerror());
         exit(1);

@@ -35,7 +35,6 @@ static hvd_status_t run(hvd_ctx_t *ctx, const char *name, int32_t *values, char 
     hvd_handle_t handle;
     hvd_result_t result;
     hvd_status_t status = hvd_submit(ctx, &request, &handle, text, text_bytes);
-
     if (status != HVD_OK) {
         return status;
     }
@@ -53,7 +52,6 @@ static bool check_sum(hvd_ctx_t *ctx)
     int32_t values[N_VALUES];
     char text[HVD_TEXT_BYTES] = "";
     int size = hvd_size(ctx), rank = hvd_rank(ctx);
-
     for (int i = 0; i < N_VALUES; i++) {
         values[i] = rank + i;
     }
@@ -75,7 +73,6 @@ static int outlive(hvd_ctx_t *ctx, int victim)
 {
     int32_t values[N_VALUES] = {0};
     char text[HVD_TEXT_BYTES] = "", name[32];
-
     for (int step = 0; step < 100000; step++) {
         if (step == 20 && hvd_rank(ctx) == victim) {
             kill(getpid(), SIGKILL);
@@ -93,7 +90,6 @@ static int outlive(hvd_ctx_t *ctx, int victim)
 static void hold(const hvd_ctx_t *ctx, const char *folder)
 {
     char path[4096];
-
     snprintf(path, sizeof path, "%s/%d", folder, hvd_rank(ctx));
     FILE *file = fopen(path, "w");
     if (file != NULL) {
@@ -178,7 +174,6 @@ static int run_job(const options_t *options)
 int main(int argc, char **argv)
 {
     options_t options;
-
     if (!parse(argc, argv, &options)) {
         fprintf(stderr, "usage: %s [--inits N] [--kill RANK | --hold FOLDER | --mpi LIBRARY]\n",
                 argv[0]);

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define JOB_SECONDS 60
-#define GRACE_NS (10 * NS_PER_S) // for the other ranks, after one has failed
+#define GRACE_NS (10 * NS_PER_S)  // for the other ranks, after one has failed
 #define LEFT_MS (6000 * PATIENCE) // for what is about to go: 2 s, times 3 on a busy machine
 #define CALL_MS (60000 * PATIENCE)
 #define FAILED_CHECK 99
@@ -673,9 +673,17 @@ static bool parse_option(options_t *o, int option)
 static bool parse_options(int argc, char **argv, options_t *o)
 {
     static const struct option long_options[] = {
-        {"ranks", 1, 0, 'r'},  {"layout", 1, 0, 'l'}, {"env", 1, 0, 'e'},  {"only", 1, 0, 'o'},
-        {"except", 1, 0, 'x'}, {"full", 0, 0, 'f'},   {"seed", 1, 0, 's'}, {"count", 1, 0, 'c'},
-        {"launched", 0, 0, 'm'}, {"alone", 0, 0, 'a'}, {0},
+        {"ranks", 1, 0, 'r'},
+        {"layout", 1, 0, 'l'},
+        {"env", 1, 0, 'e'},
+        {"only", 1, 0, 'o'},
+        {"except", 1, 0, 'x'},
+        {"full", 0, 0, 'f'},
+        {"seed", 1, 0, 's'},
+        {"count", 1, 0, 'c'},
+        {"launched", 0, 0, 'm'},
+        {"alone", 0, 0, 'a'},
+        {0},
     };
     *o = (options_t){
         .ranks = {2, 3}, .n_ranks = 2, .layouts = {LAYOUT_ONE, LAYOUT_APART}, .n_layouts = 2};
@@ -738,7 +746,6 @@ static int run_launched(const options_t *o, const subtest_t *subtests, int n_sub
 {
     job_t job = {.options = o, .layout = LAYOUT_ONE, .board = new_board()};
     int rank, n_run = 0;
-
     if (job.board == NULL || !find_place(&rank, &job.n_ranks) || job.n_ranks > MAX_RANKS) {
         fprintf(stderr, "--launched is for ranks that mpirun starts\n");
         return 2;

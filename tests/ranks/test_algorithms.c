@@ -158,7 +158,7 @@ static void gradients(rank_t *r, void *arg)
 
 #define WITH(title, function, ...)                                                                 \
     {                                                                                              \
-        .name = title, .fn = function, .env = { __VA_ARGS__ }                                      \
+        .name = title, .fn = function, .env = {__VA_ARGS__}                                        \
     }
 
 static const subtest_t subtests[] = {

@@ -363,7 +363,7 @@ static void a_slow_rank_is_named(rank_t *r, void *arg)
 
 static size_t stack_of(void *arg, uint64_t thread, char *text, size_t bytes)
 {
-    bool mine = thread == (uint64_t)(uintptr_t) * (pthread_t *)arg;
+    bool mine = thread == (uint64_t)(uintptr_t)*(pthread_t *)arg;
     return (size_t)snprintf(text, bytes, "%s\nat train.py:42", mine ? "my thread" : "another");
 }
 

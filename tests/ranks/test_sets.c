@@ -359,10 +359,7 @@ static void removed_under_way(rank_t *r, void *arg)
     rank_close(r);
 }
 
-#define DYNAMIC                                                                                    \
-    {                                                                                              \
-        "HOROVOD_DYNAMIC_PROCESS_SETS=1"                                                           \
-    }
+#define DYNAMIC {"HOROVOD_DYNAMIC_PROCESS_SETS=1"}
 
 static const subtest_t subtests[] = {
     {.name = "static sets", .fn = static_sets, .min_ranks = 2},

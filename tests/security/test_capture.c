@@ -53,9 +53,8 @@ static int count_hits(const uint8_t *data, size_t n, const char *pattern)
 {
     size_t pattern_bytes = strlen(pattern);
     int n_hits = 0;
-
-    for (const uint8_t *at = data; (at = memmem(at, n - (size_t)(at - data), pattern,
-                                                pattern_bytes)) != NULL;
+    for (const uint8_t *at = data;
+         (at = memmem(at, n - (size_t)(at - data), pattern, pattern_bytes)) != NULL;
          at += pattern_bytes) {
         n_hits++;
     }
@@ -65,12 +64,12 @@ static int count_hits(const uint8_t *data, size_t n, const char *pattern)
 static void listen_to_all(const rank_t *r)
 {
     static uint8_t packet[1 << 17];
-    struct sockaddr_ll place = {.sll_family = AF_PACKET, .sll_protocol = htons(ETHERTYPE_ALL),
+    struct sockaddr_ll place = {.sll_family = AF_PACKET,
+                                .sll_protocol = htons(ETHERTYPE_ALL),
                                 .sll_ifindex = (int)if_nametoindex("lo")};
     int fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, htons(ETHERTYPE_ALL));
     int buffer = 256 << 20;
     uint64_t n_bytes = 0, deadline_ns = deadline_in_ms(60000 * PATIENCE);
-
     if (fd < 0 || bind(fd, (struct sockaddr *)&place, sizeof place) != 0) {
         fprintf(stderr, "cannot listen to packets: %s\n", strerror(errno));
         _exit(1);
@@ -109,15 +108,17 @@ static void exchange(rank_t *r, const char *name, const char *pattern, size_t n)
 {
     int64_t shape[1] = {(int64_t)n};
     uint8_t *values = malloc(n), *expected = malloc(n);
-
     CHECK(r, values != NULL && expected != NULL);
     for (size_t i = 0; i < n; i++) {
         values[i] = expected[i] = (uint8_t)pattern[i % strlen(pattern)];
     }
     hvd_tensor_t tensor = {.input = values, .output = values, .n_dims = 1, .shape = shape};
-    CHECK_OK(r, rank_call(r, &(hvd_request_t){.op = HVD_ALLREDUCE, .name = name,
-                                              .dtype = HVD_UINT8, .reduce = HVD_MAX,
-                                              .tensors = &tensor, .n_tensors = 1}));
+    CHECK_OK(r, rank_call(r, &(hvd_request_t){.op = HVD_ALLREDUCE,
+                                              .name = name,
+                                              .dtype = HVD_UINT8,
+                                              .reduce = HVD_MAX,
+                                              .tensors = &tensor,
+                                              .n_tensors = 1}));
     CHECK(r, memcmp(values, expected, n) == 0);
     free(values);
     free(expected);
@@ -141,7 +142,6 @@ static void check_heard(rank_t *r, const bool *expected)
 static void capture(rank_t *r, void *arg)
 {
     pid_t listener = r->rank == 0 ? fork() : 0;
-
     CHECK(r, listener >= 0);
     if (r->rank == 0 && listener == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);

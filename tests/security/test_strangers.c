@@ -49,21 +49,25 @@ typedef struct foreign {
 #define MARK "/tmp/hvd-test-was-run"
 
 static const foreign_t foreign[] = {
-    FOREIGN("HTTP PUT of a pickle", "PUT /rendezvous/rank_0 HTTP/1.1\r\nHost: a\r\nContent-Length: "
-            PICKLE_BYTES "\r\n\r\n" PICKLE),
+    FOREIGN("HTTP PUT of a pickle",
+            "PUT /rendezvous/rank_0 HTTP/1.1\r\nHost: a\r\nContent-Length: " PICKLE_BYTES
+            "\r\n\r\n" PICKLE),
     FOREIGN("HTTP PUT of 2 GiB", "PUT /x/y HTTP/1.1\r\nContent-Length: 2147483647\r\n\r\n" PICKLE),
     FOREIGN("HTTP GET", "GET /rendezvous/rank_0 HTTP/1.1\r\nHost: a.example\r\nAccept: */*\r\n"
-            "Connection: close\r\n\r\n"),
-    FOREIGN("a digest, a length of 2 GiB, a pickle", "0123456789abcdef0123456789abcdef"
+                        "Connection: close\r\n\r\n"),
+    FOREIGN("a digest, a length of 2 GiB, a pickle",
+            "0123456789abcdef0123456789abcdef"
             "\xff\xff\xff\x7f" PICKLE "and more to have 64 bytes and then some of it"),
     FOREIGN("a TLS ClientHello", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
-            "0123456789abcdef0123456789abcdef\x20"
-            "0123456789abcdef0123456789abcdef\x00\x04\x13\x01"),
+                                 "0123456789abcdef0123456789abcdef\x20"
+                                 "0123456789abcdef0123456789abcdef\x00\x04\x13\x01"),
     FOREIGN("an ssh client", "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n"
-            "and a key exchange that is long enough"),
-    FOREIGN("our magic, then nonsense", "\x8bhvd\r\n\x1a\n\x01\x00\x02\x01\x01\x00\x00\x00"
+                             "and a key exchange that is long enough"),
+    FOREIGN("our magic, then nonsense",
+            "\x8bhvd\r\n\x1a\n\x01\x00\x02\x01\x01\x00\x00\x00"
             "a job nobody knowfromto..epoc\x00\x00\x00\x00nonce of sixteen and a long tail"),
-    FOREIGN("our magic, another version", "\x8bhvd\r\n\x1a\n\xff\xff\xff\xff\xff\xff\xff\xff"
+    FOREIGN("our magic, another version",
+            "\x8bhvd\r\n\x1a\n\xff\xff\xff\xff\xff\xff\xff\xff"
             "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"
             "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
     FOREIGN("one byte", "x"),
@@ -81,12 +85,12 @@ _Noreturn static void give_up(const char *what, int port)
 
 static int call(int port, bool may_wait)
 {
-    struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+    struct sockaddr_in name = {.sin_family = AF_INET,
+                               .sin_port = htons((uint16_t)port),
                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | (may_wait ? 0 : SOCK_NONBLOCK), 0);
-
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&name, sizeof name) != 0
-        && errno != EINPROGRESS) {
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&name, sizeof name) != 0 &&
+        errno != EINPROGRESS) {
         close(fd);
         return -1;
     }
@@ -96,7 +100,6 @@ static int call(int port, bool may_wait)
 static int say(int port, const foreign_t *what)
 {
     int fd = call(port, true);
-
     if (fd < 0 || send(fd, what->bytes, what->n_bytes, MSG_NOSIGNAL) < 0) {
         give_up("cannot be called", port);
     }
@@ -108,7 +111,6 @@ static void expect_cut(int fd, int port, const foreign_t *what)
 {
     size_t n_answer = 0;
     uint64_t deadline_ns = deadline_in_ms(CUT_MS);
-
     for (;;) {
         struct pollfd polled = {.fd = fd, .events = POLLIN};
         char data[256];
@@ -128,7 +130,6 @@ static void expect_cut(int fd, int port, const foreign_t *what)
 static void say_everything(int port)
 {
     int fds[N_ELEMENTS(foreign)];
-
     for (size_t k = 0; k < N_ELEMENTS(foreign); k++) {
         fds[k] = say(port, &foreign[k]);
     }
@@ -157,7 +158,6 @@ static void idle(const int *ports, int n_ports, int n, atomic_int *is_there, ato
                  int hold_ms)
 {
     static int fds[N_IDLE];
-
     for (int i = 0; i < n; i++) {
         if ((fds[i] = call(ports[i % n_ports], false)) < 0 && i < MIN_IDLE) {
             give_up("cannot be called", ports[i % n_ports]);
@@ -188,7 +188,6 @@ static void idle(const int *ports, int n_ports, int n, atomic_int *is_there, ato
 static int collect_ports(const rank_t *r, int rendezvous_port, int ports[MAX_PORTS])
 {
     int n = 0;
-
     ports[n++] = rendezvous_port;
     for (int i = 0; i < r->size * PORTS_PER_RANK; i++) {
         int port = atomic_load(rank_shared(r, i));
@@ -203,7 +202,6 @@ static void harass(const rank_t *r, int rendezvous_port)
 {
     int ports[MAX_PORTS];
     int n_ports = collect_ports(r, rendezvous_port, ports);
-
     if (n_ports < 1 + r->size) {
         give_up("a rank without a port", 0);
     }
@@ -226,7 +224,6 @@ static void harass(const rank_t *r, int rendezvous_port)
 static pid_t start_stranger(rank_t *r, void (*fn)(const rank_t *r, int rendezvous_port))
 {
     int rendezvous_port = 0;
-
     for (int i = 0; i < r->n_env; i++) {
         sscanf(r->env[i], "HOROVOD_RENDEZVOUS_PORT=%d", &rendezvous_port);
     }
@@ -244,7 +241,6 @@ static bool has_ended(rank_t *r, pid_t pid)
 {
     int state;
     pid_t ended = waitpid(pid, &state, WNOHANG);
-
     CHECK(r, ended >= 0 && (ended == 0 || state == 0)); // it has said why
     return ended == pid;
 }
@@ -254,15 +250,14 @@ static bool has_ended(rank_t *r, pid_t pid)
 static void tell_ports(rank_t *r)
 {
     int n = 0;
-
     for (int fd = 0; fd < 1024 && n < PORTS_PER_RANK; fd++) {
         int listens = 0;
         socklen_t bytes = sizeof listens;
         struct sockaddr_in name;
         socklen_t name_bytes = sizeof name;
-        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens
-            && getsockname(fd, (struct sockaddr *)&name, &name_bytes) == 0
-            && name.sin_family == AF_INET) {
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens &&
+            getsockname(fd, (struct sockaddr *)&name, &name_bytes) == 0 &&
+            name.sin_family == AF_INET) {
             atomic_store(rank_shared(r, r->rank * PORTS_PER_RANK + n++), ntohs(name.sin_port));
         }
     }
@@ -274,7 +269,6 @@ static long memory_kib(rank_t *r, pid_t pid, const char *row)
 {
     char path[64], line[256];
     long kib = -1;
-
     snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
     FILE *file = fopen(path, "r");
     CHECK(r, file != NULL);
@@ -292,7 +286,6 @@ static long memory_kib(rank_t *r, pid_t pid, const char *row)
 static void forget_peak(rank_t *r, pid_t pid)
 {
     char path[64];
-
     snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     CHECK(r, fd >= 0 && write(fd, "5", 1) == 1);
@@ -304,7 +297,6 @@ static void work(fault_rank_t *f, pid_t stranger)
 {
     rank_t *r = f->r;
     int64_t stop = 0;
-
     for (int step = 0; stop == 0; step++) {
         int64_t shape[1] = {1};
         hvd_tensor_t tensor = {.input = &stop, .output = &stop, .n_dims = 1, .shape = shape};
@@ -312,9 +304,12 @@ static void work(fault_rank_t *f, pid_t stranger)
         CHECK_OK(r, fault_step(f, "small", 10));
         CHECK_OK(r, fault_step(f, "large", 50000));
         stop = r->rank == 0 && has_ended(r, stranger);
-        CHECK_OK(r, rank_call(r, &(hvd_request_t){.op = HVD_ALLREDUCE, .name = "stop",
-                                                  .dtype = HVD_INT64, .reduce = HVD_SUM,
-                                                  .tensors = &tensor, .n_tensors = 1}));
+        CHECK_OK(r, rank_call(r, &(hvd_request_t){.op = HVD_ALLREDUCE,
+                                                  .name = "stop",
+                                                  .dtype = HVD_INT64,
+                                                  .reduce = HVD_SUM,
+                                                  .tensors = &tensor,
+                                                  .n_tensors = 1}));
         usleep(2000); // a step of training would compute
     }
 }
@@ -322,7 +317,6 @@ static void work(fault_rank_t *f, pid_t stranger)
 static void wait_then_harass(const rank_t *r, int rendezvous_port)
 {
     uint64_t deadline_ns = deadline_in_ms(20000 * LOADED);
-
     while (atomic_load(rank_shared(r, N_READY)) < r->size) {
         if (clock_ns() > deadline_ns) {
             give_up("the job did not start", rendezvous_port);
@@ -336,7 +330,6 @@ static void wait_then_harass(const rank_t *r, int rendezvous_port)
 static void check_memory(rank_t *r, pid_t pid, long before)
 {
     long more = memory_kib(r, pid, "VmHWM:") - before;
-
     if (!SANITIZED && more > MORE_KIB) { // sanitizers keep what is freed
         check_failed(r, __FILE__, __LINE__, "process %d took %ld KiB more; %d are allowed",
                      (int)pid, more, MORE_KIB);

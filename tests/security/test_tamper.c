@@ -27,14 +27,14 @@ static hvd_status_t sum(rank_t *r, int step, size_t n, bool *right_p)
     }
     hvd_tensor_t tensor = {.input = values, .output = values, .n_dims = 1, .shape = shape};
     hvd_status_t status = rank_call(r, &(hvd_request_t){
-        .op = HVD_ALLREDUCE,
-        .name = "sum",
-        .dtype = HVD_INT64,
-        .reduce = HVD_SUM,
-        .tensors = &tensor,
-        .n_tensors = 1,
-        .flags = HVD_WAITS,
-    });
+                                           .op = HVD_ALLREDUCE,
+                                           .name = "sum",
+                                           .dtype = HVD_INT64,
+                                           .reduce = HVD_SUM,
+                                           .tensors = &tensor,
+                                           .n_tensors = 1,
+                                           .flags = HVD_WAITS,
+                                       });
     int64_t shares = r->size * (r->size + 1) / 2;
     *right_p = true;
     for (size_t i = 0; status == HVD_OK && i < n; i++) {
@@ -58,7 +58,6 @@ static void damage_is_refused(rank_t *r, void *arg)
     const size_t *n_p = arg;
     hvd_status_t status;
     bool right = true;
-
     rank_step(r, "init");
     status = rank_try_open(r, NULL);
     for (int step = 0; step < MAX_STEPS && status == HVD_OK; step++) {
@@ -93,9 +92,12 @@ static void damage_shows_without_encryption(rank_t *r, void *arg)
         CHECK_OK(r, sum(r, step, LARGE, &right));
         wrong = !right;
         hvd_tensor_t tensor = {.input = &wrong, .output = &wrong, .n_dims = 1, .shape = shape};
-        CHECK_OK(r, rank_call(r, &(hvd_request_t){.op = HVD_ALLREDUCE, .name = "verdict",
-                                                  .dtype = HVD_INT64, .reduce = HVD_MAX,
-                                                  .tensors = &tensor, .n_tensors = 1}));
+        CHECK_OK(r, rank_call(r, &(hvd_request_t){.op = HVD_ALLREDUCE,
+                                                  .name = "verdict",
+                                                  .dtype = HVD_INT64,
+                                                  .reduce = HVD_MAX,
+                                                  .tensors = &tensor,
+                                                  .n_tensors = 1}));
         any_wrong = wrong != 0;
     }
     CHECK(r, any_wrong);
@@ -103,11 +105,12 @@ static void damage_shows_without_encryption(rank_t *r, void *arg)
 }
 
 #define ON_DATA(name_, hook)                                                                       \
-    {                                                                                              \
-        .name = name_, .fn = damage_is_refused, .arg = (void *)&on_data_links, .min_ranks = 2,     \
-        .env = {"HOROVOD_TRANSPORTS=tcp", "HOROVOD_ENCRYPT=always", "HOROVOD_HOOK=" hook,          \
-                "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=3"}                                             \
-    }
+    {.name = name_,                                                                                \
+     .fn = damage_is_refused,                                                                      \
+     .arg = (void *)&on_data_links,                                                                \
+     .min_ranks = 2,                                                                               \
+     .env = {"HOROVOD_TRANSPORTS=tcp", "HOROVOD_ENCRYPT=always", "HOROVOD_HOOK=" hook,             \
+             "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=3"}}
 #define ON_CONTROL(name_, hook)                                                                    \
     {                                                                                              \
         .name = name_, .fn = damage_is_refused, .arg = (void *)&on_control_links, .min_ranks = 2,  \
@@ -127,7 +130,8 @@ int main(int argc, char **argv)
         ON_CONTROL("bytes of the agreement vanish", "drop=9000,seed=7"),
         ON_CONTROL("the agreement changes places", "reorder=9000,seed=8"),
         {.name = "without encryption a changed bit is a wrong sum",
-         .fn = damage_shows_without_encryption, .min_ranks = 2,
+         .fn = damage_shows_without_encryption,
+         .min_ranks = 2,
          .env = {"HOROVOD_TRANSPORTS=tcp", "HOROVOD_ENCRYPT=never",
                  "HOROVOD_HOOK=flip=1000000,seed=9"}},
     };

@@ -107,9 +107,8 @@ static inline coord_params_t world_params(void)
 
 static inline world_t *world_new_tree(int size, const int *parent, coord_params_t params)
 {
-    world_t *world = calloc(1, sizeof(*world));
+    world_t *world = calloc(1, sizeof *world);
     err_t err;
-
     assert_non_null(world);
     world->size = size;
     world->now_ns = NS_PER_S;
@@ -125,7 +124,6 @@ static inline world_t *world_new_tree(int size, const int *parent, coord_params_
 static inline world_t *world_new(int size, coord_params_t params)
 {
     int parent[WORLD_MAX_RANKS];
-
     tree_of_arity(parent, size, 2);
     return world_new_tree(size, parent, params);
 }
@@ -176,7 +174,6 @@ static inline void *copy_of(const void *data, size_t bytes)
 static inline void world_note(world_t *world, int rank, const decision_t *decision)
 {
     int n = world->n_seen[rank];
-
     world->seen[rank] = realloc(world->seen[rank], ((size_t)n + 1) * sizeof(seen_t));
     assert_non_null(world->seen[rank]);
     seen_t *seen = &world->seen[rank][n];
@@ -189,7 +186,7 @@ static inline void world_note(world_t *world, int rank, const decision_t *decisi
                      .rank = decision->rank,
                      .silent_ns = decision->silent_ns,
                      .n_entries = decision->n_entries};
-    snprintf(seen->last, sizeof(seen->last), "%s",
+    snprintf(seen->last, sizeof seen->last, "%s",
              decision->progress != NULL ? decision->progress->last : "");
     seen->text = strdup(decision->text != NULL ? decision->text : "");
     seen->tags = calloc((size_t)seen->n_entries + 1, sizeof(uint64_t));
@@ -220,7 +217,6 @@ static inline bool world_move(world_t *world, int rank, int i)
     size_t n = coord_outgoing(from, i, &bytes);
     int to = coord_neighbour(from, i);
     err_t err = {0};
-
     if (n == 0) {
         return false;
     }
@@ -251,7 +247,6 @@ static inline bool world_decide(world_t *world, int rank)
 {
     const decision_t *decision;
     bool any = false;
-
     while ((decision = coord_next(world->ranks[rank])) != NULL) {
         world_note(world, rank, decision);
         bool rides = decision->n_entries > 0 && decision->entries[0].result != NULL;
@@ -268,7 +263,6 @@ static inline int world_settle(world_t *world)
 {
     bool moved = true;
     int n_rounds = 0;
-
     while (moved) {
         moved = false;
         for (int rank = 0; rank < world->size; rank++) {
@@ -322,7 +316,6 @@ static inline int ask_words(const ask_t *ask, int64_t *words)
     static const int64_t big[] = {1000};
     const int64_t *dims = ask->dims != NULL ? ask->dims : big;
     int n_dims = ask->is_scalar ? 0 : ask->dims != NULL ? ask->n_dims : 1, n = 0;
-
     for (int tensor = 0; tensor < MAX(ask->n_tensors, 1); tensor++) {
         words[n++] = n_dims;
         for (int d = 0; d < n_dims; d++) {
@@ -365,7 +358,6 @@ static inline hvd_status_t try_submit(world_t *world, int rank, const ask_t *ask
                                .n_sizes = ask->n_sizes,
                                .tag = tag};
     bool plain = ask->op == HVD_BARRIER || ask->op == HVD_JOIN;
-
     request.signature = (coord_signature_t){.op = ask->op,
                                             .dtype = ask->dtype == 0 ? HVD_FLOAT32 : ask->dtype,
                                             .reduce = ask->reduce == 0 ? HVD_SUM : ask->reduce,
@@ -377,7 +369,7 @@ static inline hvd_status_t try_submit(world_t *world, int rank, const ask_t *ask
     request.signature.n_dims_words = plain ? 0 : ask_words(ask, words);
     size_t bytes;
     if (coord_rides(world->ranks[rank], &request.signature, &bytes)) {
-        assert_true(bytes <= sizeof(payload));
+        assert_true(bytes <= sizeof payload);
         request.payload = payload;
         request.payload_bytes = fill(request.signature.dtype, payload, bytes, ask->value);
     }
@@ -389,7 +381,6 @@ static inline uint64_t submit(world_t *world, int rank, ask_t ask)
 {
     uint64_t tag = ++world->next_tag;
     err_t err = {0};
-
     for (int each = 0; each < world->size; each++) {
         if (each == rank || rank == ALL_RANKS) {
             if (try_submit(world, each, &ask, tag, &err) != HVD_OK) {
@@ -404,7 +395,6 @@ static inline uint64_t submit(world_t *world, int rank, ask_t ask)
 static inline const seen_t *seen_tag(const world_t *world, int rank, uint64_t tag)
 {
     const seen_t *found = NULL;
-
     for (int i = 0; i < world->n_seen[rank]; i++) {
         const seen_t *seen = &world->seen[rank][i];
         bool has = seen->tag == tag;

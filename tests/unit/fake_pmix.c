@@ -110,7 +110,6 @@ int PMIx_Fence(const proc_t *procs, size_t n_procs, const void *info, size_t n_i
 {
     uint32_t turn = turns();
     FILE *mine = fopen(in_folder("fence", turn, number("PMIX_RANK")), "w");
-
     (void)procs;
     (void)n_procs;
     (void)info;
@@ -135,7 +134,6 @@ int PMIx_Get(const proc_t *proc, const char *key, const void *info, size_t n_inf
 {
     static value_t value;
     static char text[2000];
-
     (void)proc;
     (void)info;
     (void)n_info;

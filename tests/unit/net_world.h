@@ -44,7 +44,6 @@ static const int one_host[MAX_PLACES]; // everybody on host 0
 static inline void count_log_line(void *arg, int level, const char *line)
 {
     place_t *place = arg;
-
     if (level >= LOG_WARN) {
         place->n_log_lines++;
         snprintf(place->last_log, sizeof place->last_log, "%s", line);
@@ -66,7 +65,6 @@ static inline void place_init(place_t *place, int rank, int size, const char *co
     uint8_t secret_bytes[32] = {0};
     int n = 1;
     err_t err = {0};
-
     for (; knobs != NULL && *knobs != NULL; knobs++) {
         assert_true(n < MAX_ENV);
         if (strncmp(*knobs, "HOROVOD_GLOO_IFACE=", 19) == 0) {
@@ -80,8 +78,13 @@ static inline void place_init(place_t *place, int rank, int size, const char *co
     must(config_load(&place->config, env, &place->log, &err), &err);
     memcpy(secret_bytes, secret, MIN(strlen(secret), sizeof secret_bytes));
     must(secure_keys_new(secret_bytes, &place->keys, &err), &err);
-    place->job = (net_job_t){.rank = rank, .size = size, .epoch = 1, .host_of = one_host,
-                             .config = &place->config, .log = &place->log, .keys = place->keys};
+    place->job = (net_job_t){.rank = rank,
+                             .size = size,
+                             .epoch = 1,
+                             .host_of = one_host,
+                             .config = &place->config,
+                             .log = &place->log,
+                             .keys = place->keys};
 }
 
 static inline void place_free(place_t *place)

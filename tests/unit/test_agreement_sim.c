@@ -176,7 +176,7 @@ typedef struct edge {
     int first, n, cap;
     uint64_t last_ns;
     uint64_t speed_ns;
-    bool is_cut; // what is sent is lost
+    bool is_cut;            // what is sent is lost
     uint64_t held_until_ns; // nothing arrives before, and nothing is lost
 } edge_t;
 
@@ -235,15 +235,15 @@ typedef struct sim {
     ending_t ending;
     hvd_status_t end_status; // expected once something ended the job
     bool may_end;
-    int silent[2];    // who may be found silent: a frozen rank, or the ends of a cut link; -1: none
-    int frozen;       // a rank that does not run until thaw_ns; -1: none
+    int silent[2]; // who may be found silent: a frozen rank, or the ends of a cut link; -1: none
+    int frozen;    // a rank that does not run until thaw_ns; -1: none
     uint64_t thaw_ns;
     const chaos_plan_t *chaos; // NULL: none
     int n_chaos;               // faults made
     uint64_t excused;          // ranks that chaos may have kept from hearing or being heard
-    bool has_removed; // late lines are allowed
+    bool has_removed;          // late lines are allowed
     bool reports_allowed;
-    bool keeps_sets;                            // no changes of process sets
+    bool keeps_sets;                                        // no changes of process sets
     size_t n_runs, n_fused, n_fails, n_reports, n_silences; // as told to all ranks together
     coord_params_t params;
 } sim_t;
@@ -253,9 +253,8 @@ static void sim_fail(const sim_t *sim, const char *format, ...)
 {
     char text[2048];
     va_list args;
-
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
     fail_msg("%s\nrepeat with: test_agreement_sim --seed %llu --ranks %d", text,
              (unsigned long long)sim->seed, sim->size);
@@ -282,7 +281,6 @@ enum { TREE_RANDOM, TREE_STAR, TREE_CHAIN, TREE_ARITY_8, TREE_HOSTS, N_TREES };
 static void make_tree(int *parent, int size, int kind, uint64_t *state)
 {
     int per_host = 2 + below(state, 7);
-
     for (int rank = 0; rank < size; rank++) {
         int host = rank / per_host;
         bool is_leader = rank % per_host == 0;
@@ -327,7 +325,6 @@ static bool is_usable(const sim_t *sim, int set, int step)
 static void add_planned_set(sim_t *sim, const uint8_t *is_member, int born)
 {
     sim_set_t *set = &sim->sets[sim->n_sets++];
-
     *set = (sim_set_t){.born = born, .dies = INT32_MAX, .id = -1};
     set->ranks = zeros((size_t)sim->size, sizeof(int));
     set->is_member = zeros((size_t)sim->size, 1);
@@ -344,7 +341,6 @@ static void add_planned_set(sim_t *sim, const uint8_t *is_member, int born)
 static bool choose_members(sim_t *sim, uint64_t *state, int step, uint8_t *is_member)
 {
     int percent = 10 + below(state, 85), n = 0;
-
     for (int rank = 0; rank < sim->size; rank++) {
         is_member[rank] = chance(state, percent);
         n += is_member[rank];
@@ -378,7 +374,6 @@ static void plan_signature(const sim_t *sim, item_t *item, uint64_t key, bool fo
                                            HVD_MAX, HVD_PRODUCT, HVD_ADASUM};
     uint64_t state = key;
     int kind = below(&state, for_join ? 75 : 100);
-
     item->op = kind < 60   ? HVD_ALLREDUCE
                : kind < 68 ? HVD_BARRIER
                : kind < 78 ? HVD_ALLGATHER
@@ -413,7 +408,6 @@ static void plan_item(sim_t *sim, step_t *step, item_t *item, uint64_t *state)
 {
     // Mostly what the name always has, sometimes something new.
     uint64_t key = mix(sim->seed, (uint64_t)item->set * 1000 + (uint64_t)item->name);
-
     plan_signature(sim, item, chance(state, 85) ? key : rnd(state), step->kind == STEP_JOIN);
     item->sizes_salt = chance(state, 70) ? key : rnd(state);
     item->values_salt = rnd(state);
@@ -433,7 +427,6 @@ static void plan_items(sim_t *sim, int index, step_t *step, uint64_t *state)
 {
     int wanted = 1 + below(state, sim->max_items);
     bool taken[MAX_SETS][N_NAMES] = {{false}};
-
     for (int tries = 0; step->n_items < wanted && tries < wanted * 4; tries++) {
         int set = choose_set(sim, state, index), name = below(state, N_NAMES);
         if (taken[set][name] || (step->kind == STEP_REMOVE_SET && set == step->changed_set)) {
@@ -451,7 +444,6 @@ static void plan_items(sim_t *sim, int index, step_t *step, uint64_t *state)
 static void plan_orphans(sim_t *sim, step_t *step, uint64_t *state)
 {
     const sim_set_t *set = &sim->sets[step->changed_set];
-
     if (set->n < 2 || step->n_items == MAX_ITEMS) {
         return;
     }
@@ -467,7 +459,6 @@ static void plan_change(sim_t *sim, int index, step_t *step, uint64_t *state)
 {
     uint8_t *is_member = zeros((size_t)sim->size, 1);
     int victim = below(state, sim->n_sets);
-
     if (chance(state, 45) && victim != 0 && is_usable(sim, victim, index)) {
         step->kind = STEP_REMOVE_SET;
         step->changed_set = victim;
@@ -499,7 +490,6 @@ static void plan_step(sim_t *sim, int index)
     step_t *step = &sim->steps[index];
     uint64_t state = mix(sim->seed, 77000 + (uint64_t)index);
     int kind = below(&state, 100);
-
     *step = (step_t){.kind = STEP_PLAIN, .odd_rank = -1, .changed_set = -1, .last_joined = -1};
     if (kind < 18 && !sim->keeps_sets) {
         plan_change(sim, index, step, &state);
@@ -527,7 +517,6 @@ static bool is_planned(const sim_t *sim, int step_index, int item_index, int ran
 {
     const step_t *step = &sim->steps[step_index];
     const item_t *item = &step->items[item_index];
-
     if (!sim->sets[item->set].is_member[rank] ||
         (step->kind == STEP_JOIN && step->cuts[rank] <= item_index)) {
         return false;
@@ -564,7 +553,6 @@ static event_t next_event(sim_t *sim)
 {
     event_t first = sim->heap[0], last = sim->heap[--sim->n_heap];
     size_t i = 0;
-
     while (i * 2 + 1 < sim->n_heap) {
         size_t child = i * 2 + 1;
         if (child + 1 < sim->n_heap && is_before(&sim->heap[child + 1], &sim->heap[child])) {
@@ -628,7 +616,6 @@ static int64_t get_element(hvd_dtype_t dtype, const void *at, size_t k)
     int64_t whole;
     float single;
     double wide;
-
     switch (dtype) {
     case HVD_INT32:
         memcpy(&small, (const uint8_t *)at + k * 4, 4);
@@ -708,11 +695,10 @@ static void fill_request(const sim_t *sim, const item_t *planned, int rank, uint
     const sim_set_t *set = &sim->sets[item.set];
     coord_request_t *request = &filled->request;
     int n_words = 0;
-
     if (item.odd != ODD_NONE && rank == item.odd_rank) {
         make_odd(&item, sim->size);
     }
-    snprintf(filled->name, sizeof(filled->name), "name%d", item.name);
+    snprintf(filled->name, sizeof filled->name, "name%d", item.name);
     for (int tensor = 0; tensor < item.n_tensors; tensor++) {
         filled->words[n_words++] = item.n_dims;
         for (int d = 0; d < item.n_dims; d++) {
@@ -742,7 +728,7 @@ static void fill_request(const sim_t *sim, const item_t *planned, int rank, uint
     }
     size_t bytes;
     if (coord_rides(sim->ranks[rank].coord, &request->signature, &bytes)) {
-        CHECK(sim, bytes <= sizeof(filled->payload), "%zu bytes ride", bytes);
+        CHECK(sim, bytes <= sizeof filled->payload, "%zu bytes ride", bytes);
         for (size_t k = 0; k < bytes / acc_bytes(item.dtype); k++) {
             set_element(item.dtype, filled->payload, k, element_value(&item, rank, k));
         }
@@ -769,7 +755,6 @@ static bool submit_item(sim_t *sim, int rank, int index)
     item_t *item = &sim->steps[self->step].items[index];
     static filled_t filled;
     err_t err;
-
     fill_request(sim, item, rank, tag_of(self->step, index), &filled);
     item->has[rank] = 1; // before: it may complete at once
     self->n_undecided++;
@@ -792,7 +777,6 @@ static bool submit_join(sim_t *sim, int rank)
                                .signature = {.op = HVD_JOIN},
                                .tag = tag_of(self->step, SLOT_JOIN)};
     err_t err;
-
     hvd_status_t status = coord_submit(self->coord, &request, sim->now_ns, &err);
     if (!check_submitted(sim, rank, status, &err)) {
         return false;
@@ -810,7 +794,6 @@ static bool submit_change(sim_t *sim, int rank)
     uint64_t tag = tag_of(self->step, SLOT_CHANGE);
     hvd_status_t status;
     err_t err;
-
     if (step->kind == STEP_REMOVE_SET) {
         status = coord_remove_set(self->coord, set->id, tag, sim->now_ns, &err);
     } else {
@@ -848,7 +831,6 @@ static void write_program(sim_t *sim, int rank)
     const step_t *step = &sim->steps[self->step];
     int order[MAX_ITEMS], n = 0;
     bool is_submitted[MAX_ITEMS] = {false};
-
     for (int i = 0; i < step->n_items; i++) {
         if (is_planned(sim, self->step, i, rank)) {
             int at = below(&self->chance, n + 1);
@@ -891,7 +873,6 @@ static bool is_satisfied(const sim_t *sim, const rank_state_t *self)
 static bool do_action(sim_t *sim, int rank, const action_t *action)
 {
     rank_state_t *self = &sim->ranks[rank];
-
     switch (action->kind) {
     case ACT_SUBMIT:
         return submit_item(sim, rank, action->item);
@@ -911,7 +892,6 @@ static bool do_action(sim_t *sim, int rank, const action_t *action)
 static void run_program(sim_t *sim, int rank)
 {
     rank_state_t *self = &sim->ranks[rank];
-
     while (!self->is_blocked && !self->has_ended && !self->is_dead && self->step < sim->n_steps) {
         if (self->at == self->n_actions) {
             self->n_actions = self->at = 0;
@@ -933,7 +913,6 @@ static void run_program(sim_t *sim, int rank)
 static void wake(sim_t *sim, int rank)
 {
     rank_state_t *self = &sim->ranks[rank];
-
     if (self->is_blocked && is_satisfied(sim, self)) {
         self->is_blocked = false;
         schedule(sim, soon(sim, 300), EVENT_STEP, rank);
@@ -995,7 +974,6 @@ static expected_t expect(const sim_t *sim, int step, int index)
     const item_t *item = &sim->steps[step].items[index];
     bool joins = item->op == HVD_ALLREDUCE || item->op == HVD_BARRIER;
     bool needs_dims = is_sized(item->op) || item->op == HVD_REDUCESCATTER;
-
     if (item->is_orphan) {
         return (expected_t){HVD_UNKNOWN_SET, "Process set "};
     }
@@ -1017,7 +995,6 @@ static void check_complete(const sim_t *sim, int step, int index)
 {
     const item_t *item = &sim->steps[step].items[index];
     const sim_set_t *set = &sim->sets[item->set];
-
     for (int i = 0; i < set->n; i++) {
         int rank = set->ranks[i];
         bool has_joined =
@@ -1033,7 +1010,6 @@ static void check_result(const sim_t *sim, int step, int index, const decision_e
     const sim_set_t *set = &sim->sets[item->set];
     hvd_reduce_t reduce = item->reduce;
     bool has_zeros = lacks_members(sim, step, index);
-
     for (size_t k = 0; k < entry->result_bytes / acc_bytes(item->dtype); k++) {
         int64_t total = 0, n = 0;
         for (int i = 0; i < set->n; i++) {
@@ -1061,7 +1037,6 @@ static void check_sizes(const sim_t *sim, const item_t *item, const decision_ent
 {
     const sim_set_t *set = &sim->sets[item->set];
     int each = item->op == HVD_ALLGATHER ? item->n_tensors : set->n;
-
     if (!is_sized(item->op)) {
         CHECK(sim, entry->n_sizes == 0, "sizes without need");
         return;
@@ -1084,7 +1059,7 @@ static void check_entry(sim_t *sim, int rank, uint64_t batch, const decision_ent
     int step = step_of(entry->tag), index = slot_of(entry->tag);
     char name[16];
 
-    snprintf(name, sizeof(name), "name%d", item->name);
+    snprintf(name, sizeof name, "name%d", item->name);
     CHECK(sim,
           strcmp(name, entry->name) == 0 && entry->signature->op == item->op &&
               entry->signature->dtype == item->dtype &&
@@ -1136,7 +1111,6 @@ static int set_of_id(const sim_t *sim, int rank, int id)
 static uint64_t hash_of_run(const decision_t *decision)
 {
     uint64_t hash = (uint64_t)decision->n_entries;
-
     for (int i = 0; i < decision->n_entries; i++) {
         const decision_entry_t *entry = &decision->entries[i];
         hash = mix(hash, hash_bytes(entry->name, strlen(entry->name), 1));
@@ -1160,7 +1134,6 @@ static batch_info_t *check_order(sim_t *sim, int rank, const decision_t *decisio
     sim_set_t *known = &sim->sets[set];
     batch_info_t *info = batch_info(sim, decision->batch);
     uint64_t hash = hash_of_run(decision);
-
     CHECK(sim, !self->has_batch || decision->batch > self->last_batch,
           "rank %d: batch %lu after %lu", rank, decision->batch, self->last_batch);
     self->has_batch = true;
@@ -1188,7 +1161,6 @@ static batch_info_t *check_order(sim_t *sim, int rank, const decision_t *decisio
 static void start_next(sim_t *sim, int rank)
 {
     rank_state_t *self = &sim->ranks[rank];
-
     if (self->has_started || self->n_queue == 0) {
         return;
     }
@@ -1205,7 +1177,6 @@ static void start_next(sim_t *sim, int rank)
 static void enqueue(sim_t *sim, int rank, const decision_t *decision)
 {
     rank_state_t *self = &sim->ranks[rank];
-
     if (self->n_queue == self->cap_queue) {
         self->cap_queue = MAX(8, self->cap_queue * 2);
         self->queue = realloc(self->queue, (size_t)self->cap_queue * sizeof(running_t));
@@ -1224,7 +1195,6 @@ static void finish_batch(sim_t *sim, int rank)
 {
     rank_state_t *self = &sim->ranks[rank];
     running_t running = self->queue[0];
-
     coord_batch_done(self->coord, running.batch, sim->now_ns);
     for (int i = 0; i < running.n_tags; i++) {
         if (running.tags[i] != 0) {
@@ -1243,7 +1213,6 @@ static size_t bytes_of_entry(const decision_entry_t *entry)
 {
     const int64_t *word = entry->signature->dims;
     size_t bytes = 0, each = hvd_dtype_bytes(entry->signature->dtype);
-
     for (int tensor = 0; tensor < entry->signature->n_tensors; tensor++) {
         int64_t n_dims = *word++;
         size_t n = 1;
@@ -1267,7 +1236,6 @@ static void check_fusion(const sim_t *sim, const decision_t *decision)
 {
     const coord_signature_t *first = decision->entries[0].signature;
     size_t bytes = 0;
-
     for (int i = 0; i < decision->n_entries; i++) {
         const coord_signature_t *other = decision->entries[i].signature;
         CHECK(sim,
@@ -1287,7 +1255,6 @@ static void check_fusion(const sim_t *sim, const decision_t *decision)
 static void on_run(sim_t *sim, int rank, const decision_t *decision)
 {
     bool rides = decision->entries[0].result != NULL;
-
     check_order(sim, rank, decision);
     if (!rides && decision->n_entries > 1) {
         check_fusion(sim, decision);
@@ -1313,9 +1280,8 @@ static void check_named_ranks(const sim_t *sim, const item_t *item, const char *
     const sim_set_t *set = &sim->sets[item->set];
     bool odd_is_lowest = item->odd_rank == set->ranks[0];
     char first[32], second[32];
-
-    snprintf(first, sizeof(first), "rank %d submitted ", set->ranks[0]);
-    snprintf(second, sizeof(second), " and rank %d ",
+    snprintf(first, sizeof first, "rank %d submitted ", set->ranks[0]);
+    snprintf(second, sizeof second, " and rank %d ",
              odd_is_lowest ? set->ranks[1] : item->odd_rank);
     CHECK(sim, strstr(text, first) != NULL && strstr(text, second) != NULL, "%s%s: %s", first,
           second, text);
@@ -1324,7 +1290,6 @@ static void check_named_ranks(const sim_t *sim, const item_t *item, const char *
 static void on_fail(sim_t *sim, int rank, const decision_t *decision)
 {
     int step = step_of(decision->tag), slot = slot_of(decision->tag);
-
     sim->n_fails++;
     if (sim->may_end && decision->status == sim->end_status) {
         sim->ranks[rank].n_undecided--;
@@ -1367,7 +1332,6 @@ static void on_change(sim_t *sim, int rank, const decision_t *decision)
     step_t *step = &sim->steps[sim->ranks[rank].step];
     sim_set_t *set = &sim->sets[step->changed_set];
     bool adds = decision->kind == DECIDE_SET_ADDED;
-
     CHECK(sim,
           decision->tag == tag_of(sim->ranks[rank].step, SLOT_CHANGE) &&
               step->kind == (adds ? STEP_ADD_SET : STEP_REMOVE_SET) && !set->is_failed,
@@ -1388,7 +1352,6 @@ static void on_change(sim_t *sim, int rank, const decision_t *decision)
 static void on_joined(sim_t *sim, int rank, const decision_t *decision)
 {
     step_t *step = &sim->steps[sim->ranks[rank].step];
-
     CHECK(sim, step->kind == STEP_JOIN && decision->tag == tag_of(sim->ranks[rank].step, SLOT_JOIN),
           "rank %d", rank);
     CHECK(sim, step->last_joined == -1 || step->last_joined == decision->last_joined,
@@ -1404,7 +1367,6 @@ static void on_joined(sim_t *sim, int rank, const decision_t *decision)
 static void on_ended(sim_t *sim, int rank, const decision_t *decision)
 {
     rank_state_t *self = &sim->ranks[rank];
-
     CHECK(sim, sim->may_end && decision->status == sim->end_status, "rank %d ended: %s", rank,
           decision->text);
     self->has_ended = true;
@@ -1414,7 +1376,6 @@ static void on_ended(sim_t *sim, int rank, const decision_t *decision)
 static void on_silence(sim_t *sim, int rank, const decision_t *decision)
 {
     int about = decision->rank;
-
     if (sim->chaos != NULL) { // a plan tells who may be given up, by who may end the job
         uint64_t both = UINT64_C(1) << rank | UINT64_C(1) << about;
         CHECK(sim, (sim->excused & both) != 0, "rank %d finds rank %d silent", rank, about);
@@ -1475,7 +1436,6 @@ static void on_decision(sim_t *sim, int rank, const decision_t *decision)
 static void push_frame(sim_t *sim, int index, const uint8_t *body, size_t bytes)
 {
     edge_t *edge = &sim->edges[index];
-
     if (edge->is_cut) {
         return;
     }
@@ -1495,7 +1455,6 @@ static void cut_frames(sim_t *sim, int index)
     edge_t *edge = &sim->edges[index];
     size_t at = 0, bytes;
     bool is_ours;
-
     while (edge->stream.len - at >= FRAME_HEADER_BYTES) {
         coord_t *to = sim->ranks[edge->to].coord;
         assert_int_equal(coord_frame_header(to, edge->stream.data + at, &bytes, &is_ours, NULL),
@@ -1517,7 +1476,6 @@ static bool take_bytes(sim_t *sim, int rank, int i)
     int index = sim->edge_base[rank] + i;
     const void *bytes;
     size_t n = coord_outgoing(coord, i, &bytes);
-
     if (n == 0) {
         return false;
     }
@@ -1538,7 +1496,6 @@ static void pump(sim_t *sim, int rank)
     rank_state_t *self = &sim->ranks[rank];
     const decision_t *decision;
     bool any = true;
-
     while (any && !self->is_dead) {
         any = false;
         for (int i = 0; i < coord_n_neighbours(self->coord); i++) {
@@ -1562,7 +1519,6 @@ static void deliver(sim_t *sim, int index)
     edge_t *edge = &sim->edges[index];
     frame_t frame = edge->frames[edge->first++];
     err_t err;
-
     if (edge->first == edge->n) {
         edge->first = edge->n = 0;
     }
@@ -1580,7 +1536,6 @@ static void deliver(sim_t *sim, int index)
 static void kill_rank(sim_t *sim, int rank)
 {
     rank_state_t *self = &sim->ranks[rank];
-
     sim->may_end = true;
     sim->end_status = HVD_PEER_LOST;
     self->is_dead = true;
@@ -1601,7 +1556,6 @@ static void cut_link(sim_t *sim, int rank)
 {
     int parent = sim->parent[rank];
     int which = 1 + below(&sim->chance, 3); // bits: up, down
-
     sim->may_end = true;
     sim->end_status = HVD_PEER_LOST;
     sim->silent[0] = rank;
@@ -1656,7 +1610,6 @@ static void make_fault(sim_t *sim)
     const planned_t *fault = &sim->chaos->faults[sim->n_chaos++];
     uint64_t lasts_ns = (uint64_t)fault->lasts_ms * CHAOS_MS, over_ns = sim->now_ns;
     bool everybody = fault_kinds[fault->kind].needs_hosts;
-
     sim->excused |= everybody ? UINT64_MAX : UINT64_C(1) << fault->victim;
     if (fault->kind >= N_SURVIVED) {
         sim->may_end = true;
@@ -1703,7 +1656,6 @@ static void handle(sim_t *sim, const event_t *event)
     int rank = event->what;
     rank_state_t *self = event->kind == EVENT_DELIVER ? NULL : &sim->ranks[rank];
     int whose = self != NULL ? rank : sim->edges[event->what].to;
-
     if (event->kind == EVENT_CHAOS) {
         make_fault(sim);
         return;
@@ -1776,7 +1728,6 @@ static void choose_params(sim_t *sim)
     static const size_t fusions[] = {0, 600, 4000, 1 << 20, 1 << 20},
                         inlines[] = {0, 8, 128, 256, 256};
     uint64_t *state = &sim->chance;
-
     sim->params =
         (coord_params_t){.size = sim->size,
                          .parent = sim->parent,
@@ -1802,7 +1753,6 @@ static void choose_params(sim_t *sim)
 static void make_ranks(sim_t *sim)
 {
     err_t err;
-
     sim->ranks = zeros((size_t)sim->size, sizeof(rank_state_t));
     for (int rank = 0; rank < sim->size; rank++) {
         rank_state_t *self = &sim->ranks[rank];
@@ -1828,7 +1778,6 @@ static void make_edges(sim_t *sim)
 {
     uint64_t spread_ns = (uint64_t)1 << below(&sim->chance, 12);
     int n = 0;
-
     sim->edge_base = zeros((size_t)sim->size, sizeof(int));
     sim->edges = zeros((size_t)sim->size * 2, sizeof(edge_t));
     for (int rank = 0; rank < sim->size; rank++) {
@@ -1845,7 +1794,6 @@ static void make_edges(sim_t *sim)
 static void plan(sim_t *sim)
 {
     uint8_t *is_member = zeros((size_t)sim->size, 1);
-
     memset(is_member, 1, (size_t)sim->size);
     add_planned_set(sim, is_member, 0);
     int n_static = below(&sim->chance, 5);
@@ -1869,13 +1817,11 @@ static void choose_ending(sim_t *sim)
     static const event_kind_t kinds[] = {EVENT_STOP, EVENT_STOP,   EVENT_ABORT,
                                          EVENT_KILL, EVENT_FREEZE, EVENT_CUT};
     static const ending_t endings[] = {
-        [EVENT_STOP] = END_BY_SHUTDOWN,   [EVENT_ABORT] = END_BY_ABORT,
-        [EVENT_KILL] = END_BY_DEATH,      [EVENT_FREEZE] = END_BY_SILENCE,
-        [EVENT_CUT] = END_BY_SILENCE,
+        [EVENT_STOP] = END_BY_SHUTDOWN,  [EVENT_ABORT] = END_BY_ABORT, [EVENT_KILL] = END_BY_DEATH,
+        [EVENT_FREEZE] = END_BY_SILENCE, [EVENT_CUT] = END_BY_SILENCE,
     };
     uint64_t at_ns = rnd(&sim->chance) % ((uint64_t)1000 << below(&sim->chance, 10));
     int how = below(&sim->chance, 10), rank = below(&sim->chance, sim->size);
-
     sim->ending = END_BY_ITSELF;
     if (how < (int)N_ELEMENTS(kinds) && endings[kinds[how]] == END_BY_SILENCE) {
         rank = MAX(rank, sim->size > 1); // the first rank has no parent to be cut from
@@ -1890,7 +1836,6 @@ static void choose_ending(sim_t *sim)
 static void choose_chaos(sim_t *sim, const chaos_plan_t *chaos)
 {
     int second = chaos->has_two_hosts ? (sim->size + 1) / 2 : sim->size;
-
     for (int rank = 0; rank < sim->size; rank++) {
         sim->parent[rank] = rank == 0 ? -1 : rank > second ? second : 0;
     }
@@ -1908,8 +1853,7 @@ static void choose_chaos(sim_t *sim, const chaos_plan_t *chaos)
 static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool is_plain,
                       const chaos_plan_t *chaos)
 {
-    sim_t *sim = zeros(1, sizeof(*sim));
-
+    sim_t *sim = zeros(1, sizeof *sim);
     *sim = (sim_t){.seed = seed,
                    .size = size,
                    .n_steps = n_steps,
@@ -1944,7 +1888,6 @@ static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool 
 static bool is_over(const sim_t *sim)
 {
     bool all = sim->chaos != NULL && sim->n_chaos == sim->chaos->n_faults;
-
     for (int rank = 0; all && rank < sim->size; rank++) {
         const rank_state_t *self = &sim->ranks[rank];
         all = self->is_dead || self->has_ended ||
@@ -2067,9 +2010,8 @@ typedef struct totals {
 
 static void run_world(uint64_t seed, int size, totals_t *totals)
 {
-    sim_t *sim = sim_new(seed, size, size > 100 ? 5 : 12, size > 100 ? 8 : MAX_ITEMS - 1, false,
-                         NULL);
-
+    sim_t *sim =
+        sim_new(seed, size, size > 100 ? 5 : 12, size > 100 ? 8 : MAX_ITEMS - 1, false, NULL);
     sim_run(sim);
     check_world(sim);
     totals->n_worlds++;
@@ -2089,7 +2031,6 @@ static void run_chaos(uint64_t seed, totals_t *totals)
 {
     chaos_plan_t chaos = chaos_plan(seed);
     sim_t *sim = sim_new(seed, chaos.n_ranks, CHAOS_STEPS, 8, true, &chaos);
-
     sim_run(sim);
     CHECK(sim, is_over(sim), "chaos %llu has no end", (unsigned long long)seed);
     check_world(sim);
@@ -2123,7 +2064,6 @@ static struct {
 static void replayed_world(void **state)
 {
     totals_t totals = {0};
-
     (void)state;
     if (replay.chaos != 0) {
         run_chaos(replay.chaos, &totals);
@@ -2136,7 +2076,6 @@ static void replayed_world(void **state)
 static void chaos_is_survived_or_explained(void **state)
 {
     totals_t totals = {0};
-
     (void)state;
     for (uint64_t seed = 1; seed <= N_CHAOS; seed++) {
         run_chaos(seed, &totals);
@@ -2150,7 +2089,6 @@ static void chaos_is_survived_or_explained(void **state)
 static void small_worlds_agree(void **state)
 {
     totals_t totals = {0};
-
     (void)state;
     for (uint64_t seed = 1; seed <= N_SMALL_WORLDS; seed++) {
         run_world(seed, 1 + (int)(mix(seed, 9) % 40), &totals);
@@ -2161,7 +2099,6 @@ static void small_worlds_agree(void **state)
 static void tiny_worlds_agree(void **state)
 {
     totals_t totals = {0};
-
     (void)state;
     for (uint64_t seed = 1; seed <= N_SMALL_WORLDS; seed++) {
         run_world(seed, 1 + (int)(seed % 5), &totals);
@@ -2172,7 +2109,6 @@ static void tiny_worlds_agree(void **state)
 static void large_worlds_agree(void **state)
 {
     totals_t totals = {0};
-
     (void)state;
     for (uint64_t seed = 1; seed <= (IS_INSTRUMENTED ? 2 : 8); seed++) {
         run_world(seed, 1000, &totals);
@@ -2197,9 +2133,8 @@ typedef struct lockstep {
 
 static lockstep_t *lockstep_new(int size, int tree, uint64_t seed)
 {
-    lockstep_t *world = zeros(1, sizeof(*world));
+    lockstep_t *world = zeros(1, sizeof *world);
     coord_params_t params = world_params();
-
     world->size = size;
     make_tree(world->parent, size, tree, &seed);
     for (int rank = 0; rank < size; rank++) {
@@ -2223,7 +2158,6 @@ static void lockstep_free(lockstep_t *world)
 static void deliver_all(lockstep_t *world, int from, int to, const buf_t *bytes)
 {
     err_t err;
-
     for (size_t at = 0; at < bytes->len;) {
         size_t n;
         bool is_ours;
@@ -2243,7 +2177,6 @@ static void deliver_all(lockstep_t *world, int from, int to, const buf_t *bytes)
 static void take_decisions(lockstep_t *world, int rank)
 {
     const decision_t *decision;
-
     while ((decision = coord_next(world->ranks[rank])) != NULL) {
         if (decision->kind == DECIDE_RUN && decision->entries[0].result == NULL) {
             coord_batch_done(world->ranks[rank], decision->batch, 0);
@@ -2258,7 +2191,6 @@ static bool lockstep_round(lockstep_t *world)
 {
     buf_t *written = zeros((size_t)world->size * 2, sizeof(buf_t));
     bool any = false;
-
     for (int phase = 0, n = 0; phase < 2; phase++, n = 0) {
         for (int rank = 0; rank < world->size; rank++) {
             for (int i = 0; i < coord_n_neighbours(world->ranks[rank]); i++, n++) {
@@ -2291,11 +2223,10 @@ static void submit_everywhere(lockstep_t *world, int n_names, bool rides)
 {
     int64_t words[] = {1, rides ? 2 : 1000};
     float payload[2] = {1, 2};
-
     for (int rank = 0; rank < world->size; rank++) {
         for (int i = 0; i < n_names; i++) {
             char name[32];
-            int bytes = snprintf(name, sizeof(name), "gradient of layer %d", i);
+            int bytes = snprintf(name, sizeof name, "gradient of layer %d", i);
             coord_request_t request = {
                 .name = name, .name_bytes = (size_t)bytes, .tag = 1 + (uint64_t)i};
             request.signature = (coord_signature_t){.op = HVD_ALLREDUCE,
@@ -2307,7 +2238,7 @@ static void submit_everywhere(lockstep_t *world, int n_names, bool rides)
                                                     .dims = words,
                                                     .n_dims_words = 2};
             request.payload = rides ? payload : NULL;
-            request.payload_bytes = rides ? sizeof(payload) : 0;
+            request.payload_bytes = rides ? sizeof payload : 0;
             assert_int_equal(coord_submit(world->ranks[rank], &request, 0, NULL), HVD_OK);
         }
     }
@@ -2315,10 +2246,10 @@ static void submit_everywhere(lockstep_t *world, int n_names, bool rides)
 
 static void clear_counts(lockstep_t *world)
 {
-    memset(world->n_up, 0, sizeof(world->n_up));
-    memset(world->n_down, 0, sizeof(world->n_down));
-    memset(world->up_bytes, 0, sizeof(world->up_bytes));
-    memset(world->down_bytes, 0, sizeof(world->down_bytes));
+    memset(world->n_up, 0, sizeof world->n_up);
+    memset(world->n_down, 0, sizeof world->n_down);
+    memset(world->up_bytes, 0, sizeof world->up_bytes);
+    memset(world->down_bytes, 0, sizeof world->down_bytes);
 }
 
 // Names are new in the first cycle; from then on an entry costs the same few bytes on every edge,
@@ -2350,7 +2281,6 @@ static void check_steady_state(int size, int tree, bool rides)
 static void steady_state_is_cheap(void **state)
 {
     static const int sizes[] = {2, 13, 100, 1000};
-
     (void)state;
     for (int tree = 0; tree < N_TREES; tree++) {
         for (size_t s = 0; s < N_ELEMENTS(sizes) - (tree == TREE_CHAIN); s++) {
@@ -2363,7 +2293,6 @@ static void steady_state_is_cheap(void **state)
 static int distance(const lockstep_t *world, int a, int b)
 {
     int depth[2] = {0, 0}, at[2] = {a, b}, steps = 0;
-
     for (int i = 0; i < 2; i++) {
         for (int rank = at[i]; rank != 0; rank = world->parent[rank]) {
             depth[i]++;
@@ -2382,7 +2311,6 @@ static int distance(const lockstep_t *world, int a, int b)
 static void aborts_travel_the_tree(void **state)
 {
     uint64_t chance_state = 11;
-
     (void)state;
     for (int tree = 0; tree < N_TREES; tree++) {
         for (int dies = 0; dies < 2; dies++) {
@@ -2420,7 +2348,6 @@ static size_t memory_after(uint64_t seed, int n_steps)
 {
     sim_t *sim = sim_new(seed, 12, n_steps, 8, true, NULL);
     size_t bytes = 0;
-
     sim_run(sim);
     check_world(sim);
     for (int rank = 0; rank < sim->size; rank++) {
@@ -2443,13 +2370,15 @@ static void memory_is_bounded(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiny_worlds_agree),      cmocka_unit_test(small_worlds_agree),
-        cmocka_unit_test(large_worlds_agree),     cmocka_unit_test(steady_state_is_cheap),
-        cmocka_unit_test(aborts_travel_the_tree), cmocka_unit_test(memory_is_bounded),
+        cmocka_unit_test(tiny_worlds_agree),
+        cmocka_unit_test(small_worlds_agree),
+        cmocka_unit_test(large_worlds_agree),
+        cmocka_unit_test(steady_state_is_cheap),
+        cmocka_unit_test(aborts_travel_the_tree),
+        cmocka_unit_test(memory_is_bounded),
         cmocka_unit_test(chaos_is_survived_or_explained),
     };
     const struct CMUnitTest one[] = {cmocka_unit_test(replayed_world)};
-
     replay.ranks = 8;
     for (int i = 1; i + 1 < argc; i += 2) {
         replay.is_set = true;

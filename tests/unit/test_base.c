@@ -98,8 +98,7 @@ static void fail_may_quote_the_earlier_sentence(void **state)
     err_t err = {0};
     (fail)(&err, HVD_SYSTEM, "cannot open the file");
     (fail)(&err, HVD_SYSTEM, "init failed: %s, twice: %s", err.text, err.text);
-    assert_string_equal(err.text,
-                        "init failed: cannot open the file, twice: cannot open the file");
+    assert_string_equal(err.text, "init failed: cannot open the file, twice: cannot open the file");
 }
 
 static void fail_errno_ends_with_the_reason(void **state)
@@ -136,10 +135,10 @@ static void err_export_copies_what_fits(void **state)
     char text[8] = "before";
 
     (fail)(&err, HVD_MISMATCH, "0123456789");
-    assert_int_equal(err_export(&err, HVD_MISMATCH, text, sizeof(text)), HVD_MISMATCH);
+    assert_int_equal(err_export(&err, HVD_MISMATCH, text, sizeof text), HVD_MISMATCH);
     assert_string_equal(text, "0123456");
     assert_int_equal(err_export(&err, HVD_MISMATCH, NULL, 0), HVD_MISMATCH);
-    assert_int_equal(err_export(&err, HVD_OK, text, sizeof(text)), HVD_OK);
+    assert_int_equal(err_export(&err, HVD_OK, text, sizeof text), HVD_OK);
     assert_string_equal(text, "");
 }
 
@@ -149,17 +148,16 @@ static void err_export_without_sentence_uses_the_table(void **state)
     err_t stale = {0};
     char text[HVD_TEXT_BYTES];
 
-    err_export(NULL, HVD_SHUTDOWN, text, sizeof(text));
+    err_export(NULL, HVD_SHUTDOWN, text, sizeof text);
     assert_string_equal(text, hvd_status_text(HVD_SHUTDOWN));
     (fail)(&stale, HVD_MISMATCH, "something else");
-    err_export(&stale, HVD_SHUTDOWN, text, sizeof(text));
+    err_export(&stale, HVD_SHUTDOWN, text, sizeof text);
     assert_string_equal(text, hvd_status_text(HVD_SHUTDOWN));
 }
 
 static hvd_status_t try_twice(hvd_status_t first, hvd_status_t second, int *n_run_p)
 {
     hvd_status_t status;
-
     *n_run_p = 0;
     TRY((++*n_run_p, first), out);
     TRY((++*n_run_p, second), out);
@@ -218,7 +216,7 @@ static void version_is_that_of_the_header(void **state)
 {
     (void)state;
     char version[32];
-    snprintf(version, sizeof(version), "%d.%d.%d", HVD_VERSION_MAJOR, HVD_VERSION_MINOR,
+    snprintf(version, sizeof version, "%d.%d.%d", HVD_VERSION_MAJOR, HVD_VERSION_MINOR,
              HVD_VERSION_PATCH);
     assert_string_equal(hvd_version(), version);
 }
@@ -236,7 +234,7 @@ static void hear(void *arg, int level, const char *line)
     heard_t *heard = arg;
     heard->n_lines++;
     heard->level = level;
-    snprintf(heard->line, sizeof(heard->line), "%s", line);
+    snprintf(heard->line, sizeof heard->line, "%s", line);
 }
 
 static void log_line_has_rank_component_and_level(void **state)
@@ -261,8 +259,8 @@ static void log_line_starts_with_the_time(void **state)
     int year, month, day, hour, minute, second, micro, end = 0;
 
     log_trace(&log, "x", "text");
-    int n = sscanf(heard.line, "%4d-%2d-%2d %2d:%2d:%2d.%6d%n", &year, &month, &day, &hour,
-                   &minute, &second, &micro, &end);
+    int n = sscanf(heard.line, "%4d-%2d-%2d %2d:%2d:%2d.%6d%n", &year, &month, &day, &hour, &minute,
+                   &second, &micro, &end);
     assert_int_equal(n, 7);
     assert_int_equal(end, strlen("2026-11-15 22:48:01.123456"));
     assert_string_equal(heard.line + end, " [0]<x> trace: text");
@@ -434,8 +432,8 @@ static void futex_wakes_a_thread(void **state)
 static void futex_wakes_another_process(void **state)
 {
     (void)state;
-    atomic_uint *word = mmap(NULL, sizeof(*word), PROT_READ | PROT_WRITE,
-                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    atomic_uint *word =
+        mmap(NULL, sizeof *word, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint64_t deadline = deadline_in_ms(20000);
     int exit_status;
 
@@ -451,7 +449,7 @@ static void futex_wakes_another_process(void **state)
         futex_wait(word, 0, deadline);
     }
     assert_int_equal(waitpid(child, &exit_status, 0), child);
-    munmap(word, sizeof(*word));
+    munmap(word, sizeof *word);
     assert_true(clock_ns() < deadline);
     assert_int_equal(exit_status, 0);
 }
@@ -464,11 +462,11 @@ static void buf_keeps_what_is_appended(void **state)
     buf_t buf = {0};
 
     for (unsigned i = 0; i < 10000; i++) {
-        assert_non_null(buf_append(&buf, &i, sizeof(i)));
+        assert_non_null(buf_append(&buf, &i, sizeof i));
     }
     assert_int_equal(buf.len, 10000 * sizeof(unsigned));
     for (unsigned i = 0; i < 10000; i++) {
-        assert_memory_equal(buf.data + i * sizeof(i), &i, sizeof(i));
+        assert_memory_equal(buf.data + i * sizeof i, &i, sizeof i);
     }
     buf_free(&buf);
     assert_null(buf.data);
@@ -550,16 +548,16 @@ static void hash_of_similar_names_differs(void **state)
 {
     (void)state;
     enum { N = 20000 };
-    uint64_t *hashes = malloc(N * sizeof(*hashes));
+    uint64_t *hashes = malloc(N * sizeof *hashes);
     char name[64];
 
     assert_non_null(hashes);
     for (int i = 0; i < N; i++) {
-        int len = snprintf(name, sizeof(name), "gradient/layer.%d.weight", i);
+        int len = snprintf(name, sizeof name, "gradient/layer.%d.weight", i);
         hashes[i] = hash_bytes(name, (size_t)len, 0);
         assert_true(hashes[i] != 0);
     }
-    qsort(hashes, N, sizeof(*hashes), compare_hashes);
+    qsort(hashes, N, sizeof *hashes, compare_hashes);
     for (int i = 1; i < N; i++) {
         assert_true(hashes[i] != hashes[i - 1]);
     }
@@ -571,8 +569,8 @@ static void hash_depends_on_every_bit_length_and_seed(void **state)
     (void)state;
     uint8_t data[70];
 
-    for (size_t bytes = 0; bytes <= sizeof(data); bytes++) {
-        memset(data, 0, sizeof(data));
+    for (size_t bytes = 0; bytes <= sizeof data; bytes++) {
+        memset(data, 0, sizeof data);
         uint64_t plain = hash_bytes(data, bytes, 1);
         assert_true(plain == hash_bytes(data, bytes, 1));
         assert_true(plain != hash_bytes(data, bytes, 2));
@@ -648,26 +646,26 @@ static void compare_map_with_array(uint64_t hash_mask, int n_steps)
         // Fills up at first and then drains, so that the table is seen both full and thin.
         bool remove = next_random(&random) % 100 < (step < n_steps / 2 ? 30u : 70u);
         int key = (int)(next_random(&random) % N_KEYS);
-        uint64_t hash = hash_bytes(&key, sizeof(key), 0) & hash_mask;
+        uint64_t hash = hash_bytes(&key, sizeof key, 0) & hash_mask;
 
         if (remove) {
-            assert_ptr_equal(map_remove(&map, hash, &key, sizeof(key)), expected[key]);
+            assert_ptr_equal(map_remove(&map, hash, &key, sizeof key), expected[key]);
             n_expected -= expected[key] != NULL;
             expected[key] = NULL;
         } else {
             void *value = &values[next_random(&random) % N_KEYS];
-            assert_true(map_put(&map, hash, &key, sizeof(key), value));
+            assert_true(map_put(&map, hash, &key, sizeof key, value));
             n_expected += expected[key] == NULL;
             expected[key] = value;
         }
         assert_int_equal(map.n_used, n_expected);
         int other = (int)(next_random(&random) % N_KEYS);
-        uint64_t other_hash = hash_bytes(&other, sizeof(other), 0) & hash_mask;
-        assert_ptr_equal(map_get(&map, other_hash, &other, sizeof(other)), expected[other]);
+        uint64_t other_hash = hash_bytes(&other, sizeof other, 0) & hash_mask;
+        assert_ptr_equal(map_get(&map, other_hash, &other, sizeof other), expected[other]);
     }
     for (int key = 0; key < N_KEYS; key++) {
-        uint64_t hash = hash_bytes(&key, sizeof(key), 0) & hash_mask;
-        assert_ptr_equal(map_get(&map, hash, &key, sizeof(key)), expected[key]);
+        uint64_t hash = hash_bytes(&key, sizeof key, 0) & hash_mask;
+        assert_ptr_equal(map_get(&map, hash, &key, sizeof key), expected[key]);
     }
     map_free(&map);
 }
@@ -691,7 +689,7 @@ static void wipe_clears(void **state)
 {
     (void)state;
     uint8_t secret[32], zero[32] = {0};
-    memset(secret, 0x5a, sizeof(secret));
+    memset(secret, 0x5a, sizeof secret);
     wipe(secret, 16);
     assert_memory_equal(secret, zero, 16);
     assert_int_equal(secret[16], 0x5a);
@@ -704,7 +702,6 @@ static void mapping_flags(const void *at, char flags[512])
     FILE *file = fopen("/proc/self/smaps", "r");
     char line[512];
     bool here = false;
-
     flags[0] = '\0';
     assert_non_null(file);
     while (fgets(line, sizeof line, file) != NULL) {
@@ -748,11 +745,11 @@ static void random_bytes_do_not_repeat(void **state)
     uint8_t a[300] = {0}, b[300] = {0}, zero[32] = {0};
     err_t err;
 
-    assert_int_equal(random_bytes(a, sizeof(a), &err), HVD_OK);
-    assert_int_equal(random_bytes(b, sizeof(b), &err), HVD_OK);
-    assert_memory_not_equal(a, b, sizeof(a));
-    assert_memory_not_equal(a, zero, sizeof(zero));
-    assert_memory_not_equal(a + sizeof(a) - sizeof(zero), zero, sizeof(zero));
+    assert_int_equal(random_bytes(a, sizeof a, &err), HVD_OK);
+    assert_int_equal(random_bytes(b, sizeof b, &err), HVD_OK);
+    assert_memory_not_equal(a, b, sizeof a);
+    assert_memory_not_equal(a, zero, sizeof zero);
+    assert_memory_not_equal(a + sizeof(a) - sizeof zero, zero, sizeof zero);
 }
 
 // --- Knobs ---------------------------------------------------------------------------------------
@@ -770,7 +767,6 @@ static void check_value(const char *entry, enum knob_id id, const char *expected
     err_t err = {0};
     char text[64];
     hvd_status_t status = load_one(&config, entry, NULL, &err);
-
     if (expected == NULL) {
         if (status != HVD_INVALID_ARGUMENT || strstr(err.text, knob_infos[id].env) == NULL) {
             fail_msg("%s gave %s, \"%s\"", entry, hvd_status_name(status), err.text);
@@ -780,7 +776,7 @@ static void check_value(const char *entry, enum knob_id id, const char *expected
     if (status != HVD_OK) {
         fail_msg("%s was refused: %s", entry, err.text);
     }
-    config_format(&config, id, text, sizeof(text));
+    config_format(&config, id, text, sizeof text);
     assert_string_equal(text, expected);
     assert_int_equal(config.origin[id], FROM_ENVIRONMENT);
     config_free(&config);
@@ -797,7 +793,7 @@ static void every_knob_has_a_valid_default(void **state)
     for (int id = 0; id < N_KNOBS; id++) {
         const knob_info_t *info = &knob_infos[id];
         assert_int_equal(config.origin[id], FROM_DEFAULT);
-        config_format(&config, (enum knob_id)id, text, sizeof(text));
+        config_format(&config, (enum knob_id)id, text, sizeof text);
         assert_string_equal(text, info->default_text);
         assert_int_equal(strncmp(info->env, "HOROVOD_", 8), 0);
         assert_true(strlen(info->help) > 0);
@@ -825,8 +821,7 @@ static bool takes_number(const knob_info_t *info, double number)
     config_t config;
     err_t err;
     char entry[128];
-
-    snprintf(entry, sizeof(entry), "%s=%.17g", info->env, number);
+    snprintf(entry, sizeof entry, "%s=%.17g", info->env, number);
     if (load_one(&config, entry, NULL, &err) != HVD_OK) {
         return false;
     }
@@ -856,7 +851,7 @@ static void every_knob_that_is_no_text_refuses_nonsense(void **state)
     char entry[128];
 
     for (int id = 0; id < N_KNOBS; id++) {
-        snprintf(entry, sizeof(entry), "%s=nonsense", knob_infos[id].env);
+        snprintf(entry, sizeof entry, "%s=nonsense", knob_infos[id].env);
         bool is_text = strcmp(knob_infos[id].kind, "text") == 0;
         check_value(entry, (enum knob_id)id, is_text ? "nonsense" : NULL);
     }
@@ -920,11 +915,11 @@ static void switches_take_numbers_and_words(void **state)
     char entry[128];
 
     for (size_t i = 0; i < N_ELEMENTS(on); i++) {
-        snprintf(entry, sizeof(entry), "HOROVOD_LOG_HIDE_TIME=%s", on[i]);
+        snprintf(entry, sizeof entry, "HOROVOD_LOG_HIDE_TIME=%s", on[i]);
         check_value(entry, KNOB_log_hide_time, "1");
     }
     for (size_t i = 0; i < N_ELEMENTS(off); i++) {
-        snprintf(entry, sizeof(entry), "HOROVOD_LOG_HIDE_TIME=%s", off[i]);
+        snprintf(entry, sizeof entry, "HOROVOD_LOG_HIDE_TIME=%s", off[i]);
         check_value(entry, KNOB_log_hide_time, "0");
     }
     check_value("HOROVOD_LOG_HIDE_TIME=maybe", KNOB_log_hide_time, NULL);
@@ -968,7 +963,7 @@ static void wrong_value_is_explained(void **state)
     config_t config;
     err_t err;
 
-    memset(&config, 0x5a, sizeof(config));
+    memset(&config, 0x5a, sizeof config);
     assert_int_equal(load_one(&config, "HOROVOD_CYCLE_TIME=fast", NULL, &err),
                      HVD_INVALID_ARGUMENT);
     assert_string_equal(err.text,
@@ -1009,11 +1004,11 @@ static void unknown_name_is_warned_about(void **state)
         assert_int_equal(heard.n_lines, i + 1);
         assert_int_equal(heard.level, LOG_WARN);
         if (rows[i].meant != NULL) {
-            snprintf(expected, sizeof(expected),
+            snprintf(expected, sizeof expected,
                      "[0]<config> warning: nobody reads %.*s, did you mean %s?", (int)name_bytes,
                      rows[i].entry, rows[i].meant);
         } else {
-            snprintf(expected, sizeof(expected),
+            snprintf(expected, sizeof expected,
                      "[0]<config> warning: nobody reads %.*s, it is ignored", (int)name_bytes,
                      rows[i].entry);
         }
@@ -1048,11 +1043,22 @@ static void names_of_other_parts_are_left_alone(void **state)
     err_t err;
     char longer_than_any_name[300] = "HOROVOD_";
     const char *env[] = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR=1.2.3.4", "HOROVOD_CONTROLLER=gloo", "HOROVOD_ELASTIC=1",
-        "HOROVOD_AUTOTUNE=1", "HOROVOD_AUTOTUNE_LOG=x", "HOROVOD_SPARK_PYTHONPATH=x",
-        "HOROVOD_WITHOUT_MPI=1", "HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_NCCL_HOME=/",
-        "HOROVOD_ENABLE_XLA_OPS=1", "HOROVOD_VERSION=1", "PATH=/bin", "HOROVOD", "XHOROVOD_Y=1",
-        longer_than_any_name, NULL,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR=1.2.3.4",
+        "HOROVOD_CONTROLLER=gloo",
+        "HOROVOD_ELASTIC=1",
+        "HOROVOD_AUTOTUNE=1",
+        "HOROVOD_AUTOTUNE_LOG=x",
+        "HOROVOD_SPARK_PYTHONPATH=x",
+        "HOROVOD_WITHOUT_MPI=1",
+        "HOROVOD_GPU_OPERATIONS=NCCL",
+        "HOROVOD_NCCL_HOME=/",
+        "HOROVOD_ENABLE_XLA_OPS=1",
+        "HOROVOD_VERSION=1",
+        "PATH=/bin",
+        "HOROVOD",
+        "XHOROVOD_Y=1",
+        longer_than_any_name,
+        NULL,
     };
 
     memset(longer_than_any_name + 8, 'X', sizeof(longer_than_any_name) - 9);
@@ -1116,7 +1122,6 @@ static void a_peer_is_named_with_host_and_pid(void **state)
     peer_id_t of[] = {peer_of_self("a"), peer_of_self("a"), {.pid = 77, .host = "b"}};
     peers_t peers = {.self = 0, .size = 3, .host_of = host_of, .of = of};
     char text[PEER_TEXT_BYTES];
-
     (void)state;
     assert_string_equal(peer_name(&peers, 2, text), "rank 2 (host b, pid 77)");
     assert_string_equal(peer_name(NULL, 2, text), "rank 2");
@@ -1132,12 +1137,10 @@ static void assert_state_of_child(int signal, int exit_status, const char *expec
 {
     int host_of[] = {0, 0};
     peer_id_t of[2] = {peer_of_self("a")};
-    peers_t peers = {
-        .size = 2, .host_of = host_of, .of = of, .n_oom_kills = UINT64_MAX};
+    peers_t peers = {.size = 2, .host_of = host_of, .of = of, .n_oom_kills = UINT64_MAX};
     char text[PEER_TEXT_BYTES];
     int to_child[2], from_child[2];
     siginfo_t info;
-
     assert_int_equal(pipe(to_child), 0);
     assert_int_equal(pipe(from_child), 0);
     pid_t pid = fork();

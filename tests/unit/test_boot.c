@@ -487,8 +487,8 @@ static void crew_enter(const hvd_rendezvous_t *server, crew_member_t *member, in
     snprintf(name, sizeof name, "rank/%d", number);
     snprintf(who, sizeof who, "host h, pid 7%d", number);
     member->client = connect_client(server);
-    assert_int_equal(
-        kv_enter(member->client, name, who, deadline_in_ms(5000), &turn, &member->err), HVD_OK);
+    assert_int_equal(kv_enter(member->client, name, who, deadline_in_ms(5000), &turn, &member->err),
+                     HVD_OK);
     assert_int_equal(turn, expected_turn);
 }
 
@@ -750,7 +750,6 @@ static raw_guest_t enter_raw(const hvd_rendezvous_t *server)
     raw_guest_t guest = {.fd = connect_raw(server)};
     uint8_t hello[HELLO_BYTES];
     hvd_status_t status;
-
     make_hello(hello, HELLO_KV, secret);
     assert_int_equal(send(guest.fd, hello, sizeof hello, MSG_NOSIGNAL), sizeof hello);
     fcntl(guest.fd, F_SETFL, O_NONBLOCK);
@@ -1177,7 +1176,6 @@ static bool exchange_once(boot_t *boot, const boot_job_t *job, const char *round
     buf_t storage = {0};
     size_t bytes = (size_t)(job->rank * 50);
     err_t err;
-
     memset(mine, mark + job->rank, sizeof mine);
     hvd_status_t status = boot_exchange(boot, round, mine, bytes, values, lengths, &storage, &err);
     bool good = status == HVD_OK;
@@ -1199,7 +1197,6 @@ static bool live_as_rank(int rank, int size, int port)
     rank_env_t env;
     config_t config;
     bool good = true;
-
     make_env(&env, rank, size, port, 20);
     if (config_load(&config, env.env, NULL, NULL) != HVD_OK) {
         return false;

@@ -16,7 +16,6 @@
 static void expect_order(const world_t *world, int rank, const char *const *names, int n)
 {
     int at = 0;
-
     for (int i = 0; i < world->n_seen[rank]; i++) {
         const seen_t *seen = &world->seen[rank][i];
         for (int k = 0; k < seen->n_entries; k++) {
@@ -252,7 +251,6 @@ static void the_lowest_ranks_are_named(void **state)
     static const int orders[][6] = {{0, 1, 2, 3, 4, 5}, {5, 4, 3, 2, 1, 0}, {3, 0, 5, 2, 4, 1}};
     static const hvd_dtype_t dtypes[6] = {HVD_INT64, HVD_INT64, HVD_INT8,
                                           HVD_INT32, HVD_INT8,  HVD_FLOAT64};
-
     (void)state;
     for (size_t order = 0; order < N_ELEMENTS(orders); order++) {
         for (int arity = 1; arity <= 5; arity += 2) {
@@ -355,19 +353,18 @@ static double value_of(const seen_t *seen, int i)
     int64_t whole;
     int32_t small;
     float single;
-
     switch (seen->signature.dtype) {
     case HVD_FLOAT64:
-        memcpy(&wide, seen->results[i], sizeof(wide));
+        memcpy(&wide, seen->results[i], sizeof wide);
         return wide;
     case HVD_INT64:
-        memcpy(&whole, seen->results[i], sizeof(whole));
+        memcpy(&whole, seen->results[i], sizeof whole);
         return (double)whole;
     case HVD_INT32:
-        memcpy(&small, seen->results[i], sizeof(small));
+        memcpy(&small, seen->results[i], sizeof small);
         return small;
     default:
-        memcpy(&single, seen->results[i], sizeof(single));
+        memcpy(&single, seen->results[i], sizeof single);
         return single;
     }
 }
@@ -426,7 +423,6 @@ static void what_rides_is_a_matter_of_the_signature(void **state)
                                    .dims = words,
                                    .n_dims_words = 2};
     size_t bytes = 0;
-
     (void)state;
     world_t *world = world_new(1, params);
     assert_true(coord_rides(world->ranks[0], &signature, &bytes));
@@ -455,7 +451,6 @@ static void the_order_of_reduction_is_fixed(void **state)
     static const int orders[][4] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}};
     static const double values[4] = {1e8, 1.5, -1e8, 0.25};
     double results[N_ELEMENTS(orders)];
-
     (void)state;
     for (size_t order = 0; order < N_ELEMENTS(orders); order++) {
         int parent[4] = {-1, 0, 0, 0};
@@ -529,14 +524,13 @@ static void operations_fuse_by_their_kind(void **state)
         {{.op = HVD_REDUCESCATTER}, 1},
         {{.op = HVD_ALLREDUCE, .n_tensors = 2}, 1},
     };
-
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
         world_t *world = world_new(2, world_params());
         for (int k = 0; k < 4; k++) {
             ask_t ask = rows[i].ask;
             char name[16];
-            snprintf(name, sizeof(name), "t%d", k);
+            snprintf(name, sizeof name, "t%d", k);
             ask.name = name;
             submit(world, ALL_RANKS, ask);
         }
@@ -565,7 +559,7 @@ static void fusion_keeps_to_its_limits(void **state)
         world_t *world = world_new(2, params);
         for (int k = 0; k < 6; k++) {
             char name[16];
-            snprintf(name, sizeof(name), "t%d", k);
+            snprintf(name, sizeof name, "t%d", k);
             submit(world, ALL_RANKS, (ask_t){.name = name, .n_tensors = rows[i].n_tensors});
         }
         world_settle(world);
@@ -625,7 +619,6 @@ static void other_sets_do_not_wait_for_the_sequencer(void **state)
 static void a_cycle_time_holds_batches_back(void **state)
 {
     coord_params_t params = world_params();
-
     (void)state;
     params.cycle_ns = NS_PER_MS;
     params.fusion_bytes = 12000;
@@ -674,7 +667,6 @@ static void orders_may_differ(void **state)
 static void ids_are_evicted_and_given_again(void **state)
 {
     static const int capacities[] = {0, 1, 2, 3, 7};
-
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(capacities); i++) {
         coord_params_t params = world_params();
@@ -685,7 +677,7 @@ static void ids_are_evicted_and_given_again(void **state)
             uint64_t tags[6];
             for (int k = 0; k < 6; k++) {
                 char name[16];
-                snprintf(name, sizeof(name), "t%d", (k * 5 + round) % 6);
+                snprintf(name, sizeof name, "t%d", (k * 5 + round) % 6);
                 tags[k] = submit(world, ALL_RANKS, (ask_t){.name = name});
             }
             world_settle(world);
@@ -703,7 +695,6 @@ static void a_ready_crossing_its_eviction_counts_once(void **state)
 {
     const ask_t old = {.name = "old", .op = HVD_ALLGATHER, DIMS(-1), SIZES(3)};
     int parent[3] = {-1, 0, 1}; // a chain: both the edge 2-1 and the edge 1-0 see the race
-
     (void)state;
     for (int hops = 0; hops <= 2; hops++) {
         coord_params_t params = world_params();
@@ -929,7 +920,6 @@ static uint64_t change_set(world_t *world, const int *ranks, int n_ranks, int re
 {
     uint64_t tag = ++world->next_tag;
     err_t err;
-
     for (int rank = 0; rank < world->size; rank++) {
         hvd_status_t status =
             ranks != NULL
@@ -946,7 +936,6 @@ static uint64_t change_set(world_t *world, const int *ranks, int n_ranks, int re
 static int added_id(const world_t *world, uint64_t tag)
 {
     int id = seen_tag(world, 0, tag)->set;
-
     for (int rank = 0; rank < world->size; rank++) {
         const seen_t *seen = seen_tag(world, rank, tag);
         assert_non_null(seen);
@@ -999,7 +988,6 @@ static void sets_are_checked_where_they_are_asked_for(void **state)
 {
     coord_params_t params = world_params();
     err_t err;
-
     (void)state;
     world_t *world = world_new(3, params);
     coord_t *coord = world->ranks[1];
@@ -1191,7 +1179,6 @@ static void shutdown_ends_everything_everywhere(void **state)
 static void shutdown_lets_complete_work_run(void **state)
 {
     static const char *const names[] = {"a", "b", "c", "d"};
-
     (void)state;
     world_t *world = world_new(3, world_params());
     world->holds_batches = true;
@@ -1249,7 +1236,6 @@ static const seen_t *report_on(const world_t *world, int rank, int which)
 static void stalls_are_reported_with_the_missing_ranks(void **state)
 {
     coord_params_t params = world_params();
-
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     for (int arity = 1; arity <= 6; arity++) {
@@ -1306,13 +1292,12 @@ static void stalls_are_reported_with_the_missing_ranks(void **state)
 static void long_reports_are_cut(void **state)
 {
     coord_params_t params = world_params();
-
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     world_t *world = world_new(3, params);
     for (int i = 0; i < 50; i++) {
         char name[300];
-        snprintf(name, sizeof(name), "t%02d%0250d", i, 0);
+        snprintf(name, sizeof name, "t%02d%0250d", i, 0);
         submit(world, 1, (ask_t){.name = name});
     }
     world_settle(world);
@@ -1331,7 +1316,6 @@ static void long_reports_are_cut(void **state)
 static void joined_ranks_are_not_missing(void **state)
 {
     coord_params_t params = world_params();
-
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     world_t *world = world_new(4, params);
@@ -1387,7 +1371,6 @@ static void one_name_for_two_operations_is_told(void **state)
 static void a_stall_beyond_the_second_limit_ends_the_job(void **state)
 {
     coord_params_t params = world_params();
-
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     params.stall_fail_ns = 100 * NS_PER_S;
@@ -1414,7 +1397,6 @@ static void a_stall_beyond_the_second_limit_ends_the_job(void **state)
 static void a_rank_that_does_not_answer_is_missing(void **state)
 {
     coord_params_t params = world_params();
-
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     world_t *world = world_new(4, params);
@@ -1435,7 +1417,6 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
 {
     coord_params_t params = world_params();
     coord_progress_t doing = {.n_submitted = 41, .quiet_ns = 5 * NS_PER_S, .last = "grad.6"};
-
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     world_t *world = world_new(5, params);
@@ -1474,7 +1455,6 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
 static void slow_jobs_are_not_hurried(void **state)
 {
     coord_params_t params = world_params();
-
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     for (int n_steps = 10; n_steps <= 30; n_steps += 20) {
@@ -1497,7 +1477,6 @@ static void slow_jobs_are_not_hurried(void **state)
 static coord_params_t pulse_params(void)
 {
     coord_params_t params = world_params();
-
     params.pulse_ns = NS_PER_S / 2;
     params.pulse_warn_ns = 3 * NS_PER_S;
     params.pulse_fail_ns = 10 * NS_PER_S;
@@ -1526,7 +1505,6 @@ static void a_silent_neighbour_is_reported_then_given_up(void **state)
 {
     world_t *world = world_new(5, pulse_params());
     coord_progress_t doing = {.n_submitted = 7, .n_in_flight = 1, .last = "grad.3"};
-
     (void)state;
     coord_set_progress(world->ranks[1], &doing);
     pulse_for(world, 20);
@@ -1558,7 +1536,6 @@ static void a_silent_neighbour_is_reported_then_given_up(void **state)
 static void a_rank_that_was_away_knows_it(void **state)
 {
     world_t *world = world_new(3, pulse_params());
-
     (void)state;
     pulse_for(world, 4);
     world->is_dead[2] = true;
@@ -1583,7 +1560,6 @@ static void a_rank_that_was_away_knows_it(void **state)
 static void one_that_was_never_heard_has_more_time(void **state)
 {
     world_t *world = world_new(2, pulse_params());
-
     (void)state;
     world->is_dead[1] = true;
     pulse_for(world, 78);
@@ -1611,7 +1587,6 @@ static void stand(world_t *world, int rank, uint64_t batch, uint64_t seconds, co
                            .batch = batch,
                            .least_ns = seconds * NS_PER_S,
                            .longest_ns = seconds * NS_PER_S};
-
     snprintf(still.text, sizeof still.text, "%s", text);
     coord_set_still(world->ranks[rank], &still);
 }
@@ -1620,7 +1595,6 @@ static void stand(world_t *world, int rank, uint64_t batch, uint64_t seconds, co
 static void a_batch_that_stands_still_everywhere_is_given_up(void **state)
 {
     world_t *world = world_new(5, pulse_params());
-
     (void)state;
     pulse_for(world, 4);
     stand(world, 3, 7, 11, "rank 3 waits");
@@ -1643,7 +1617,6 @@ static void a_batch_that_stands_still_everywhere_is_given_up(void **state)
 static void while_somebody_moves_nobody_is_stuck(void **state)
 {
     world_t *world = world_new(5, pulse_params());
-
     (void)state;
     pulse_for(world, 4);
     stand(world, 3, 7, 11, "rank 3 waits");
@@ -1703,7 +1676,6 @@ static hvd_status_t receive_line(world_t *world, int to, int from, const control
                                  err_t *err)
 {
     buf_t body = {0};
-
     control_put(&body, line);
     hvd_status_t status =
         coord_receive(world->ranks[to], from, body.data, body.len, world->now_ns, err);
@@ -1759,7 +1731,6 @@ static void nonsense_is_refused(void **state)
         {.kind = LINE_READY, .id = 1},
         {.kind = LINE_JOIN, .rank = 1},
     };
-
     (void)state;
     err_t err;
     for (size_t i = 0; i < N_ELEMENTS(from_child); i++) {
@@ -1796,7 +1767,6 @@ static void nonsense_is_refused(void **state)
 static void trees_are_checked(void **state)
 {
     static const int circles[][4] = {{-1, 2, 1, 0}, {0, 0, 0, 0}, {-1, -1, 0, 0}, {-1, 0, 4, 0}};
-
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(circles); i++) {
         coord_params_t params = world_params();
@@ -1829,15 +1799,22 @@ static const int64_t wire_words[] = {2, -1, 3, 0, 1, INT64_MAX - 1};
 static const int64_t wire_sizes[] = {0, 1, 127, 128, INT64_MAX};
 
 #define PLAIN_SIGNATURE                                                                            \
-    {                                                                                              \
-        .op = HVD_ALLGATHER, .dtype = HVD_BFLOAT16, .prescale = 1, .postscale = 1, .n_tensors = 3, \
-        .words = wire_words, .n_words = 6                                                          \
-    }
+    {.op = HVD_ALLGATHER,                                                                          \
+     .dtype = HVD_BFLOAT16,                                                                        \
+     .prescale = 1,                                                                                \
+     .postscale = 1,                                                                               \
+     .n_tensors = 3,                                                                               \
+     .words = wire_words,                                                                          \
+     .n_words = 6}
 #define SCALED_SIGNATURE                                                                           \
-    {                                                                                              \
-        .op = HVD_BROADCAST, .reduce = HVD_PRODUCT, .root = 1000, .prescale = 0.1,                 \
-        .postscale = -3, .n_tensors = 3, .words = wire_words, .n_words = 6                         \
-    }
+    {.op = HVD_BROADCAST,                                                                          \
+     .reduce = HVD_PRODUCT,                                                                        \
+     .root = 1000,                                                                                 \
+     .prescale = 0.1,                                                                              \
+     .postscale = -3,                                                                              \
+     .n_tensors = 3,                                                                               \
+     .words = wire_words,                                                                          \
+     .n_words = 6}
 
 // Every kind of line.
 static const control_line_t lines[] = {
@@ -1924,7 +1901,6 @@ static void lines_survive_the_wire(void **state)
     control_reader_t reader = {0};
     control_line_t got;
     buf_t body = {0};
-
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(lines); i++) {
         control_put(&body, &lines[i]);
@@ -1958,12 +1934,11 @@ static void random_bytes_are_read_safely(void **state)
     uint64_t random = 88172645463325252u;
     uint8_t bytes[64];
     err_t err;
-
     (void)state;
     submit(world, ALL_RANKS, (ask_t){.name = "x"});
     world_settle(world);
     for (int round = 0; round < 20000; round++) {
-        for (size_t i = 0; i < sizeof(bytes); i++) {
+        for (size_t i = 0; i < sizeof bytes; i++) {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -1972,8 +1947,8 @@ static void random_bytes_are_read_safely(void **state)
                                  : random % 3 == 0 ? random >> 8
                                                    : random % 6);
         }
-        uint8_t *body = copy_of(bytes, 1 + random % sizeof(bytes));
-        size_t n = 1 + random % sizeof(bytes);
+        uint8_t *body = copy_of(bytes, 1 + random % sizeof bytes);
+        size_t n = 1 + random % sizeof bytes;
         coord_receive(world->ranks[1], round % 2 == 0 ? 0 : 3, body, n, 0, &err);
         free(body);
     }

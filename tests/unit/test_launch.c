@@ -24,7 +24,6 @@ static hvd_status_t read_words(const char *line, const char *const *env, options
                                char ***words_p, err_t *err)
 {
     int n = 0;
-
     *words_p = split_words(line);
     assert_non_null(*words_p);
     while ((*words_p)[n] != NULL) {
@@ -45,7 +44,6 @@ static void write_file(const char *path, const char *text)
 static void nest(const char *key, const char *value, char *text, size_t bytes)
 {
     const char *dot = strchr(key, '.');
-
     if (dot != NULL) {
         snprintf(text, bytes, "%.*s:\n  %s: %s\n", (int)(dot - key), key, dot + 1, value);
     } else {
@@ -57,7 +55,6 @@ static void nest(const char *key, const char *value, char *text, size_t bytes)
 static void pick_value(const option_t *option, char flag[64], char env[64])
 {
     const char *kind = option->info.kind;
-
     snprintf(flag, 64, "%s", "words");
     if (strcmp(kind, "int") == 0) {
         snprintf(flag, 64, "%d", (int)MIN(option->info.min + 7, option->info.max));
@@ -82,7 +79,6 @@ static void assert_option(int i, const char *line, const char *const *env, const
     options_t options;
     char **words;
     err_t err = {0};
-
     if (read_words(line, env, &options, &words, &err) != HVD_OK) {
         fail_msg("%s: %s", line, err.text);
     }
@@ -96,7 +92,6 @@ static void test_flag_environment_and_file_agree(void **state)
 {
     char path[] = "/tmp/test_launch.XXXXXX";
     int n_tested = 0;
-
     (void)state;
     close(mkstemp(path));
     for (int i = 0; i < N_OPTIONS; i++) {
@@ -138,7 +133,6 @@ static void test_flags_win_over_file_over_environment(void **state)
     options_t options;
     char **words;
     err_t err;
-
     (void)state;
     close(mkstemp(path));
     write_file(path, "# comment\nparams:\n  cycle_time_ms: 2\n  cache_capacity: 9\n"
@@ -274,7 +268,6 @@ static void test_every_option_is_told_everywhere(void **state)
 {
     char *help = printed(help_print), *man = printed(man_print);
     char *shells[] = {printed(print_bash), printed(print_zsh), printed(print_fish)};
-
     (void)state;
     for (int i = 0; i < N_OPTIONS; i++) {
         option_t option = option_at(i);
@@ -439,7 +432,6 @@ static void see_hosts(crew_t *crew, const char *text)
 {
     hosts_t hosts;
     err_t err;
-
     assert_int_equal(hosts_parse(text, 1, &hosts, &err), HVD_OK);
     assert_true(crew_update(crew, &hosts));
     hosts_free(&hosts);
@@ -531,7 +523,6 @@ static void test_lines_survive_any_cut(void **state)
 static void test_prefixes(void **state)
 {
     char text[96];
-
     (void)state;
     prefix_make(&(prefix_style_t){0}, 3, STREAM_STDERR, text, sizeof text);
     assert_string_equal(text, "[3]<stderr>:");
@@ -543,7 +534,7 @@ static void test_prefixes(void **state)
 
 // --- Endings -------------------------------------------------------------------------------------
 
-#define MS(n) ((n)*NS_PER_MS)
+#define MS(n) ((n) * NS_PER_MS)
 
 static void test_cause_of_an_ending(void **state)
 {
@@ -586,8 +577,12 @@ static void test_halted_ranks_are_blamed_if_others_say_so(void **state)
     };
     rank_end_t ends[] = {{.has_ended = true, .code = 1, .time_ns = MS(10)},
                          {.has_ended = true, .code = 1, .time_ns = MS(11)},
-                         {.has_ended = true, .code = 143, .signo = SIGTERM, .was_stopped = true,
-                          .was_halted = true, .pid = 77}};
+                         {.has_ended = true,
+                          .code = 143,
+                          .signo = SIGTERM,
+                          .was_stopped = true,
+                          .was_halted = true,
+                          .pid = 77}};
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
         splitter_t tail = {0};
@@ -605,7 +600,6 @@ static void test_report_is_short_and_names_the_cause(void **state)
     splitter_t tail = {0};
     buf_t out = {0};
     int n_lines = 0;
-
     (void)state;
     for (int i = 0; i < 40; i++) {
         ends[i] = (rank_end_t){.has_ended = true, .code = 1, .time_ns = MS(100)};
@@ -645,7 +639,6 @@ static void test_environment(void **state)
     static const uint8_t changes[] = "B=new\0C=3\0A=\0C=4";
     char *base[] = {"A=1", "B=2", "BB=5", NULL};
     char **merged = environ_merge(base, changes, sizeof changes);
-
     (void)state;
     assert_string_equal(merged[0], "A=");
     assert_string_equal(merged[1], "B=new");
@@ -672,7 +665,6 @@ static void test_words(void **state)
 {
     static const char *const texts[] = {"plain", "two words",    "it's", "",
                                         "a\"b",  "$HOME `x` \\", "~"};
-
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(texts); i++) {
         buf_t quoted = {0};
@@ -700,7 +692,6 @@ static void test_frames(void **state)
     int ends[2];
     channel_t one, other;
     frame_t frame;
-
     (void)state;
     assert_int_equal(pipe(ends), 0);
     assert_true(set_nonblocking(ends[0]) && set_nonblocking(ends[1]));
@@ -828,7 +819,6 @@ static void test_ssh_command(void **state)
     options_t options;
     char **words;
     err_t err = {0};
-
     (void)state;
     assert_int_equal(
         read_words("x -p 2222 -i /k --ssh-command 'ssh -F cfg' c", no_env, &options, &words, &err),
@@ -852,7 +842,6 @@ static int run_shell(const char *script, int timeout_ms, char *text, size_t byte
 static void test_programs_run_to_their_end(void **state)
 {
     char text[64];
-
     (void)state;
     assert_int_equal(run_shell("echo hello; exit 3", 20000, text, sizeof text), 3);
     assert_string_equal(text, "hello\n");

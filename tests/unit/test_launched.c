@@ -151,8 +151,8 @@ static void test_pmi_lines(void **state)
     assert_int_equal(pmi1_parse("cmd=x rc=-1", 11, &line, NULL), HVD_OK);
     assert_false(pmi1_succeeded(&line));
 
-    static const char *const refused[] = {"", " ", "x", "cmd", "=cmd", "rc=0 cmd=x", "cmd=\x01",
-                                          "cmd=x\tkey=1", "cmd=x \xff"};
+    static const char *const refused[] = {
+        "", " ", "x", "cmd", "=cmd", "rc=0 cmd=x", "cmd=\x01", "cmd=x\tkey=1", "cmd=x \xff"};
     for (size_t i = 0; i < N_ELEMENTS(refused); i++) {
         assert_int_equal(pmi1_parse(refused[i], strlen(refused[i]), &line, NULL), HVD_PROTOCOL);
     }
@@ -208,9 +208,9 @@ static void test_cards(void **state)
         snprintf(wrong, sizeof wrong, "%.*s", (int)cut, text);
         assert_int_equal(card_decode(wrong, &back, NULL), HVD_PROTOCOL);
     }
-    static const char *const tails[] = {"/0/a",  "/65536/a", "/-1/a", "/ 1/a",   "/01/a", "//a",
-                                        "/1/",   "/1/,a",    "/1/a,", "/1/a,,b", "/1/a b", "/1/a;b",
-                                        "/1x/a", "/1/a\n"};
+    static const char *const tails[] = {"/0/a",   "/65536/a", "/-1/a", "/ 1/a", "/01/a",
+                                        "//a",    "/1/",      "/1/,a", "/1/a,", "/1/a,,b",
+                                        "/1/a b", "/1/a;b",   "/1x/a", "/1/a\n"};
     for (size_t i = 0; i < N_ELEMENTS(tails); i++) {
         snprintf(wrong, sizeof wrong, "%.*s%s", 5 + SECRET_DIGITS, text, tails[i]);
         assert_int_equal(card_decode(wrong, &back, NULL), HVD_PROTOCOL);
@@ -224,13 +224,17 @@ static void test_cards(void **state)
 static void test_first_host(void **state)
 {
     (void)state;
-    static const char *const rows[][2] = {
-        {"node", "node"},           {"a,b", "a"},
-        {"n[01-03]", "n01"},        {"n[7,9],m", "n7"},
-        {"r[1-2]n[5,6]x", "r1n5x"}, {"n[", "n"},
-        {"n[12", "n12"},            {"", ""},
-        {"[::1]", "::1"},           {"averyveryverylongname", "averyve"},
-        {"n[123456789]", "n123456"}};
+    static const char *const rows[][2] = {{"node", "node"},
+                                          {"a,b", "a"},
+                                          {"n[01-03]", "n01"},
+                                          {"n[7,9],m", "n7"},
+                                          {"r[1-2]n[5,6]x", "r1n5x"},
+                                          {"n[", "n"},
+                                          {"n[12", "n12"},
+                                          {"", ""},
+                                          {"[::1]", "::1"},
+                                          {"averyveryverylongname", "averyve"},
+                                          {"n[123456789]", "n123456"}};
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
         char host[8];
         sched_first_host(rows[i][0], host, sizeof host);
@@ -250,8 +254,8 @@ typedef struct manager {
 static void answer(const manager_t *manager, int fd, const char *cmd, const char *rest)
 {
     char line[2048];
-    int bytes = snprintf(line, sizeof line, "cmd=%s%s%s\n", cmd, manager->spells_rc ? " rc=0" : "",
-                         rest);
+    int bytes =
+        snprintf(line, sizeof line, "cmd=%s%s%s\n", cmd, manager->spells_rc ? " rc=0" : "", rest);
     assert_int_equal(send(fd, line, (size_t)bytes, MSG_NOSIGNAL), bytes);
 }
 
@@ -268,7 +272,6 @@ static const char *find_value(const manager_t *manager, const char *key)
 static void answer_get(manager_t *manager, int fd, const pmi1_line_t *line)
 {
     char key[300], rest[1200];
-
     assert_true(pmi1_value(line, "key", key, sizeof key));
     const char *value = find_value(manager, key);
     if (value == NULL) {
@@ -283,7 +286,6 @@ static void answer_get(manager_t *manager, int fd, const pmi1_line_t *line)
 static void answer_line(manager_t *manager, const int *fds, int who, const pmi1_line_t *line)
 {
     int fd = fds[who];
-
     if (pmi1_is(line, "init")) {
         answer(manager, fd, "response_to_init", " pmi_version=1 pmi_subversion=1");
     } else if (pmi1_is(line, "get_my_kvsname")) {
@@ -352,7 +354,6 @@ static void run_pmi(bool spells_rc)
     manager_t *manager = calloc(1, sizeof *manager);
     int ours[N_RANKS], theirs[N_RANKS];
     pid_t pids[N_RANKS];
-
     assert_non_null(manager);
     manager->spells_rc = spells_rc;
     for (int i = 0; i < N_RANKS; i++) {
@@ -423,7 +424,6 @@ static void *act(void *arg)
 {
     hostile_t *hostile = arg;
     char text[PMI1_LINE_LIMIT];
-
     for (size_t i = 0; i < N_ELEMENTS(hostile->script->answers); i++) {
         const char *line = hostile->script->answers[i];
         if (read(hostile->fd, text, sizeof text) <= 0) {
@@ -561,7 +561,6 @@ static bool fail_under_pmix(int which, void *folder)
     boot_job_t job;
     boot_t *boot;
     err_t err = {.status = HVD_OK};
-
     live_with_pmix(0, folder, pmix_faults[which].fault, pmix_faults[which].size, &env);
     env_add(&env, "HOROVOD_START_TIMEOUT=2");
     hvd_status_t status = open_with(env.pointers, &job, &boot, &err);

@@ -119,7 +119,6 @@ static void pass(world_t *w, net_link_t *a, net_link_t *b, size_t bytes)
     uint8_t out[512], in[512];
     size_t sent = 0, received = 0;
     uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
-
     while (received < bytes) {
         assert_true(clock_ns() < deadline_ns);
         size_t n_out = MIN(sizeof out, bytes - sent);
@@ -378,7 +377,6 @@ static void meet_other(world_t *w, int rank, int fd)
     static const char *const only_shm[] = {"HOROVOD_TRANSPORTS=shm", NULL};
     buf_t answer = {0};
     err_t err = {0};
-
     world_open(w, rank, only_shm);
     hand_over(fd, w->addresses[rank].data, w->addresses[rank].len, &w->addresses[1 - rank]);
     must(attach_one(w, rank, &err), &err);
@@ -394,7 +392,6 @@ static hvd_status_t drive_for(net_t *net, int64_t ms, err_t *err)
 {
     uint64_t deadline_ns = deadline_in_ms(ms);
     hvd_status_t status = HVD_OK;
-
     while (clock_ns() < deadline_ns && (status = net_health(net, LANE_CONTROL, err)) == HVD_OK) {
         unsigned ticket = net_before_sleep(net);
         if (net_progress(net) == 0) {
@@ -411,7 +408,6 @@ static void run_lifeline(int dying)
     int fds[2];
     err_t err = {0};
     char name[16];
-
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, fds), 0);
     world_t *w = world_new(2);
     pid_t child = fork();
@@ -514,7 +510,6 @@ static void consume_rings(stress_t *s, int total, int pipe_in)
 {
     int seen = 0;
     uint64_t random = s->seed + 3;
-
     while (seen < total) {
         random_pause(&random);
         unsigned ticket = sleeper_announce(s->sleeper);
@@ -539,7 +534,6 @@ static void run_stress(bool shared, const ring_fn *rings, int n_sources, int n_r
     int fds[2];
     err_t err = {0};
     stress_t s = {.shared = shared, .seed = 12345, .n_rings = n_rings};
-
     assert_int_equal(pipe(fds), 0);
     fcntl(fds[0], F_SETFL, O_NONBLOCK);
     s.pipe_out = fds[1];
@@ -659,7 +653,6 @@ typedef struct thread_status {
 static void read_status(const char *task, thread_status_t *status)
 {
     char path[300], line[256];
-
     snprintf(path, sizeof path, "/proc/self/task/%s/status", task);
     FILE *file = fopen(path, "r");
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
@@ -687,7 +680,6 @@ static bool poller_status(thread_status_t *status)
     DIR *tasks = opendir("/proc/self/task");
     struct dirent *entry;
     bool found = false;
-
     assert_non_null(tasks);
     while (!found && (entry = readdir(tasks)) != NULL) {
         *status = (thread_status_t){0};
@@ -736,7 +728,6 @@ static void *send_after_a_while(void *arg)
     world_t *w = arg;
     uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
     net_link_t *link = net_link(w->nets[1], 0, LANE_DATA, NULL);
-
     nap_us(30000);
     while (link != NULL && clock_ns() < deadline_ns) {
         net_progress(w->nets[1]);
@@ -884,7 +875,6 @@ static bool damage_gets_through(const char *hook, const char *encrypt)
     uint8_t data[1000], got[1000];
     uint64_t n_sent = 0, n_got = 0;
     bool wrong = false;
-
     world_t *w = world_new(2);
     world_open(w, 0, damaging);
     world_open(w, 1, honest);
@@ -982,6 +972,5 @@ int main(void)
         cmocka_unit_test(hook_damage_is_noticed_behind_encryption),
         cmocka_unit_test(hook_traces),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,6 @@ static pai_document_t *read_text(const char *text)
 {
     pai_document_t *document = NULL;
     err_t err = {0};
-
     if (pai_document_read(text, strlen(text), "t", &document, &err) != HVD_OK) {
         fail_msg("%s", err.text);
     }
@@ -53,7 +52,6 @@ static void test_getting_around(void **state)
     pai_document_t *document =
         read_text("{\"a\":{\"b\":[1,\t{\"c\":\"x\\/y\\u00e9\"}]},\"n\":null}");
     const pai_node_t *list = pai_get(document, pai_get(document, pai_root(document), "a"), "b");
-
     (void)state;
     assert_int_equal(pai_count(document, list), 2);
     assert_int_equal(pai_int(pai_item(document, list, 0), 7), 1);
@@ -70,7 +68,6 @@ static void test_what_cannot_be_read(void **state)
     static const char *const texts[] = {"{", "[1,", "a: b: c", "\"", "{\"a\": 1", "\x01", "*x"};
     pai_document_t *document;
     err_t err;
-
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(texts); i++) {
         assert_int_equal(pai_document_read(texts[i], strlen(texts[i]), "job.json", &document, &err),
@@ -123,7 +120,6 @@ static void test_depth(void **state)
     static char text[400000];
     pai_document_t *document;
     err_t err;
-
     (void)state;
     for (int depth = PAI_MAX_DEPTH; depth <= (int)sizeof text / 2; depth += 20000) {
         memset(text, '[', (size_t)depth);
@@ -233,7 +229,6 @@ static void test_tasks_are_hosts(void **state)
     options_t options = {0};
     hosts_t hosts;
     err_t err;
-
     (void)state;
     set_all(true);
     setenv("PAI_RESOURCE_w.1", "4,8,1024,64", 1);
@@ -297,7 +292,6 @@ static void test_variables_that_are_wrong(void **state)
 static void test_interface_of_an_address(void **state)
 {
     char name[64];
-
     (void)state;
     assert_true(pai_interface("127.0.0.1", name, sizeof name));
     assert_string_equal(name, "lo");
@@ -320,7 +314,6 @@ static void test_what_is_written_is_right(void **state)
                              .shm_mb = 64,
                              .words = words,
                              .n_words = 2};
-
     (void)state;
     for (pai_format_t format = PAI_V1; format <= PAI_V2; format++) {
         pai_findings_t findings = {.file = "t"};

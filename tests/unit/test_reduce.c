@@ -213,7 +213,7 @@ static void test_results_past_the_cache_are_the_same(void **state)
             fill((hvd_dtype_t)dtype, inputs_memory[2], N);
             expect((hvd_dtype_t)dtype, HVD_SUM, inputs, 3, N, pre, post, expected);
             reduce_many_past_cache((hvd_dtype_t)dtype, HVD_SUM, result, also_memory, inputs, 3, N,
-                                 pre, post);
+                                   pre, post);
             check_bytes(result, bytes, "past the cache", (hvd_dtype_t)dtype, HVD_SUM, 3, N);
             assert_memory_equal(also_memory, expected, bytes);
         }

@@ -225,7 +225,7 @@ static void signals_reach_one_process(void **state)
     if (child == 0) {
         hvd_ctx_t *own = open_alone(NULL, &lines);
         raise(SIGUSR2);
-        hvd_shutdown(own); // what was asked before is done
+        hvd_shutdown(own);                      // what was asked before is done
         _exit(count_lines(&lines, "signal: ")); // of what was in flight, or lost by the end
     }
     assert_int_equal(waitpid(child, &code, 0), child);
@@ -522,8 +522,8 @@ static void it_starts_and_stops(void **state)
         free(text);
     }
     char why[HVD_TEXT_BYTES];
-    assert_int_equal(
-        hvd_timeline_start(ctx, "/nonexistent/trace.json", false, why, sizeof why), HVD_SYSTEM);
+    assert_int_equal(hvd_timeline_start(ctx, "/nonexistent/trace.json", false, why, sizeof why),
+                     HVD_SYSTEM);
     assert_non_null(strstr(why, "/nonexistent/trace.json"));
     assert_non_null(strstr(why, "No such file or directory"));
     assert_int_equal(hvd_timeline_stop(ctx), HVD_OK);

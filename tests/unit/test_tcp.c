@@ -50,7 +50,6 @@ static hvd_status_t world_attach_one(world_t *w, int rank, err_t *err)
 {
     const uint8_t *data[MAX_PLACES];
     size_t bytes[MAX_PLACES];
-
     for (int r = 0; r < w->size; r++) {
         data[r] = w->addresses[r].data;
         bytes[r] = w->addresses[r].len;
@@ -200,7 +199,6 @@ static void exchange(world_t *w, net_link_t *a, net_link_t *b, uint64_t total, b
     half_t halves[2] = {{.link = a, .seed_out = 1, .seed_in = 2, .random = 11, .peeks = peeks},
                         {.link = b, .seed_out = 2, .seed_in = 1, .random = 22, .peeks = peeks}};
     uint64_t deadline_ns = deadline_in_ms(5 * PATIENCE_MS);
-
     while (halves[0].received < total || halves[1].received < total) {
         assert_true(clock_ns() < deadline_ns);
         for (int i = 0; i < 2; i++) {
@@ -215,7 +213,6 @@ static void run_streams(const char *const *knobs, lane_t lane, bool encrypted)
 {
     world_t *w = world_of(2, knobs);
     net_link_t *a = world_link(w, 0, 1, lane), *b = world_link(w, 1, 0, lane);
-
     world_meet(w, a, b);
     must(a->err.status, &a->err);
     assert_int_equal(((tcp_link_t *)a)->conn->secure != NULL, encrypted);
@@ -442,7 +439,6 @@ static uint64_t run_dead_ends(int n_mute)
     world_t *w = world_new(3);
     int fds[8], n_fds = 0;
     uint16_t port;
-
     for (int r = 0; r < 3; r++) {
         world_open(w, r, NULL, "the secret");
     }
@@ -451,7 +447,7 @@ static uint64_t run_dead_ends(int n_mute)
         world_readdress(w, 2, put_first, &port);
     }
     world_readdress(w, 2, put_first, &w->domains[1]->listeners[0].iface.addr.port); // a wrong rank
-    fds[n_fds++] = dead_end(false, &port);                                           // refuses
+    fds[n_fds++] = dead_end(false, &port);                                          // refuses
     world_readdress(w, 2, put_first, &port);
     world_attach(w);
     uint64_t before_ns = clock_ns();
@@ -473,7 +469,7 @@ static uint64_t run_dead_ends(int n_mute)
 static void unreachable_addresses_are_passed(void **state)
 {
     (void)state;
-    run_dead_ends(0); // refusals cost nothing
+    run_dead_ends(0);                                 // refusals cost nothing
     assert_true(run_dead_ends(1) >= 150 * NS_PER_MS); // silence costs one stagger
     assert_true(run_dead_ends(5) >= 900 * NS_PER_MS); // and gives way when all places are taken
 }
@@ -519,9 +515,9 @@ static tcp_addr_t v4(uint8_t a, uint8_t b, uint8_t c, uint8_t d)
 
 static void addresses_are_sorted(void **state)
 {
-    const tcp_iface_t ifaces[] = {{.name = "eth0", .addr = v4(10, 1, 2, 3), .prefix_bits = 20},
-                                  {.name = "lo", .addr = v4(127, 0, 0, 1), .prefix_bits = 8,
-                                   .is_loopback = true}};
+    const tcp_iface_t ifaces[] = {
+        {.name = "eth0", .addr = v4(10, 1, 2, 3), .prefix_bits = 20},
+        {.name = "lo", .addr = v4(127, 0, 0, 1), .prefix_bits = 8, .is_loopback = true}};
     const tcp_addr_t given[] = {v4(127, 0, 0, 1), v4(10, 1, 16, 1), v4(192, 168, 0, 1),
                                 v4(10, 1, 15, 1)};
     const int near[] = {0, 3, 1, 2}, far[] = {3, 1, 2, 0};
@@ -708,7 +704,6 @@ static void expect_cut(world_t *w, int fd)
 {
     uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
     char byte;
-
     while (recv(fd, &byte, 1, MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         assert_true(clock_ns() < deadline_ns);
         world_progress(w);
@@ -752,7 +747,11 @@ static void overheard_greetings_gain_nothing(void **state)
     (void)state;
 
     world_t *w = world_of(2, NULL);
-    hello_t hello = {.role = HELLO_LINK, .lane = LANE_DATA, .encrypted = 0, .from = 0, .to = 1,
+    hello_t hello = {.role = HELLO_LINK,
+                     .lane = LANE_DATA,
+                     .encrypted = 0,
+                     .from = 0,
+                     .to = 1,
                      .epoch = w->places[1].job.epoch};
     memcpy(hello.job, secure_keys_job(w->places[1].keys), sizeof hello.job);
     memcpy(hello.nonce, w->domains[1]->token, TCP_TOKEN_BYTES);
@@ -1081,7 +1080,6 @@ static void run_death(lane_t lane)
     uint8_t bytes[4096];
     char word[8];
     err_t err = {0};
-
     world_t *w = world_new(2);
     place_init(&w->places[1], 1, 2, NULL, "the secret");
     assert_int_equal(pipe(up), 0);
@@ -1212,6 +1210,5 @@ int main(void)
         cmocka_unit_test(killed_peer_is_noticed),
         cmocka_unit_test(forty_peers),
     };
-
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

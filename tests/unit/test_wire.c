@@ -284,8 +284,8 @@ static hvd_status_t open_text(keys_t *keys, const uint8_t *record, char text[64]
 static void test_record_round_trip(void **state)
 {
     (void)state;
-    static const size_t sizes[] = {1, 15, 16, 17, 1000, 16384, RECORD_MAX_BYTES - 1,
-                                   RECORD_MAX_BYTES};
+    static const size_t sizes[] = {
+        1, 15, 16, 17, 1000, 16384, RECORD_MAX_BYTES - 1, RECORD_MAX_BYTES};
     static uint8_t plain[RECORD_MAX_BYTES], got[RECORD_MAX_BYTES];
     static uint8_t record[RECORD_MAX_BYTES + RECORD_EXTRA_BYTES];
     keys_t keys = keys_of(secret);
@@ -550,8 +550,8 @@ static size_t capture(pair_t *pair, const void *data, size_t bytes, uint8_t *wir
 {
     size_t n_sent = 0, n_wire = 0;
     while (n_sent < bytes || secure_wants_write(pair->ends[CLIENT])) {
-        ssize_t n = secure_send(pair->ends[CLIENT], (const uint8_t *)data + n_sent, bytes - n_sent,
-                                NULL);
+        ssize_t n =
+            secure_send(pair->ends[CLIENT], (const uint8_t *)data + n_sent, bytes - n_sent, NULL);
         assert_true(n >= 0);
         n_sent += (size_t)n;
         while ((n = recv(pair->fds[SERVER], wire + n_wire, limit - n_wire, 0)) > 0) {
@@ -1069,7 +1069,6 @@ static hvd_status_t feed_server(const void *data, size_t bytes)
     hello_t hello = sample_hello();
     uint8_t encoded[HELLO_BYTES];
     pair_t pair;
-
     hello_encode(&hello, encoded);
     pair_new(&pair, secret, secret, encoded, encoded);
     assert_int_equal(send(pair.fds[CLIENT], data, bytes, 0), bytes);

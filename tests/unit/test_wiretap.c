@@ -27,10 +27,10 @@ enum { TO_SERVER, TO_CLIENT, N_WAYS };
 
 // What is done to one connection: the first that comes.
 typedef struct plot {
-    int way;          // -1: nothing
-    size_t at;        // number of the byte in its direction
-    uint8_t change;   // xor
-    bool turns_back;  // from that byte on, to its own sender
+    int way;         // -1: nothing
+    size_t at;       // number of the byte in its direction
+    uint8_t change;  // xor
+    bool turns_back; // from that byte on, to its own sender
 } plot_t;
 
 typedef struct tap {
@@ -58,7 +58,6 @@ static int open_listener(tcp_addr_t *addr_p)
     struct sockaddr_storage bound;
     socklen_t bytes = sizeof bound;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-
     assert_true(fd >= 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&name, sizeof name), 0);
     assert_int_equal(listen(fd, 16), 0);
@@ -72,7 +71,6 @@ static int call(const tcp_addr_t *addr)
     struct sockaddr_storage name;
     socklen_t name_bytes = tcp_addr_to_socket(addr, &name);
     int fd = socket(addr->family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
     assert_true(fd >= 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&name, name_bytes), 0);
     return fd;
@@ -91,7 +89,6 @@ static void tap_hang_up(tap_t *tap)
 static void tap_answer(tap_t *tap)
 {
     int client = accept4(tap->listen_fd, NULL, NULL, SOCK_CLOEXEC);
-
     if (client < 0) {
         return;
     }
@@ -110,7 +107,6 @@ static void tap_pass(tap_t *tap, int way, uint8_t *data, size_t n)
     size_t first = tap->seen[way].len;
     bool is_plotted = plot->way == way && tap->n_connections == 1;
     size_t n_before = is_plotted && plot->at > first ? MIN(plot->at - first, n) : 0;
-
     assert_non_null(buf_append(&tap->seen[way], data, n));
     if (is_plotted && plot->at >= first && plot->at - first < n) {
         data[plot->at - first] ^= plot->change;
@@ -125,7 +121,6 @@ static void tap_pass(tap_t *tap, int way, uint8_t *data, size_t n)
 static void tap_move(tap_t *tap)
 {
     uint8_t data[4096];
-
     tap_answer(tap);
     for (int way = 0; way < N_WAYS && tap->fds[TO_CLIENT] >= 0; way++) {
         ssize_t n = recv(tap->fds[!way], data, sizeof data, MSG_DONTWAIT);
@@ -145,7 +140,6 @@ static void world_open(world_t *w, const char *encrypt, plot_t plot)
     buf_t addresses[2] = {{0}, {0}};
     tcp_offer_t offer;
     err_t err = {0};
-
     *w = (world_t){.tap = {.fds = {-1, -1}, .plot = plot}};
     for (int r = 0; r < 2; r++) {
         place_init(&w->places[r], r, 2, knobs, "the secret");
@@ -197,7 +191,6 @@ static bool talk(world_t *w, int r)
 {
     net_link_t *link = w->links[r];
     uint8_t data[MESSAGE_BYTES];
-
     for (size_t i = 0; i < sizeof data; i++) {
         data[i] = stream_byte((uint64_t)r, w->n_sent[r] + i);
     }
@@ -220,7 +213,6 @@ static outcome_t world_run(world_t *w)
 {
     uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
     const uint64_t total = MESSAGE_BYTES * N_MESSAGES;
-
     while (w->n_got[0] < total || w->n_got[1] < total) {
         assert_true(clock_ns() < deadline_ns);
         world_move(w);
@@ -248,7 +240,6 @@ static outcome_t world_run(world_t *w)
 static void measure(const char *encrypt, size_t n_bytes[N_WAYS])
 {
     world_t w;
-
     world_open(&w, encrypt, (plot_t){.way = -1});
     assert_int_equal(world_run(&w), WORKED);
     assert_int_equal(w.tap.n_connections, 1);
@@ -258,8 +249,8 @@ static void measure(const char *encrypt, size_t n_bytes[N_WAYS])
     bool is_encrypted = ((tcp_link_t *)w.links[0])->conn->secure != NULL;
     for (int way = 0; way < N_WAYS; way++) {
         uint64_t n_more = w.n_sent[way] / MESSAGE_BYTES - N_MESSAGES;
-        n_bytes[way] = w.tap.seen[way].len
-                       - n_more * (MESSAGE_BYTES + (is_encrypted ? RECORD_EXTRA_BYTES : 0));
+        n_bytes[way] = w.tap.seen[way].len -
+                       n_more * (MESSAGE_BYTES + (is_encrypted ? RECORD_EXTRA_BYTES : 0));
     }
     world_close(&w);
 }
@@ -267,7 +258,6 @@ static void measure(const char *encrypt, size_t n_bytes[N_WAYS])
 static outcome_t run_plot(const char *encrypt, plot_t plot)
 {
     world_t w;
-
     world_open(&w, encrypt, plot);
     outcome_t outcome = world_run(&w);
     world_close(&w);
@@ -332,9 +322,8 @@ static void expect_cut(world_t *w, int fd)
     uint64_t deadline_ns = deadline_in_ms(PATIENCE_MS);
     uint8_t data[4096];
     ssize_t n;
-
-    while ((n = recv(fd, data, sizeof data, MSG_DONTWAIT)) != 0
-           && (n > 0 || errno == EAGAIN || errno == EWOULDBLOCK)) {
+    while ((n = recv(fd, data, sizeof data, MSG_DONTWAIT)) != 0 &&
+           (n > 0 || errno == EAGAIN || errno == EWOULDBLOCK)) {
         assert_true(clock_ns() < deadline_ns);
         world_move(w);
     }
@@ -345,7 +334,6 @@ static void say_again(world_t *w, const buf_t *said)
 {
     uint64_t n_foreign = w->domains[1]->n_foreign;
     int fd = call(&w->tap.real);
-
     assert_int_equal(send(fd, said->data, said->len, MSG_NOSIGNAL), said->len);
     expect_cut(w, fd);
     assert_int_equal(w->domains[1]->n_foreign, n_foreign + 1);
@@ -401,7 +389,11 @@ static void great_claims_take_no_memory(void **state)
     (void)state;
 
     world_open(&w, "HOROVOD_ENCRYPT=always", (plot_t){.way = -1});
-    hello_t hello = {.role = HELLO_LINK, .lane = LANE_DATA, .encrypted = 1, .from = 0, .to = 1,
+    hello_t hello = {.role = HELLO_LINK,
+                     .lane = LANE_DATA,
+                     .encrypted = 1,
+                     .from = 0,
+                     .to = 1,
                      .epoch = w.places[1].job.epoch};
     uint8_t said[HELLO_BYTES + sizeof claims[0]];
     memcpy(hello.job, secure_keys_job(w.places[1].keys), sizeof hello.job);
