@@ -34,8 +34,8 @@ static inline PyObject *Py_NewRef(PyObject *object)
 
 // What the engine may still touch after its handle was dropped: tensors, and memory taken for
 // outputs. Freed once the operation is done, under the GIL.
-typedef struct flight {
-    struct flight *next; // among those whose handle was dropped
+typedef struct submission {
+    struct submission *next; // among those whose handle was dropped
     struct job *job;
     hvd_handle_t id;
     PyObject *inputs;  // tensors, kept alive
@@ -49,15 +49,15 @@ typedef struct flight {
         int n_dims;
         int64_t shape[HVD_MAX_DIMS];
     } outputs[];
-} flight_t;
+} submission_t;
 
 // A job this process is a rank of.
-typedef struct job {
+typedef struct core_job {
     hvd_ctx_t *ctx; // NULL: none
     uint64_t life;  // differs from one context to the next: handles of an earlier are recognised
     int n_inside;   // threads in the library without the GIL
     bool closing;   // shutdown has begun: waits give up
-} job_t;
+} core_job_t;
 
 // Around calls that may block: others may run meanwhile, but the context stays.
 // clang-format off
@@ -74,11 +74,11 @@ typedef struct job {
 #define CORE_SET_BITS 20
 
 typedef struct core {
-    job_t jobs[CORE_JOBS]; // [0]: the one of init()
+    core_job_t jobs[CORE_JOBS]; // [0]: the one of init()
     uint64_t n_lives;
-    pid_t pid;         // who called init; a forked child must not touch the contexts
-    flight_t *dropped; // in flight, but nobody holds the handle
-    PyObject *package; // folder of the package: frames below it are not the user's
+    pid_t pid;             // who called init; a forked child must not touch the contexts
+    submission_t *dropped; // in flight, but nobody holds the handle
+    PyObject *package;     // folder of the package: frames below it are not the user's
     PyObject *internal_error;
     PyObject *not_initialized_error;
     PyTypeObject *handle_type;
@@ -98,7 +98,7 @@ extern core_t core;
 hvd_ctx_t *core_context(void);
 // The job a process set belongs to, or NULL with an exception set; the number is left as it is
 // there.
-job_t *core_job_of(int *process_set);
+core_job_t *core_job_of(int *process_set);
 
 // core_error.c: sets the exception a status is told by; text may be NULL, where may be "".
 PyObject *core_raise(hvd_status_t status, const char *text, const char *where);

@@ -10,10 +10,10 @@
 
 #include <stdlib.h>
 
-typedef struct channel {
+typedef struct py_channel {
     PyObject_HEAD
     hvd_channel_t *channel;
-} channel_t;
+} py_channel_t;
 
 static PyObject *raise_lost(hvd_status_t status, const char *text)
 {
@@ -46,15 +46,15 @@ static int channel_init(PyObject *self, PyObject *args, PyObject *keywords)
         raise_lost(status, text);
         return -1;
     }
-    hvd_channel_close(((channel_t *)self)->channel);
-    ((channel_t *)self)->channel = channel;
+    hvd_channel_close(((py_channel_t *)self)->channel);
+    ((py_channel_t *)self)->channel = channel;
     return 0;
 }
 
 static void channel_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    hvd_channel_close(((channel_t *)self)->channel);
+    hvd_channel_close(((py_channel_t *)self)->channel);
     freefunc free_self = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free_self(self);
     Py_DECREF(type);
@@ -62,7 +62,7 @@ static void channel_dealloc(PyObject *self)
 
 static hvd_channel_t *opened(PyObject *self)
 {
-    hvd_channel_t *channel = ((channel_t *)self)->channel;
+    hvd_channel_t *channel = ((py_channel_t *)self)->channel;
     if (channel == NULL) {
         PyErr_SetString(PyExc_ConnectionError, "the channel is closed");
     }
@@ -117,8 +117,8 @@ static PyObject *channel_wants_write(PyObject *self, PyObject *unused)
 static PyObject *channel_close(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    hvd_channel_close(((channel_t *)self)->channel);
-    ((channel_t *)self)->channel = NULL;
+    hvd_channel_close(((py_channel_t *)self)->channel);
+    ((py_channel_t *)self)->channel = NULL;
     Py_RETURN_NONE;
 }
 
@@ -141,7 +141,7 @@ static PyType_Slot channel_slots[] = {
 
 PyType_Spec core_channel_spec = {
     .name = "horovod._core.Channel",
-    .basicsize = sizeof(channel_t),
+    .basicsize = sizeof(py_channel_t),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = channel_slots,
 };

@@ -3,7 +3,7 @@
 // core_handle.c - submit(), and the Handle it returns.
 //
 // A Handle keeps the tensors of its operation alive, so there is no table beside it. If it is
-// dropped while the operation is in flight, what the engine may touch (flight_t) moves to
+// dropped while the operation is in flight, what the engine may touch (submission_t) moves to
 // core.dropped and is freed by a later call, when the operation is done.
 //
 // wait() returns what submit() was told to return: `output`, or finish(handle) if a function was
@@ -27,9 +27,9 @@ typedef struct handle {
     PyObject_HEAD
     enum handle_state state;
     hvd_op_t op;
-    job_t *job;
-    uint64_t life;    // of the job
-    flight_t *flight; // NULL once done
+    core_job_t *job;
+    uint64_t life;        // of the job
+    submission_t *flight; // NULL once done
     PyObject *output;
     PyObject *finish; // NULL: none, or already called
     PyObject *received_splits;
@@ -41,7 +41,7 @@ typedef struct handle {
 
 // --- Flights -------------------------------------------------------------------------------------
 
-static void flight_free(flight_t *flight)
+static void flight_free(submission_t *flight)
 {
     for (int i = 0; i < flight->n_views; i++) {
         PyBuffer_Release(&flight->views[i]);
@@ -55,9 +55,10 @@ static void flight_free(flight_t *flight)
     free(flight);
 }
 
-static flight_t *flight_new(PyObject *inputs, PyObject *outputs, int n_tensors, int n_outputs)
+static submission_t *flight_new(PyObject *inputs, PyObject *outputs, int n_tensors, int n_outputs)
 {
-    flight_t *flight = calloc(1, sizeof *flight + (size_t)n_outputs * sizeof flight->outputs[0]);
+    submission_t *flight =
+        calloc(1, sizeof *flight + (size_t)n_outputs * sizeof flight->outputs[0]);
     if (flight == NULL) {
         PyErr_NoMemory();
         return NULL;
@@ -81,9 +82,9 @@ static flight_t *flight_new(PyObject *inputs, PyObject *outputs, int n_tensors, 
 
 void core_sweep_dropped(void)
 {
-    flight_t **link = &core.dropped;
+    submission_t **link = &core.dropped;
     while (*link != NULL) {
-        flight_t *flight = *link;
+        submission_t *flight = *link;
         hvd_ctx_t *ctx = flight->job->ctx;
         if (ctx != NULL && hvd_poll(ctx, flight->id) == HVD_IN_PROGRESS) {
             link = &flight->next;
@@ -122,15 +123,15 @@ typedef struct objects {
     PyObject *inputs, *outputs, *splits, *result, *finish;
 } objects_t;
 
-typedef struct piece {
+typedef struct handle_piece {
     hvd_tensor_t tensor;
     int64_t shape[HVD_MAX_DIMS];
-} piece_t;
+} handle_piece_t;
 
 // Runs on the thread that drives the engine, without the GIL.
 static void *alloc_output(void *arg, int tensor, int n_dims, const int64_t *shape)
 {
-    flight_t *flight = arg;
+    submission_t *flight = arg;
     struct output *output = &flight->outputs[tensor];
     size_t bytes = flight->element_bytes;
     for (int d = 0; d < n_dims; d++) {
@@ -144,7 +145,7 @@ static void *alloc_output(void *arg, int tensor, int n_dims, const int64_t *shap
     return output->data;
 }
 
-static bool describe_into(flight_t *flight, PyObject *tensor, bool writable, void **data_p,
+static bool describe_into(submission_t *flight, PyObject *tensor, bool writable, void **data_p,
                           int *n_dims_p, int64_t *shape)
 {
     Py_buffer view;
@@ -163,7 +164,8 @@ static bool describe_into(flight_t *flight, PyObject *tensor, bool writable, voi
     return true;
 }
 
-static bool read_piece(flight_t *flight, PyObject *input, PyObject *output, piece_t *piece)
+static bool read_piece(submission_t *flight, PyObject *input, PyObject *output,
+                       handle_piece_t *piece)
 {
     void *data;
     if (!describe_into(flight, input, output == input, &data, &piece->tensor.n_dims,
@@ -187,8 +189,8 @@ static bool read_piece(flight_t *flight, PyObject *input, PyObject *output, piec
     return true;
 }
 
-static bool read_pieces(flight_t *flight, PyObject *inputs, PyObject *outputs, int n,
-                        piece_t *pieces)
+static bool read_pieces(submission_t *flight, PyObject *inputs, PyObject *outputs, int n,
+                        handle_piece_t *pieces)
 {
     bool many = PyTuple_Check(inputs);
     for (int i = 0; i < n; i++) {
@@ -249,7 +251,7 @@ static bool read_request(PyObject *const *args, hvd_request_t *request)
     return !PyErr_Occurred();
 }
 
-static handle_t *handle_new(job_t *job, hvd_op_t op, PyObject *result, PyObject *finish)
+static handle_t *handle_new(core_job_t *job, hvd_op_t op, PyObject *result, PyObject *finish)
 {
     handle_t *handle = PyObject_New(handle_t, core.handle_type);
     if (handle == NULL) {
@@ -272,7 +274,7 @@ static handle_t *handle_new(job_t *job, hvd_op_t op, PyObject *result, PyObject 
 
 // Fills the request with the tensors and gives it to the library.
 static bool submit_pieces(handle_t *handle, hvd_request_t *request, const objects_t *objects,
-                          piece_t *pieces, hvd_tensor_t *tensors)
+                          handle_piece_t *pieces, hvd_tensor_t *tensors)
 {
     if (!read_pieces(handle->flight, objects->inputs, objects->outputs, request->n_tensors,
                      pieces)) {
@@ -322,12 +324,12 @@ static bool submit_handle(handle_t *handle, hvd_request_t *request, const object
     request->where = handle->where;
     request->alloc = handle->flight->n_outputs > 0 ? alloc_output : NULL;
     request->arg = handle->flight;
-    piece_t one;
+    handle_piece_t one;
     hvd_tensor_t tensor;
     if (n <= 1) {
         return submit_pieces(handle, request, objects, &one, &tensor);
     }
-    piece_t *pieces = malloc((size_t)n * (sizeof *pieces + sizeof tensor));
+    handle_piece_t *pieces = malloc((size_t)n * (sizeof *pieces + sizeof tensor));
     if (pieces == NULL) {
         PyErr_NoMemory();
         return false;
@@ -346,7 +348,7 @@ static bool averages_bools(const hvd_request_t *request)
 
 static PyObject *submit(hvd_request_t *request, const objects_t *objects)
 {
-    job_t *job = core_job_of(&request->process_set);
+    core_job_t *job = core_job_of(&request->process_set);
     if (job == NULL) {
         return NULL;
     }
@@ -461,7 +463,7 @@ static void settle(handle_t *handle)
 // True when the operation has ended; false with an exception when a signal came or time was up.
 static bool wait_until_ended(const handle_t *handle, double timeout_s)
 {
-    job_t *job = handle->job;
+    core_job_t *job = handle->job;
     hvd_handle_t id = handle->flight->id;
     hvd_status_t status = HVD_TIMEOUT;
     int64_t left_ms = timeout_s < 0 ? -1 : (int64_t)(timeout_s * 1000.0);
@@ -560,7 +562,7 @@ static PyObject *handle_poll(PyObject *self, PyObject *unused)
         Py_RETURN_TRUE;
     }
     hvd_status_t status;
-    job_t *job = handle->job;
+    core_job_t *job = handle->job;
     hvd_ctx_t *ctx = job->ctx;
     hvd_handle_t id = handle->flight->id;
     CORE_ENTER(job)
@@ -684,7 +686,7 @@ static void handle_dealloc(PyObject *self)
 {
     handle_t *handle = (handle_t *)self;
     PyTypeObject *type = Py_TYPE(self);
-    flight_t *flight = handle->flight;
+    submission_t *flight = handle->flight;
     if (flight != NULL && handle->state == IN_FLIGHT && of_this_life(handle)) {
         flight->next = core.dropped;
         core.dropped = flight;

@@ -21,7 +21,7 @@ hvd_ctx_t *core_context(void)
     return core.jobs[0].ctx;
 }
 
-job_t *core_job_of(int *process_set)
+core_job_t *core_job_of(int *process_set)
 {
     unsigned number = (unsigned)*process_set >> CORE_SET_BITS;
     if (number == 0 || *process_set < 0) { // a set no job has is refused by the library
@@ -102,7 +102,7 @@ static bool read_sets(PyObject *sequence, rank_sets_t *sets)
 }
 
 // Joins a job; the GIL is let go of meanwhile.
-static bool join_job(job_t *job, const hvd_options_t *options)
+static bool join_job(core_job_t *job, const hvd_options_t *options)
 {
     char text[HVD_TEXT_BYTES] = "";
     hvd_ctx_t *ctx = NULL;
@@ -116,7 +116,7 @@ static bool join_job(job_t *job, const hvd_options_t *options)
     }
     core_stack_open();
     hvd_set_stack_source(ctx, core_stack, NULL);
-    *job = (job_t){.ctx = ctx, .life = ++core.n_lives};
+    *job = (core_job_t){.ctx = ctx, .life = ++core.n_lives};
     return true;
 }
 
@@ -127,7 +127,7 @@ static void let_others_run(void)
     Py_END_ALLOW_THREADS
 }
 
-static void leave_job(job_t *job)
+static void leave_job(core_job_t *job)
 {
     hvd_ctx_t *ctx = job->ctx;
     if (ctx == NULL || job->closing) {
@@ -211,7 +211,7 @@ static PyObject *open_job(PyObject *module, PyObject *env)
             return NULL;
         }
     }
-    job_t *job = &core.jobs[number];
+    core_job_t *job = &core.jobs[number];
     hvd_options_t options = {.env = variables};
     job->closing = true; // nobody else's while it is being joined
     bool joined = join_job(job, &options);

@@ -232,7 +232,7 @@ void tf_collective_delete(void *kernel)
 
 // --- One run of a collective ---------------------------------------------------------------------
 
-typedef struct job {
+typedef struct tf_run {
     const collective_kernel_t *kernel;
     TF_OpKernelContext *context;
     hvd_ctx_t *ctx;
@@ -244,14 +244,14 @@ typedef struct job {
     TF_Tensor **outputs;
     int64_t (*shapes)[HVD_MAX_DIMS];
     TF_Tensor *splits;
-} job_t;
+} tf_run_t;
 
-static job_t *job_new(const collective_kernel_t *kernel, TF_OpKernelContext *context)
+static tf_run_t *job_new(const collective_kernel_t *kernel, TF_OpKernelContext *context)
 {
     const tf_collective_t *row = kernel->row;
     int n = row->output == OUTPUT_NONE ? 0 : row->grouped ? tf_api.NumInputs(context) : 1;
     size_t each = sizeof(hvd_tensor_t) + 2 * sizeof(TF_Tensor *) + HVD_MAX_DIMS * sizeof(int64_t);
-    job_t *job = calloc(1, sizeof *job + (size_t)n * each);
+    tf_run_t *job = calloc(1, sizeof *job + (size_t)n * each);
     if (job == NULL) {
         return NULL;
     }
@@ -266,7 +266,7 @@ static job_t *job_new(const collective_kernel_t *kernel, TF_OpKernelContext *con
     return job;
 }
 
-static void job_free(job_t *job)
+static void job_free(tf_run_t *job)
 {
     for (int i = 0; i < job->n; i++) {
         if (job->inputs[i] != NULL) {
@@ -283,7 +283,7 @@ static void job_free(job_t *job)
     free(job);
 }
 
-static bool went_well(job_t *job)
+static bool went_well(tf_run_t *job)
 {
     if (tf_api.GetCode(job->status) == TF_OK) {
         return true;
@@ -302,7 +302,7 @@ static void *data_of(const TF_Tensor *tensor)
 
 // The buffer can only be taken over while nobody holds the input, not even we: it is held again
 // afterwards, if it was not taken.
-static bool prepare_output(job_t *job, int i)
+static bool prepare_output(tf_run_t *job, int i)
 {
     hvd_tensor_t *tensor = &job->tensors[i];
     int forwarded = -1;
@@ -326,16 +326,16 @@ static bool prepare_output(job_t *job, int i)
 }
 
 // Passes the input on as the output and writes into it.
-static bool prepare_in_place(job_t *job, int i)
+static bool prepare_in_place(tf_run_t *job, int i)
 {
     job->tensors[i].output = data_of(job->inputs[i]);
     tf_api.SetOutput(job->context, i, job->inputs[i], job->status);
     return went_well(job);
 }
 
-static bool prepare_tensor(job_t *job, int i)
+static bool prepare_tensor(tf_run_t *job, int i)
 {
-    static bool (*const prepare_by_output[])(job_t *, int) = {
+    static bool (*const prepare_by_output[])(tf_run_t *, int) = {
         [OUTPUT_LIKE_INPUT] = prepare_output,
         [OUTPUT_IS_INPUT] = prepare_in_place,
         [OUTPUT_ALLOCATED] = NULL, // when the shape is known
@@ -357,11 +357,11 @@ static bool prepare_tensor(job_t *job, int i)
     }
     tensor->shape = job->shapes[i];
     tensor->input = data_of(job->inputs[i]);
-    bool (*prepare_more)(job_t *, int) = prepare_by_output[job->kernel->row->output];
+    bool (*prepare_more)(tf_run_t *, int) = prepare_by_output[job->kernel->row->output];
     return prepare_more == NULL || prepare_more(job, i);
 }
 
-static bool prepare_splits(job_t *job, hvd_request_t *request)
+static bool prepare_splits(tf_run_t *job, hvd_request_t *request)
 {
     tf_api.GetInput(job->context, 1, &job->splits, job->status);
     if (!went_well(job)) {
@@ -379,7 +379,7 @@ static bool prepare_splits(job_t *job, hvd_request_t *request)
 // The engine's thread asks for memory once the ranks have agreed how much there will be.
 static void *allocate_output(void *arg, int i, int n_dims, const int64_t *shape)
 {
-    job_t *job = arg;
+    tf_run_t *job = arg;
     size_t bytes = hvd_dtype_bytes(job->kernel->request.dtype);
     for (int d = 0; d < n_dims; d++) {
         bytes *= (size_t)shape[d];
@@ -389,7 +389,7 @@ static void *allocate_output(void *arg, int i, int n_dims, const int64_t *shape)
     return job->outputs[i] != NULL ? data_of(job->outputs[i]) : NULL;
 }
 
-static void put_integers(job_t *job, int output, const int32_t *values, int n_dims, int64_t n)
+static void put_integers(tf_run_t *job, int output, const int32_t *values, int n_dims, int64_t n)
 {
     size_t bytes = (size_t)n * sizeof *values;
     TF_Tensor *tensor =
@@ -401,7 +401,7 @@ static void put_integers(job_t *job, int output, const int32_t *values, int n_di
 }
 
 // Tells TensorFlow what became of it and lets go of everything but `done`.
-static void settle(job_t *job, hvd_handle_t handle, hvd_status_t status)
+static void settle(tf_run_t *job, hvd_handle_t handle, hvd_status_t status)
 {
     hvd_result_t result = {0};
     hvd_result(job->ctx, handle, &result);
@@ -420,7 +420,7 @@ static void settle(job_t *job, hvd_handle_t handle, hvd_status_t status)
 
 static void on_done(void *arg, hvd_handle_t handle, hvd_status_t status)
 {
-    job_t *job = arg;
+    tf_run_t *job = arg;
     tf_done_t done = job->done;
     settle(job, handle, status);
     tf_api.RunAsyncOpKernelDoneCallback(&done);
@@ -469,7 +469,7 @@ static bool take_done(tf_done_t *done, tf_done_t *taken_p)
 // Submits under the lock, so that the context cannot go away meanwhile. From here on the job may be
 // completed, and gone, at any moment; unless `done` is taken out of the request because there are
 // no other ranks. What waits for nobody is not worth waking another thread.
-static bool submit(job_t *job, hvd_request_t *request, hvd_handle_t *handle_p)
+static bool submit(tf_run_t *job, hvd_request_t *request, hvd_handle_t *handle_p)
 {
     char text[HVD_TEXT_BYTES];
     TF_OpKernelContext *context = job->context;
@@ -488,7 +488,7 @@ static bool submit(job_t *job, hvd_request_t *request, hvd_handle_t *handle_p)
     return status == HVD_OK;
 }
 
-static bool prepare(job_t *job, hvd_request_t *request)
+static bool prepare(tf_run_t *job, hvd_request_t *request)
 {
     *request = job->kernel->request;
     request->tensors = job->tensors;
@@ -505,7 +505,7 @@ static bool prepare(job_t *job, hvd_request_t *request)
 
 void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t *done)
 {
-    job_t *job = job_new(kernel, context);
+    tf_run_t *job = job_new(kernel, context);
     if (job == NULL) {
         fail_context(context, TF_RESOURCE_EXHAUSTED, "no memory for an operation of Horovod");
         tf_api.RunAsyncOpKernelDoneCallback(done);

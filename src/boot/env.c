@@ -179,12 +179,12 @@ hvd_status_t secret_find(const config_t *config, uint64_t deadline_ns, uint8_t s
 // --- The numbers ---------------------------------------------------------------------------------
 
 // A rank and a size that belong together.
-typedef struct place {
+typedef struct env_place {
     enum knob_id rank_id, size_id;
     int64_t rank, size;
-} place_t;
+} env_place_t;
 
-static hvd_status_t check_place(const config_t *config, const place_t *place, int64_t size,
+static hvd_status_t check_place(const config_t *config, const env_place_t *place, int64_t size,
                                 err_t *err)
 {
     const char *rank_name = knob_infos[place->rank_id].env,
@@ -207,7 +207,7 @@ static hvd_status_t check_place(const config_t *config, const place_t *place, in
 
 static hvd_status_t check_places(const config_t *config, err_t *err)
 {
-    const place_t places[] = {
+    const env_place_t places[] = {
         {KNOB_rank, KNOB_size, config->rank, config->size},
         {KNOB_local_rank, KNOB_local_size, config->local_rank, config->local_size},
         {KNOB_cross_rank, KNOB_cross_size, config->cross_rank, config->cross_size},

@@ -38,22 +38,22 @@
 #define REPORT_EVERY_S 60
 #define EVENTS_AT_ONCE 64
 
-typedef enum conn_state {
+typedef enum kv_conn_state {
     NEWCOMER_HELLO,
     NEWCOMER_SHAKING,
     GUEST_ASKING,
     GUEST_WAITING,
     GUEST_ANSWERED
-} conn_state_t;
+} kv_conn_state_t;
 
-typedef struct conn {
+typedef struct kv_conn {
     kv_waiter_t waiter; // first: the store hands it back, and it is then the connection
-    conn_state_t state;
+    kv_conn_state_t state;
     int fd;
-    uint32_t events;             // what epoll watches
-    bool doomed;                 // closed after the current round of events
-    struct conn *next, **back_p; // of newcomers (oldest first) or of guests
-    uint64_t deadline_ns;        // newcomer: to be a guest; waiting guest: to be answered
+    uint32_t events;                // what epoll watches
+    bool doomed;                    // closed after the current round of events
+    struct kv_conn *next, **back_p; // of newcomers (oldest first) or of guests
+    uint64_t deadline_ns;           // newcomer: to be a guest; waiting guest: to be answered
     secure_t *secure;
     uint8_t hello[HELLO_BYTES];
     size_t hello_len;
@@ -61,10 +61,10 @@ typedef struct conn {
     kv_request_t request; // GUEST_WAITING: points into frame
     kv_answer_t *answer;
     size_t answer_at;
-} conn_t;
+} kv_conn_t;
 
 typedef struct conn_list {
-    conn_t *first, **end_p;
+    kv_conn_t *first, **end_p;
     size_t n;
 } conn_list_t;
 
@@ -86,7 +86,7 @@ struct hvd_rendezvous {
 
 // --- Lists ---------------------------------------------------------------------------------------
 
-static void list_append(conn_list_t *list, conn_t *conn)
+static void list_append(conn_list_t *list, kv_conn_t *conn)
 {
     conn->next = NULL;
     conn->back_p = list->end_p;
@@ -95,7 +95,7 @@ static void list_append(conn_list_t *list, conn_t *conn)
     list->n++;
 }
 
-static void list_take(conn_list_t *list, conn_t *conn)
+static void list_take(conn_list_t *list, kv_conn_t *conn)
 {
     *conn->back_p = conn->next;
     if (conn->next != NULL) {
@@ -106,12 +106,12 @@ static void list_take(conn_list_t *list, conn_t *conn)
     list->n--;
 }
 
-static bool is_newcomer(const conn_t *conn)
+static bool is_newcomer(const kv_conn_t *conn)
 {
     return conn->state <= NEWCOMER_SHAKING;
 }
 
-static conn_list_t *list_of(hvd_rendezvous_t *server, const conn_t *conn)
+static conn_list_t *list_of(hvd_rendezvous_t *server, const kv_conn_t *conn)
 {
     return conn->doomed        ? &server->doomed
            : is_newcomer(conn) ? &server->newcomers
@@ -121,7 +121,7 @@ static conn_list_t *list_of(hvd_rendezvous_t *server, const conn_t *conn)
 // --- Ends ----------------------------------------------------------------------------------------
 
 // Others may still have events for it in this round, so it is freed after it.
-static void conn_doom(hvd_rendezvous_t *server, conn_t *conn)
+static void conn_doom(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     if (conn->doomed) {
         return;
@@ -133,7 +133,7 @@ static void conn_doom(hvd_rendezvous_t *server, conn_t *conn)
     epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
 }
 
-static void conn_free(conn_t *conn)
+static void conn_free(kv_conn_t *conn)
 {
     kv_answer_drop(conn->answer);
     secure_free(conn->secure);
@@ -145,7 +145,7 @@ static void conn_free(conn_t *conn)
 static void bury_doomed(hvd_rendezvous_t *server)
 {
     while (server->doomed.first != NULL) {
-        conn_t *conn = server->doomed.first;
+        kv_conn_t *conn = server->doomed.first;
         list_take(&server->doomed, conn);
         conn_free(conn);
     }
@@ -163,7 +163,7 @@ static bool report_is_due(hvd_rendezvous_t *server)
 }
 
 // Counts a client that has no business here, and says so now and then.
-static void conn_refuse(hvd_rendezvous_t *server, conn_t *conn, const char *why)
+static void conn_refuse(hvd_rendezvous_t *server, kv_conn_t *conn, const char *why)
 {
     unsigned long long n = atomic_fetch_add(&server->n_refused, 1) + 1;
     if (report_is_due(server)) {
@@ -178,7 +178,7 @@ static void conn_refuse(hvd_rendezvous_t *server, conn_t *conn, const char *why)
 
 static const char spoke_too_soon[] = "it sent a second request before the first was answered";
 
-static void watch(hvd_rendezvous_t *server, conn_t *conn, uint32_t events)
+static void watch(hvd_rendezvous_t *server, kv_conn_t *conn, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = conn};
     if (!conn->doomed && conn->events != events) {
@@ -187,7 +187,7 @@ static void watch(hvd_rendezvous_t *server, conn_t *conn, uint32_t events)
     }
 }
 
-static void begin_answer(hvd_rendezvous_t *server, conn_t *conn, kv_answer_t *answer)
+static void begin_answer(hvd_rendezvous_t *server, kv_conn_t *conn, kv_answer_t *answer)
 {
     if (answer == NULL || answer->frame.failed) {
         kv_answer_drop(answer);
@@ -200,7 +200,7 @@ static void begin_answer(hvd_rendezvous_t *server, conn_t *conn, kv_answer_t *an
     conn->state = GUEST_ANSWERED;
 }
 
-static void run_request(hvd_rendezvous_t *server, conn_t *conn)
+static void run_request(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     kv_answer_t *answer = kv_store_run(server->store, &conn->waiter, &conn->request);
     if (answer != NULL || conn->waiter.gate == NULL) {
@@ -220,7 +220,7 @@ static void run_request(hvd_rendezvous_t *server, conn_t *conn)
 }
 
 // True when the whole answer is on its way and the next request may be read.
-static bool send_answer(hvd_rendezvous_t *server, conn_t *conn)
+static bool send_answer(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     const buf_t *frame = &conn->answer->frame;
     while (conn->answer_at < frame->len) {
@@ -244,7 +244,7 @@ static bool send_answer(hvd_rendezvous_t *server, conn_t *conn)
 }
 
 // Reads towards `bytes` of the frame; true when they are there.
-static bool read_frame_to(hvd_rendezvous_t *server, conn_t *conn, size_t bytes)
+static bool read_frame_to(hvd_rendezvous_t *server, kv_conn_t *conn, size_t bytes)
 {
     err_t err;
     while (conn->frame.len < bytes) {
@@ -268,7 +268,7 @@ static bool read_frame_to(hvd_rendezvous_t *server, conn_t *conn, size_t bytes)
 }
 
 // True when a request is complete and decoded.
-static bool read_request(hvd_rendezvous_t *server, conn_t *conn)
+static bool read_request(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     size_t body_bytes;
     err_t err;
@@ -291,7 +291,7 @@ static bool read_request(hvd_rendezvous_t *server, conn_t *conn)
 }
 
 // A guest that waits should be silent: it can only be leaving.
-static void check_waiting(hvd_rendezvous_t *server, conn_t *conn)
+static void check_waiting(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     uint8_t byte;
     ssize_t n = secure_recv(conn->secure, &byte, 1, NULL);
@@ -303,7 +303,7 @@ static void check_waiting(hvd_rendezvous_t *server, conn_t *conn)
 }
 
 // Goes on with a guest until it waits for something.
-static void advance_guest(hvd_rendezvous_t *server, conn_t *conn)
+static void advance_guest(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     while (!conn->doomed) {
         if (conn->state == GUEST_WAITING) {
@@ -328,7 +328,7 @@ static void advance_ready(hvd_rendezvous_t *server)
 {
     kv_waiter_t *waiter;
     while ((waiter = kv_store_next_ready(server->store)) != NULL) {
-        conn_t *conn = (conn_t *)waiter;
+        kv_conn_t *conn = (kv_conn_t *)waiter;
         run_request(server, conn);
         advance_guest(server, conn);
     }
@@ -337,7 +337,7 @@ static void advance_ready(hvd_rendezvous_t *server)
 // --- Newcomers -----------------------------------------------------------------------------------
 
 // True when the hello is complete and names this job.
-static bool read_hello(hvd_rendezvous_t *server, conn_t *conn)
+static bool read_hello(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     hello_t hello;
     err_t err;
@@ -371,7 +371,7 @@ static bool read_hello(hvd_rendezvous_t *server, conn_t *conn)
     return true;
 }
 
-static void welcome(hvd_rendezvous_t *server, conn_t *conn)
+static void welcome(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     list_take(&server->newcomers, conn);
     conn->state = GUEST_ASKING;
@@ -379,7 +379,7 @@ static void welcome(hvd_rendezvous_t *server, conn_t *conn)
     advance_guest(server, conn);
 }
 
-static void advance_newcomer(hvd_rendezvous_t *server, conn_t *conn)
+static void advance_newcomer(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     err_t err;
     if (conn->state == NEWCOMER_HELLO) {
@@ -427,7 +427,7 @@ static void resume_listening(hvd_rendezvous_t *server, uint64_t now_ns)
 static void admit(hvd_rendezvous_t *server, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN};
-    conn_t *conn = calloc(1, sizeof *conn);
+    kv_conn_t *conn = calloc(1, sizeof *conn);
     int on = 1;
     if (conn == NULL) {
         close(fd);
@@ -454,7 +454,7 @@ static bool make_room(hvd_rendezvous_t *server, uint64_t now_ns)
     if (server->newcomers.n < NEWCOMER_LIMIT) {
         return true;
     }
-    conn_t *oldest = server->newcomers.first;
+    kv_conn_t *oldest = server->newcomers.first;
     uint64_t had_its_chance_ns =
         oldest->deadline_ns - (NEWCOMER_MS - NEWCOMER_GRACE_MS) * NS_PER_MS;
     if (now_ns < had_its_chance_ns) {
@@ -504,7 +504,7 @@ static void expire_guests(hvd_rendezvous_t *server, uint64_t now_ns)
         return;
     }
     server->next_deadline_ns = NEVER_NS;
-    for (conn_t *conn = server->guests.first, *next; conn != NULL; conn = next) {
+    for (kv_conn_t *conn = server->guests.first, *next; conn != NULL; conn = next) {
         next = conn->next;
         if (conn->state != GUEST_WAITING || conn->waiter.gate == NULL) {
             continue;
@@ -541,7 +541,7 @@ static void handle(hvd_rendezvous_t *server, void *who)
         accept_some(server);
         return;
     }
-    conn_t *conn = who;
+    kv_conn_t *conn = who;
     if (conn->doomed) {
         return;
     }

@@ -27,10 +27,10 @@
 // What a key costs beyond its bytes, so that many tiny ones cannot pass the limit on bytes.
 #define ENTRY_OVERHEAD ((size_t)64)
 
-typedef struct entry {
+typedef struct kv_entry {
     size_t bytes;
     uint8_t data[];
-} entry_t;
+} kv_entry_t;
 
 typedef enum gate_kind { GATE_KEY = 'k', GATE_GATHER = 'g', GATE_NAME = 'n' } gate_kind_t;
 
@@ -46,15 +46,15 @@ struct kv_gate {
     kv_waiter_t *waiters;
 };
 
-typedef struct crew {
+typedef struct kv_group {
     uint64_t turn_left; // the latest turn that somebody has left; 0: none
     kv_left_t first;    // to leave that turn
-} crew_t;
+} kv_group_t;
 
 struct kv_lease {
     uint64_t turn; // how many times the name has been taken
     kv_waiter_t *holder;
-    crew_t *crew; // NULL: the name has no number
+    kv_group_t *crew; // NULL: the name has no number
     uint32_t number;
     size_t name_bytes;
     char name[];
@@ -267,7 +267,7 @@ static kv_answer_t *run_put(kv_store_t *store, kv_waiter_t *waiter, const kv_req
 {
     (void)waiter;
     uint64_t hash = hash_of(store, request->key, request->key_bytes);
-    entry_t *old = map_get(&store->entries, hash, request->key, request->key_bytes);
+    kv_entry_t *old = map_get(&store->entries, hash, request->key, request->key_bytes);
     size_t old_cost = old != NULL ? old->bytes : 0;
     size_t cost = request->value_bytes + (old != NULL ? 0 : request->key_bytes + ENTRY_OVERHEAD);
 
@@ -275,7 +275,7 @@ static kv_answer_t *run_put(kv_store_t *store, kv_waiter_t *waiter, const kv_req
         (old == NULL && store->entries.n_used >= KV_KEYS_LIMIT)) {
         return answer_code(KV_FULL);
     }
-    entry_t *entry = malloc(sizeof *entry + request->value_bytes);
+    kv_entry_t *entry = malloc(sizeof *entry + request->value_bytes);
     if (entry == NULL) {
         return answer_code(KV_FULL);
     }
@@ -298,7 +298,7 @@ static kv_answer_t *run_put(kv_store_t *store, kv_waiter_t *waiter, const kv_req
 static kv_answer_t *run_get(kv_store_t *store, kv_waiter_t *waiter, const kv_request_t *request)
 {
     uint64_t hash = hash_of(store, request->key, request->key_bytes);
-    const entry_t *entry = map_get(&store->entries, hash, request->key, request->key_bytes);
+    const kv_entry_t *entry = map_get(&store->entries, hash, request->key, request->key_bytes);
     if (entry == NULL) {
         return wait_at(store, waiter, GATE_KEY, request);
     }
@@ -307,8 +307,8 @@ static kv_answer_t *run_get(kv_store_t *store, kv_waiter_t *waiter, const kv_req
 
 // --- Gather --------------------------------------------------------------------------------------
 
-static const entry_t *numbered_entry(const kv_store_t *store, const kv_request_t *request,
-                                     uint32_t number)
+static const kv_entry_t *numbered_entry(const kv_store_t *store, const kv_request_t *request,
+                                        uint32_t number)
 {
     char text[KV_KEY_LIMIT + 8];
     char digits[8];
@@ -339,7 +339,7 @@ static kv_answer_t *build_gather(const kv_store_t *store, const kv_request_t *re
 {
     kv_answer_t *answer = answer_new(KV_OK);
     for (uint32_t i = 0; i < request->n && answer != NULL; i++) {
-        const entry_t *entry = numbered_entry(store, request, i);
+        const kv_entry_t *entry = numbered_entry(store, request, i);
         put_u32(&answer->frame, (uint32_t)entry->bytes);
         put_bytes(&answer->frame, entry->data, entry->bytes);
     }
@@ -453,10 +453,10 @@ static kv_answer_t *run_gather(kv_store_t *store, kv_waiter_t *waiter, const kv_
 // --- Names ---------------------------------------------------------------------------------------
 
 // The crew of names with this prefix, made at first use; NULL: no memory.
-static crew_t *crew_find(kv_store_t *store, const char *prefix, size_t bytes)
+static kv_group_t *crew_find(kv_store_t *store, const char *prefix, size_t bytes)
 {
     uint64_t hash = hash_of(store, prefix, bytes);
-    crew_t *crew = map_get(&store->crews, hash, prefix, bytes);
+    kv_group_t *crew = map_get(&store->crews, hash, prefix, bytes);
     if (crew == NULL && (crew = calloc(1, sizeof *crew)) != NULL &&
         !map_put(&store->crews, hash, prefix, bytes, crew)) {
         free(crew);
@@ -529,7 +529,7 @@ static void open_gathers(kv_store_t *store)
 static void leave_crew(kv_store_t *store, const kv_waiter_t *waiter)
 {
     const kv_lease_t *lease = waiter->lease;
-    crew_t *crew = lease->crew;
+    kv_group_t *crew = lease->crew;
     if (crew != NULL && lease->turn > crew->turn_left) {
         crew->turn_left = lease->turn;
         crew->first.number = lease->number;

@@ -42,7 +42,7 @@ typedef uintptr_t handle_t;
 // --- ABIs ----------------------------------------------------------------------------------------
 
 // Constants, in the order of the rows below.
-typedef enum constant {
+typedef enum mpi_constant {
     WORLD,
     ERRORS_RETURN,
     BYTE,
@@ -59,7 +59,7 @@ typedef enum constant {
     MAX,
     PRODUCT,
     N_CONSTANTS
-} constant_t;
+} mpi_constant_t;
 
 // A variable of the library (MPI_T) that makes the non-blocking form of an operation fast.
 typedef struct cure {
@@ -118,12 +118,12 @@ static const abi_t abis[] = {
                  0x58000004}},
 };
 
-static const constant_t type_of[HVD_N_DTYPES] = {
+static const mpi_constant_t type_of[HVD_N_DTYPES] = {
     [HVD_UINT8] = UINT8, [HVD_INT8] = INT8,   [HVD_UINT16] = UINT16, [HVD_INT16] = INT16,
     [HVD_INT32] = INT32, [HVD_INT64] = INT64, [HVD_FLOAT32] = FLOAT, [HVD_FLOAT64] = DOUBLE,
 };
 
-static const constant_t op_of[HVD_N_REDUCES] = {
+static const mpi_constant_t op_of[HVD_N_REDUCES] = {
     [HVD_SUM] = SUM, [HVD_MIN] = MIN, [HVD_MAX] = MAX, [HVD_PRODUCT] = PRODUCT};
 
 // --- The library ---------------------------------------------------------------------------------
@@ -138,14 +138,14 @@ enum { WORKER_IDLE, WORKER_ASKED, WORKER_DONE, WORKER_ENDS };
 // What ranks can do, which all must do alike: 1 or 0.
 enum { WAY_CURED, WAY_ANY_THREAD, N_WAYS };
 
-typedef struct worker {
+typedef struct mpi_worker {
     pthread_t thread;
     bool runs; // there is a thread
     atomic_bool may_spin;
     atomic_uint state; // what follows belongs to the worker while it is WORKER_ASKED
     work_t *work;
     int code;
-} worker_t;
+} mpi_worker_t;
 
 struct mpi_plane {
     const abi_t *abi;
@@ -159,7 +159,7 @@ struct mpi_plane {
     int32_t ways[N_WAYS]; // while they are compared
     unsigned slow_ops;    // those of the ABI that are not cured on all ranks
     bool one_thread;      // some rank may call MPI from its worker only
-    worker_t worker;
+    mpi_worker_t worker;
     uint64_t deadline_ns;    // of make_comm
     const coll_args_t *args; // of the collective that runs, and its memory
     const void *input;
@@ -438,7 +438,7 @@ static run_t *const run_of[HVD_N_OPS] = {
 
 // --- The worker ----------------------------------------------------------------------------------
 
-static void worker_tell(worker_t *w, unsigned state)
+static void worker_tell(mpi_worker_t *w, unsigned state)
 {
     atomic_store(&w->state, state);
     futex_wake(&w->state, 1);
@@ -446,7 +446,7 @@ static void worker_tell(worker_t *w, unsigned state)
 
 // With a core for each of the two threads either looks out for the other for a while before it
 // sleeps: to be woken takes longer than the rest of a hand-over.
-static void worker_look(const worker_t *w, unsigned state)
+static void worker_look(const mpi_worker_t *w, unsigned state)
 {
     bool may_spin = atomic_load_explicit(&w->may_spin, memory_order_relaxed);
     uint64_t until_ns = may_spin ? clock_ns() + SPIN_NS : 0;
@@ -458,7 +458,7 @@ static void worker_look(const worker_t *w, unsigned state)
 static void *worker_main(void *arg)
 {
     mpi_plane_t *plane = arg;
-    worker_t *w = &plane->worker;
+    mpi_worker_t *w = &plane->worker;
     unsigned state;
     while ((state = atomic_load(&w->state)) != WORKER_ENDS) {
         if (state != WORKER_ASKED) {
@@ -479,7 +479,7 @@ static hvd_status_t worker_start(mpi_plane_t *plane, err_t *err)
     return code == 0 ? HVD_OK : thread_failed(err, code, "the thread for MPI");
 }
 
-static void worker_stop(worker_t *w)
+static void worker_stop(mpi_worker_t *w)
 {
     if (w->runs) {
         worker_tell(w, WORKER_ENDS);
@@ -487,7 +487,7 @@ static void worker_stop(worker_t *w)
     }
 }
 
-static void worker_ask(worker_t *w, work_t *work)
+static void worker_ask(mpi_worker_t *w, work_t *work)
 {
     w->work = work;
     worker_tell(w, WORKER_ASKED);
@@ -495,7 +495,7 @@ static void worker_ask(worker_t *w, work_t *work)
 
 // Sleeps for a moment if it is not done: where the worker has no other core than ours, every look
 // at it would take time from it.
-static bool worker_is_done(worker_t *w)
+static bool worker_is_done(mpi_worker_t *w)
 {
     worker_look(w, WORKER_ASKED);
     futex_wait(&w->state, WORKER_ASKED, clock_ns() + WORKER_POLL_NS);
@@ -504,7 +504,7 @@ static bool worker_is_done(worker_t *w)
 }
 
 // Has the worker do something and waits for it.
-static int worker_do(worker_t *w, work_t *work)
+static int worker_do(mpi_worker_t *w, work_t *work)
 {
     worker_ask(w, work);
     while (!worker_is_done(w)) {
@@ -538,7 +538,7 @@ hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total
 
 hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
 {
-    worker_t *w = &plane->worker;
+    mpi_worker_t *w = &plane->worker;
     int done = 0;
     int code = 0;
     if (atomic_load(&w->state) != WORKER_IDLE) {

@@ -42,7 +42,7 @@ typedef struct squad {
 typedef struct worker {
     int id; // for ever, while its rank may change
     squad_t *squad;
-    place_t place;
+    rank_place_t place;
     bool is_leaving;   // told to go: how it ends does not matter
     uint32_t has_left; // the last generation it has left
     rank_end_t end;
@@ -348,7 +348,7 @@ static void put_place(const driver_t *driver, const job_plan_t *plan, const work
 }
 
 // Ranks of the host in order: those that go on, then new ones. Those too many leave.
-static bool fill_host(driver_t *driver, crew_host_t *host, const place_t *places)
+static bool fill_host(driver_t *driver, crew_host_t *host, const rank_place_t *places)
 {
     squad_t *squad = fresh_squad(driver, host);
     int n_old = driver->n_workers, n = 0;

@@ -56,7 +56,7 @@ static hvd_status_t write_resources(const hosts_t *hosts, const job_plan_t *plan
     }
     fprintf(file, "overlapping_rs: allow\ncpu_index_using: logical\n\n");
     for (int i = 0; i < plan->n_ranks; i++) {
-        const place_t *place = &plan->places[i];
+        const rank_place_t *place = &plan->places[i];
         long share = MAX(n_cores / place->local_size, 1);
         long first = MIN(place->local_rank * share, n_cores - 1);
         fprintf(file, "rank: %d: { hostname: %s; cpu: {%ld-%ld} ; gpu: * ; mem: * }\n", i,

@@ -122,13 +122,13 @@ hvd_status_t own_addresses(const char *nics, buf_t *list, err_t *err);
 
 // --- Plan (plan.c): pure -------------------------------------------------------------------------
 
-typedef struct place {
+typedef struct rank_place {
     int rank, host;
     int local_rank, local_size, cross_rank, cross_size;
-} place_t;
+} rank_place_t;
 
 typedef struct job_plan {
-    place_t *places; // by rank
+    rank_place_t *places; // by rank
     int n_ranks;
     int n_hosts; // hosts in use: the first ones
 } job_plan_t;
@@ -138,7 +138,7 @@ hvd_status_t job_plan_make(const hosts_t *hosts, int np, job_plan_t *plan_p, err
 void job_plan_free(job_plan_t *plan);
 // What a rank is told beside the launcher's own environment: NAME=value after NAME=value, each with
 // its '\0'.
-void job_plan_environment(const job_plan_t *plan, const place_t *place, const char *host_name,
+void job_plan_environment(const job_plan_t *plan, const rank_place_t *place, const char *host_name,
                           buf_t *list);
 
 // --- Environment of ranks (environ.c) ------------------------------------------------------------

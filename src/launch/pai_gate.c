@@ -64,16 +64,16 @@ typedef struct gate_line {
     size_t len;
 } gate_line_t;
 
-typedef struct worker {
+typedef struct gate_worker {
     int listener;
     gate_line_t gates[MAX_GATES];
     int n_gates;
     bool had_gate, has_code;
     int code;
     uint64_t give_up_ns;
-} worker_t;
+} gate_worker_t;
 
-static hvd_status_t worker_listen(const char *task, worker_t *worker, char *path, err_t *err)
+static hvd_status_t worker_listen(const char *task, gate_worker_t *worker, char *path, err_t *err)
 {
     struct sockaddr_un address;
     hvd_status_t status = socket_address(task, true, &address, err);
@@ -91,7 +91,7 @@ static hvd_status_t worker_listen(const char *task, worker_t *worker, char *path
     return HVD_OK;
 }
 
-static void open_gate(worker_t *worker)
+static void open_gate(gate_worker_t *worker)
 {
     int fd = accept4(worker->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
@@ -116,7 +116,7 @@ static bool read_end(const char *line, int *code_p)
     return *end == '\n' && code >= 0 && code <= 255;
 }
 
-static void hear_gate(worker_t *worker, int i)
+static void hear_gate(gate_worker_t *worker, int i)
 {
     gate_line_t *gate = &worker->gates[i];
     ssize_t n = read(gate->fd, gate->text + gate->len, LINE_BYTES - 1 - gate->len);
@@ -136,7 +136,7 @@ static void hear_gate(worker_t *worker, int i)
     }
 }
 
-static void wait_for_end(worker_t *worker)
+static void wait_for_end(gate_worker_t *worker)
 {
     while (!worker->has_code && clock_ns() < worker->give_up_ns) {
         struct pollfd polled[MAX_GATES + 1];
@@ -157,7 +157,7 @@ static void wait_for_end(worker_t *worker)
     }
 }
 
-static int conclude(const worker_t *worker, const options_t *options)
+static int conclude(const gate_worker_t *worker, const options_t *options)
 {
     if (worker->has_code) {
         say("the master has ended with exit code %d, and so does this worker", worker->code);
@@ -206,7 +206,7 @@ static hvd_status_t check_worker(const options_t *options, err_t *err)
 
 int pai_worker(const options_t *options)
 {
-    worker_t worker = {.listener = -1, .give_up_ns = NEVER_NS};
+    gate_worker_t worker = {.listener = -1, .give_up_ns = NEVER_NS};
     char task[300], path[sizeof((struct sockaddr_un *)0)->sun_path] = "";
     err_t err = {0};
     int port = 0, code = EXIT_USAGE;

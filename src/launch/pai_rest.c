@@ -26,12 +26,12 @@ static const struct {
                 "/api/v2/jobs/%s~%s/executionType"},
 };
 
-typedef struct call {
+typedef struct rest_call {
     const pai_options_t *options;
     pai_format_t api;
     char user[256], job[256];
     char *token; // NULL: none
-} call_t;
+} rest_call_t;
 
 // --- Who, and for whom ---------------------------------------------------------------------------
 
@@ -99,11 +99,11 @@ static hvd_status_t check_server(const pai_options_t *options, err_t *err)
 
 // "user~job", or a job of --user; job NULL: of --user, whatever its name.
 static hvd_status_t open_call(const pai_options_t *options, pai_format_t api, const char *job,
-                              call_t *call, err_t *err)
+                              rest_call_t *call, err_t *err)
 {
     const char *tilde = job != NULL ? strchr(job, '~') : NULL;
     hvd_status_t status;
-    *call = (call_t){.options = options, .api = api};
+    *call = (rest_call_t){.options = options, .api = api};
     snprintf(call->user, sizeof call->user, "%.*s", tilde != NULL ? (int)(tilde - job) : 255,
              tilde != NULL ? job : options->user);
     snprintf(call->job, sizeof call->job, "%s", tilde != NULL ? tilde + 1 : job != NULL ? job : "");
@@ -123,7 +123,7 @@ out:
     return status;
 }
 
-static void close_call(call_t *call)
+static void close_call(rest_call_t *call)
 {
     if (call->token != NULL) {
         wipe(call->token, strlen(call->token));
@@ -155,7 +155,7 @@ static void tell_refusal(const pai_reply_t *reply)
 }
 
 // A path of the server as a URL; NULL: no memory, which was said.
-static char *url_of(const call_t *call, const char *path)
+static char *url_of(const rest_call_t *call, const char *path)
 {
     const char *server = call->options->server;
     size_t bytes = strlen(server);
@@ -191,7 +191,7 @@ static int send_request(const pai_request_t *request, pai_reply_t *reply_p)
 }
 
 // The same of our server, at a path.
-static int ask(const call_t *call, const char *method, const char *path, const char *type,
+static int ask(const rest_call_t *call, const char *method, const char *path, const char *type,
                const char *body, pai_reply_t *reply_p)
 {
     pai_request_t request = {.method = method,
@@ -210,7 +210,7 @@ static int ask(const call_t *call, const char *method, const char *path, const c
     return code;
 }
 
-static void path_of(const call_t *call, const char *format, char *path, size_t bytes)
+static void path_of(const rest_call_t *call, const char *format, char *path, size_t bytes)
 {
     // One %s for the user, or two: user and job. Written out, as the compiler cannot check a table.
     const char *first = strstr(format, "%s");
@@ -234,7 +234,7 @@ int pai_submit(const pai_options_t *options, const char *text, pai_format_t form
         pai_text(pai_get(document, pai_root(document), format == PAI_V1 ? "jobName" : "name"));
     char path[1024];
     pai_reply_t reply;
-    call_t call;
+    rest_call_t call;
     err_t err = {0};
     if (open_call(options, format, NULL, &call, &err) != HVD_OK) {
         say("%s", err.text);
@@ -255,7 +255,7 @@ int pai_stop(const pai_options_t *options)
     pai_format_t api = options->api == 0 ? PAI_V1 : PAI_V2;
     char path[1024];
     pai_reply_t reply;
-    call_t call;
+    rest_call_t call;
     err_t err = {0};
     if (open_call(options, api, options->words[0], &call, &err) != HVD_OK) {
         say("%s", err.text);
@@ -277,7 +277,7 @@ typedef struct task {
     const char *role, *index, *state, *address, *exit_code, *log;
 } task_t;
 
-typedef int (*task_fn)(const call_t *call, const task_t *task);
+typedef int (*task_fn)(const rest_call_t *call, const task_t *task);
 
 // A value as text; "" for what is not there or null.
 static const char *word_of(const pai_document_t *document, const pai_node_t *map, const char *key)
@@ -288,7 +288,7 @@ static const char *word_of(const pai_document_t *document, const pai_node_t *map
 
 // The first answer that is not 0. It does not end the walk: one log that cannot be had does not
 // hide the others.
-static int walk_tasks(const call_t *call, const pai_document_t *document, task_fn visit)
+static int walk_tasks(const rest_call_t *call, const pai_document_t *document, task_fn visit)
 {
     const pai_node_t *roles = pai_get(document, pai_root(document), "taskRoles");
     int n_roles = roles != NULL && pai_type(roles) == IS_MAP ? pai_count(document, roles) : 0;
@@ -316,7 +316,7 @@ static void task_name(const task_t *task, char *name, size_t bytes)
     snprintf(name, bytes, "%s-%s", task->role, task->index);
 }
 
-static int print_task(const call_t *call, const task_t *task)
+static int print_task(const rest_call_t *call, const task_t *task)
 {
     char name[300];
     (void)call;
@@ -327,7 +327,7 @@ static int print_task(const call_t *call, const task_t *task)
 }
 
 // What the server knows of the job; NULL with the exit code.
-static pai_document_t *get_job(const call_t *call, int *code_p)
+static pai_document_t *get_job(const rest_call_t *call, int *code_p)
 {
     pai_document_t *document = NULL;
     char path[1024];
@@ -347,7 +347,7 @@ static pai_document_t *get_job(const call_t *call, int *code_p)
     return document;
 }
 
-static void print_job(const call_t *call, const pai_document_t *document)
+static void print_job(const rest_call_t *call, const pai_document_t *document)
 {
     const pai_node_t *job = pai_get(document, pai_root(document), "jobStatus");
     const char *exit_code = word_of(document, job, "appExitCode");
@@ -359,14 +359,14 @@ static void print_job(const call_t *call, const pai_document_t *document)
     }
 }
 
-static int print_status(const call_t *call, const pai_document_t *document)
+static int print_status(const rest_call_t *call, const pai_document_t *document)
 {
     print_job(call, document);
     return walk_tasks(call, document, print_task);
 }
 
 // 1 or 0; walk_tasks then tells whether any is.
-static int is_wanted(const call_t *call, const task_t *task)
+static int is_wanted(const rest_call_t *call, const task_t *task)
 {
     char name[300];
     task_name(task, name, sizeof name);
@@ -374,7 +374,7 @@ static int is_wanted(const call_t *call, const task_t *task)
 }
 
 // Logs may lie on another machine, behind another address than --server.
-static int print_log(const call_t *call, const task_t *task)
+static int print_log(const rest_call_t *call, const task_t *task)
 {
     const pai_options_t *options = call->options;
     bool is_ours = task->log[0] == '/';
@@ -411,7 +411,7 @@ static int print_log(const call_t *call, const task_t *task)
     return code;
 }
 
-static int print_logs(const call_t *call, const pai_document_t *document)
+static int print_logs(const rest_call_t *call, const pai_document_t *document)
 {
     const char *task = call->options->task;
     if (task[0] != '\0' && walk_tasks(call, document, is_wanted) == 0) {
@@ -421,10 +421,11 @@ static int print_logs(const call_t *call, const pai_document_t *document)
     return walk_tasks(call, document, print_log);
 }
 
-static int show(const pai_options_t *options, int (*print)(const call_t *, const pai_document_t *))
+static int show(const pai_options_t *options,
+                int (*print)(const rest_call_t *, const pai_document_t *))
 {
     pai_format_t api = options->api == 0 ? PAI_V1 : PAI_V2;
-    call_t call;
+    rest_call_t call;
     err_t err = {0};
     int code = EXIT_USAGE;
     if (open_call(options, api, options->words[0], &call, &err) != HVD_OK) {

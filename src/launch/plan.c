@@ -25,7 +25,7 @@ static void fill(const hosts_t *hosts, job_plan_t *plan)
         plan->n_hosts = host + 1;
         for (int local = 0; local < n; local++, rank++) {
             plan->places[rank] =
-                (place_t){.rank = rank, .host = host, .local_rank = local, .local_size = n};
+                (rank_place_t){.rank = rank, .host = host, .local_rank = local, .local_size = n};
         }
     }
 }
@@ -51,7 +51,7 @@ hvd_status_t job_plan_make(const hosts_t *hosts, int np, job_plan_t *plan_p, err
                     "hosts more slots, as in -H host:%d, or start fewer with -np",
                     n_ranks, (long long)n_slots, n_ranks);
     }
-    job_plan_t plan = {.places = calloc((size_t)n_ranks, sizeof(place_t)), .n_ranks = n_ranks};
+    job_plan_t plan = {.places = calloc((size_t)n_ranks, sizeof(rank_place_t)), .n_ranks = n_ranks};
     int *seen = calloc((size_t)n_ranks, sizeof *seen);
     if (plan.places == NULL || seen == NULL) {
         free(seen);
@@ -78,7 +78,7 @@ static void put_number(buf_t *list, const char *name, int value)
     buf_append(list, text, (size_t)len + 1);
 }
 
-void job_plan_environment(const job_plan_t *plan, const place_t *place, const char *host_name,
+void job_plan_environment(const job_plan_t *plan, const rank_place_t *place, const char *host_name,
                           buf_t *list)
 {
     put_number(list, "HOROVOD_RANK", place->rank);

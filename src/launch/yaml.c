@@ -14,7 +14,7 @@
 #define MAX_DEPTH 8
 #define KEY_BYTES 256
 
-typedef struct walk {
+typedef struct yaml_walk {
     options_t *options;
     const char *path;
     char keys[MAX_DEPTH][KEY_BYTES]; // key in force at each depth
@@ -22,16 +22,16 @@ typedef struct walk {
     bool wants_value[MAX_DEPTH];
     bool in_list;
     buf_t list;
-} walk_t;
+} yaml_walk_t;
 
-static hvd_status_t fail_at(const walk_t *walk, const yaml_event_t *event, const char *what,
+static hvd_status_t fail_at(const yaml_walk_t *walk, const yaml_event_t *event, const char *what,
                             err_t *err)
 {
     return fail(err, HVD_INVALID_ARGUMENT, "%s, line %zu: %s", walk->path,
                 event->start_mark.line + 1, what);
 }
 
-static void dotted_key(const walk_t *walk, char *text, size_t bytes)
+static void dotted_key(const yaml_walk_t *walk, char *text, size_t bytes)
 {
     size_t len = 0;
     text[0] = '\0';
@@ -40,7 +40,7 @@ static void dotted_key(const walk_t *walk, char *text, size_t bytes)
     }
 }
 
-static hvd_status_t give_value(walk_t *walk, const char *value, err_t *err)
+static hvd_status_t give_value(yaml_walk_t *walk, const char *value, err_t *err)
 {
     char key[KEY_BYTES];
     dotted_key(walk, key, sizeof key);
@@ -51,7 +51,7 @@ static hvd_status_t give_value(walk_t *walk, const char *value, err_t *err)
     return options_set_yaml(walk->options, key, value, walk->path, err);
 }
 
-static hvd_status_t on_scalar(walk_t *walk, const yaml_event_t *event, err_t *err)
+static hvd_status_t on_scalar(yaml_walk_t *walk, const yaml_event_t *event, err_t *err)
 {
     const char *text = (const char *)event->data.scalar.value;
     if (walk->depth == 0) {
@@ -72,7 +72,7 @@ static hvd_status_t on_scalar(walk_t *walk, const yaml_event_t *event, err_t *er
     return HVD_OK;
 }
 
-static hvd_status_t on_map(walk_t *walk, const yaml_event_t *event, err_t *err)
+static hvd_status_t on_map(yaml_walk_t *walk, const yaml_event_t *event, err_t *err)
 {
     if (walk->depth == MAX_DEPTH || walk->in_list) {
         return fail_at(walk, event, "a map does not belong here", err);
@@ -84,7 +84,7 @@ static hvd_status_t on_map(walk_t *walk, const yaml_event_t *event, err_t *err)
     return HVD_OK;
 }
 
-static hvd_status_t on_list_end(walk_t *walk, err_t *err)
+static hvd_status_t on_list_end(yaml_walk_t *walk, err_t *err)
 {
     buf_append(&walk->list, "", 1);
     walk->in_list = false;
@@ -94,7 +94,7 @@ static hvd_status_t on_list_end(walk_t *walk, err_t *err)
     return give_value(walk, (const char *)walk->list.data, err);
 }
 
-static hvd_status_t on_event(walk_t *walk, const yaml_event_t *event, err_t *err)
+static hvd_status_t on_event(yaml_walk_t *walk, const yaml_event_t *event, err_t *err)
 {
     switch (event->type) {
     case YAML_SCALAR_EVENT:
@@ -120,7 +120,7 @@ static hvd_status_t on_event(walk_t *walk, const yaml_event_t *event, err_t *err
     }
 }
 
-static hvd_status_t walk_events(walk_t *walk, yaml_parser_t *parser, err_t *err)
+static hvd_status_t walk_events(yaml_walk_t *walk, yaml_parser_t *parser, err_t *err)
 {
     for (bool at_end = false; !at_end;) {
         yaml_event_t event;
@@ -142,7 +142,7 @@ static hvd_status_t walk_events(walk_t *walk, yaml_parser_t *parser, err_t *err)
 hvd_status_t config_file_read(const char *path, options_t *options, err_t *err)
 {
     options_t from_file = {0};
-    walk_t walk = {.options = &from_file, .path = path};
+    yaml_walk_t walk = {.options = &from_file, .path = path};
     yaml_parser_t parser;
     FILE *file = fopen(path, "re");
     if (file == NULL) {

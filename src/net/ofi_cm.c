@@ -16,11 +16,11 @@
 #include <stdlib.h>
 
 // What both ends of a connection show each other.
-typedef struct call {
+typedef struct ofi_call {
     uint8_t token[OFI_TOKEN_BYTES]; // of the one it is shown to
     uint32_t epoch;
     uint32_t rank; // of the one who shows it
-} call_t;
+} ofi_call_t;
 
 // --- Connecting ----------------------------------------------------------------------------------
 
@@ -33,15 +33,15 @@ int ofi_cm_open(domain_t *d)
     return code != 0 ? code : fi_listen(d->pep);
 }
 
-static call_t call_for(const domain_t *d, int peer)
+static ofi_call_t call_for(const domain_t *d, int peer)
 {
-    call_t call = {.epoch = d->job->epoch, .rank = (uint32_t)d->job->rank};
+    ofi_call_t call = {.epoch = d->job->epoch, .rank = (uint32_t)d->job->rank};
     memcpy(call.token, d->peers[peer].token, OFI_TOKEN_BYTES);
     return call;
 }
 
 // Was this shown by rank `from`, to us?
-static bool call_is_ours(const domain_t *d, const call_t *call, size_t bytes)
+static bool call_is_ours(const domain_t *d, const ofi_call_t *call, size_t bytes)
 {
     volatile uint8_t differs = 0; // every byte is looked at
     if (bytes < sizeof *call) {
@@ -69,7 +69,7 @@ hvd_status_t ofi_cm_call(ofi_link_t *link, err_t *err)
     info->dest_addrlen = peer->address_bytes;
     hvd_status_t status = ofi_link_equip(link, info, err);
     if (status == HVD_OK) {
-        call_t call = call_for(d, link->base.peer);
+        ofi_call_t call = call_for(d, link->base.peer);
         int code = fi_connect(link->ep, peer->address, &call, sizeof call);
         if (code != 0) {
             status = fail(err, HVD_PEER_LOST, "cannot call rank %d over %s: %s", link->base.peer,
@@ -85,14 +85,14 @@ hvd_status_t ofi_cm_call(ofi_link_t *link, err_t *err)
 // The entry ends in the caller's bytes; some providers hand over more than was sent.
 typedef union cm_event {
     struct fi_eq_cm_entry entry;
-    uint8_t room[sizeof(struct fi_eq_cm_entry) + sizeof(call_t) + 64];
+    uint8_t room[sizeof(struct fi_eq_cm_entry) + sizeof(ofi_call_t) + 64];
 } cm_event_t;
 
 static void answer_call(domain_t *d, cm_event_t *event, size_t bytes)
 {
     err_t err;
-    call_t answer;
-    const call_t *call = (const call_t *)event->entry.data;
+    ofi_call_t answer;
+    const ofi_call_t *call = (const ofi_call_t *)event->entry.data;
     ofi_link_t *link = NULL;
     if (call_is_ours(d, call, bytes) && (int)call->rank < d->job->rank &&
         d->peers[call->rank].is_there) {
@@ -116,7 +116,7 @@ static void note_connected(domain_t *d, const cm_event_t *event, size_t bytes)
 {
     ofi_link_t *link = event->entry.fid->context;
     bool called = d->job->rank < link->base.peer;
-    const call_t *answer = (const call_t *)event->entry.data;
+    const ofi_call_t *answer = (const ofi_call_t *)event->entry.data;
     // The one who was called has seen the caller's token already.
     if (called && (!call_is_ours(d, answer, bytes) || (int)answer->rank != link->base.peer)) {
         ofi_link_fail(link, "whoever answered does not belong to the job");

@@ -29,7 +29,7 @@
 #define MANY_TENSORS 500
 #define WARM_UP 5
 
-typedef struct options {
+typedef struct bench_options {
     const char *op;
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;
@@ -41,11 +41,11 @@ typedef struct options {
     bool json, pin, no_fork, serve, demo, out_of_place;
     const char *env[32]; // ends in NULL
     int n_env;
-} options_t;
+} bench_options_t;
 
 typedef struct rank {
     hvd_ctx_t *ctx;
-    const options_t *options;
+    const bench_options_t *options;
     int rank, size;
     char text[HVD_TEXT_BYTES];
 } rank_t;
@@ -182,7 +182,7 @@ static hvd_op_t op_named(const char *name)
 // reducescatter by one rank's input.
 static void prepare(rank_t *r, workload_t *w, const char *op, size_t bytes)
 {
-    const options_t *o = r->options;
+    const bench_options_t *o = r->options;
     size_t element = hvd_dtype_bytes(o->dtype);
     size_t n = (size_t)r->size;
     size_t whole = MAX(bytes / element, 1) * element;
@@ -359,7 +359,7 @@ static double bus_gb_s(const char *op, size_t bytes, int n, double us)
 
 static void print_json(const rank_t *r, const workload_t *w, const figures_t *f)
 {
-    const options_t *o = r->options;
+    const bench_options_t *o = r->options;
     printf("{\"op\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"hosts\": %d, "
            "\"median_us\": %.3f, \"middle_us\": %.4f, "
            "\"p99_us\": %.3f, \"min_us\": %.3f, \"samples\": %d, \"bus_gb_s\": %.3f, \"ok\": %s}\n",
@@ -387,7 +387,7 @@ static void pin_to_core(int rank)
 
 static int bench(rank_t *r)
 {
-    const options_t *o = r->options;
+    const bench_options_t *o = r->options;
     bool ok = true;
     if (r->rank == 0 && !o->json) {
         printf("%14s  %9s  %12s  %12s  %12s  %9s\n", "operation", "dtype", "bytes", "median us",
@@ -408,7 +408,7 @@ static int bench(rank_t *r)
 
 // --- Ranks ---------------------------------------------------------------------------------------
 
-static int run_rank(const options_t *o, const char *const *env)
+static int run_rank(const bench_options_t *o, const char *const *env)
 {
     rank_t r = {.options = o, .rank = -1};
     hvd_options_t init = {.env = env};
@@ -433,7 +433,7 @@ static void hex_of(const uint8_t secret[32], char hex[65])
 }
 
 // The child waits for the port, then is a rank.
-static int child_main(const options_t *o, int rank, int from_parent)
+static int child_main(const bench_options_t *o, int rank, int from_parent)
 {
     char hello[128];
     ssize_t n = read(from_parent, hello, sizeof hello - 1);
@@ -492,7 +492,7 @@ static int reap(const pid_t *pids, int n)
 }
 
 // Of ranks that were killed, or ended before they could leave the job.
-static void remove_sockets(const options_t *o)
+static void remove_sockets(const bench_options_t *o)
 {
     config_t config;
     err_t err;
@@ -505,7 +505,7 @@ static void remove_sockets(const options_t *o)
     }
 }
 
-static int fork_ranks(const options_t *o)
+static int fork_ranks(const bench_options_t *o)
 {
     uint8_t secret[32];
     char hex[65];
@@ -552,7 +552,7 @@ static int fork_ranks(const options_t *o)
 }
 
 // One rank of a job somebody else started; with --serve-rendezvous it also runs the meeting place.
-static int run_alone(const options_t *o)
+static int run_alone(const bench_options_t *o)
 {
     hvd_rendezvous_t *server = NULL;
     if (o->serve) {
@@ -597,7 +597,7 @@ static const char usage[] =
     "                 [--budget SECONDS] [--max-samples N] [--out-of-place] [--pin] [--json]\n"
     "                 [--no-fork [--serve-rendezvous]] [--demo]\n";
 
-static void add_env(options_t *o, const char *name, const char *value)
+static void add_env(bench_options_t *o, const char *name, const char *value)
 {
     char *text;
     if (o->n_env < (int)N_ELEMENTS(o->env) - 1 && asprintf(&text, "%s=%s", name, value) > 0) {
@@ -605,7 +605,7 @@ static void add_env(options_t *o, const char *name, const char *value)
     }
 }
 
-static bool parse_sizes(options_t *o, char *text)
+static bool parse_sizes(bench_options_t *o, char *text)
 {
     o->n_bytes = 0;
     for (char *save = NULL, *word = strtok_r(text, ",", &save); word != NULL;
@@ -688,7 +688,7 @@ static const struct option long_options[] = {
     {0},
 };
 
-static bool parse_one(options_t *o, int code, char *value)
+static bool parse_one(bench_options_t *o, int code, char *value)
 {
     char forced[128];
     switch (code) {
@@ -749,7 +749,7 @@ static bool parse_one(options_t *o, int code, char *value)
     }
 }
 
-static int run_demo(options_t *o)
+static int run_demo(bench_options_t *o)
 {
     static const struct {
         const char *what, *op;
@@ -762,7 +762,7 @@ static int run_demo(options_t *o)
     };
     int code = 0;
     for (size_t i = 0; i < N_ELEMENTS(acts) && code == 0; i++) {
-        options_t act = *o;
+        bench_options_t act = *o;
         act.op = acts[i].op;
         act.ranks = acts[i].ranks;
         act.hosts = acts[i].hosts;
@@ -780,15 +780,15 @@ static int run_demo(options_t *o)
 
 int main(int argc, char **argv)
 {
-    options_t o = {.op = "allreduce",
-                   .dtype = HVD_FLOAT32,
-                   .reduce = HVD_SUM,
-                   .bytes = {4, KIB, 64 * KIB, MIB, 16 * MIB},
-                   .n_bytes = 5,
-                   .ranks = 2,
-                   .hosts = 1,
-                   .budget_s = 1.0,
-                   .max_samples = 1000};
+    bench_options_t o = {.op = "allreduce",
+                         .dtype = HVD_FLOAT32,
+                         .reduce = HVD_SUM,
+                         .bytes = {4, KIB, 64 * KIB, MIB, 16 * MIB},
+                         .n_bytes = 5,
+                         .ranks = 2,
+                         .hosts = 1,
+                         .budget_s = 1.0,
+                         .max_samples = 1000};
     int code;
     while ((code = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
         if (code == HELP) {

@@ -31,10 +31,10 @@
 #define MAX_OWN_DESCRIPTORS 1024
 #define CHOICE_BYTES (HVD_TEXT_BYTES + 64)
 
-typedef struct options {
+typedef struct info_options {
     int ranks, hosts;
     const char *job; // NULL: all of them
-} options_t;
+} info_options_t;
 
 // --- Tables: cells row after row, columns as wide as their widest cell ---------------------------
 
@@ -115,7 +115,7 @@ static bool load_knobs(config_t *config)
     return true;
 }
 
-static int print_knobs(const options_t *options)
+static int print_knobs(const info_options_t *options)
 {
     table_t table = {.n_columns = 6};
     config_t config;
@@ -161,7 +161,7 @@ static void allowed_values(const knob_info_t *info, char *text, size_t bytes)
     }
 }
 
-static int print_markdown_knobs(const options_t *options)
+static int print_markdown_knobs(const info_options_t *options)
 {
     (void)options;
     puts("# Knobs\n\n"
@@ -194,7 +194,7 @@ static int usable_cores(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
-static int print_build(const options_t *options)
+static int print_build(const info_options_t *options)
 {
     table_t table = {.n_columns = 2};
     struct utsname machine;
@@ -235,7 +235,7 @@ typedef struct scene {
     size_t *blocks;
 } scene_t;
 
-static void set_scene(scene_t *scene, const config_t *config, const options_t *options)
+static void set_scene(scene_t *scene, const config_t *config, const info_options_t *options)
 {
     int per_host = (options->ranks + options->hosts - 1) / options->hosts;
     *scene = (scene_t){.config = config, .ranks = options->ranks};
@@ -386,7 +386,7 @@ static void print_choices(const scene_t *scene)
     print_table(&table);
 }
 
-static int print_algorithms(const options_t *options)
+static int print_algorithms(const info_options_t *options)
 {
     table_t table = {.n_columns = 3};
     config_t config;
@@ -560,7 +560,7 @@ out:
 
 // --- Launcher ------------------------------------------------------------------------------------
 
-static int print_launcher(const options_t *options)
+static int print_launcher(const info_options_t *options)
 {
     table_t table = {.n_columns = 2};
     const char *way, *launcher;
@@ -622,7 +622,7 @@ static int print_own_job(void)
     return 0;
 }
 
-static int print_transports(const options_t *options)
+static int print_transports(const info_options_t *options)
 {
     const char *way, *launcher;
     config_t config;
@@ -639,7 +639,7 @@ static int print_transports(const options_t *options)
 
 // --- Live ----------------------------------------------------------------------------------------
 
-static int print_live_view(const options_t *options)
+static int print_live_view(const info_options_t *options)
 {
     return print_live(options->job);
 }
@@ -648,7 +648,7 @@ static int print_live_view(const options_t *options)
 
 typedef struct view {
     const char *option;
-    int (*print)(const options_t *options); // the exit code
+    int (*print)(const info_options_t *options); // the exit code
     const char *help;
 } view_t;
 
@@ -698,7 +698,7 @@ static const view_t *view_named(const char *option)
 
 int main(int argc, char **argv)
 {
-    options_t options = {.ranks = 4, .hosts = 2};
+    info_options_t options = {.ranks = 4, .hosts = 2};
     const view_t *wanted[N_ELEMENTS(views)];
     size_t n_wanted = 0;
     for (int i = 1; i < argc; i++) {

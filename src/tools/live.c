@@ -231,11 +231,11 @@ static void waits_for(const seen_rank_t *ranks, int n, const seen_rank_t *r, cha
 
 // --- The table -----------------------------------------------------------------------------------
 
-typedef struct row {
+typedef struct live_row {
     char cells[N_COLUMNS][CELL_BYTES];
-} row_t;
+} live_row_t;
 
-static void fill_row(const seen_rank_t *ranks, int n, const seen_rank_t *r, row_t *row)
+static void fill_row(const seen_rank_t *ranks, int n, const seen_rank_t *r, live_row_t *row)
 {
     const seen_flight_t *oldest = r->n_flights > 0 ? &r->flights[0] : NULL;
     const char *state = !r->answers ? "no answer" : r->state;
@@ -260,7 +260,7 @@ static void fill_row(const seen_rank_t *ranks, int n, const seen_rank_t *r, row_
     snprintf(row->cells[6], CELL_BYTES, "%s", r->last);
 }
 
-static void print_rows(const row_t *rows, int n)
+static void print_rows(const live_row_t *rows, int n)
 {
     int width[N_COLUMNS] = {0};
     for (int i = 0; i < n; i++) {
@@ -278,10 +278,10 @@ static void print_rows(const row_t *rows, int n)
 
 static int print_job(const char *dir)
 {
-    static const row_t heads = {
+    static const live_row_t heads = {
         {"rank", "pid", "state", "since", "in flight", "waits for", "last finished"}};
     seen_rank_t *ranks = calloc(MAX_RANKS_SHOWN, sizeof *ranks);
-    row_t *rows = calloc(MAX_RANKS_SHOWN + 1, sizeof *rows);
+    live_row_t *rows = calloc(MAX_RANKS_SHOWN + 1, sizeof *rows);
     int n = ranks != NULL && rows != NULL ? look_at_all(dir, ranks) : 0;
     if (n > 0) {
         rows[0] = heads;

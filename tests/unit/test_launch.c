@@ -416,7 +416,7 @@ static void test_plans(void **state)
         }
         assert_int_equal(status, HVD_OK);
         for (int r = 0; r < plan.n_ranks; r++) {
-            const place_t *p = &plan.places[r];
+            const rank_place_t *p = &plan.places[r];
             len += (size_t)snprintf(text + len, sizeof text - len, "%s%d.%d/%d.%d/%d",
                                     r > 0 ? " " : "", p->host, p->local_rank, p->local_size,
                                     p->cross_rank, p->cross_size);
