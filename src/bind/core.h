@@ -36,7 +36,7 @@ static inline PyObject *Py_NewRef(PyObject *object)
 // outputs. Freed once the operation is done, under the GIL.
 typedef struct submission {
     struct submission *next; // among those whose handle was dropped
-    struct job *job;
+    struct core_job *job;
     hvd_handle_t id;
     PyObject *inputs;  // tensors, kept alive
     PyObject *results; // and the outputs

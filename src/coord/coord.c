@@ -142,7 +142,7 @@ hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *e
     }
     TRY(find_branches(coord, params->parent, err), free_coord);
     coord->n_have_words = (coord->n_children + 1 + 63) / 64;
-    if (!make_outboxes(coord, params->parent) || !late_init(coord)) {
+    if (!make_outboxes(coord, params->parent) || !straggler_init(coord)) {
         status = fail(err, HVD_NO_MEMORY, "no memory for %d neighbours", coord->n_children + 1);
         goto free_coord;
     }
@@ -175,7 +175,7 @@ void coord_free(coord_t *coord)
     }
     decide_free(coord);
     stall_free(coord);
-    late_free(coord);
+    straggler_free(coord);
     free_entries(coord);
     sets_free(coord);
     for (int i = 0; coord->outboxes != NULL && i < coord_n_neighbours(coord); i++) {
@@ -531,7 +531,7 @@ void coord_tick(coord_t *coord, uint64_t now_ns)
 {
     set_time(coord, now_ns);
     stall_tick(coord);
-    pulse_tick(coord);
+    heartbeat_tick(coord);
 }
 
 uint64_t coord_next_tick(const coord_t *coord)
@@ -539,7 +539,7 @@ uint64_t coord_next_tick(const coord_t *coord)
     if (coord->has_ended) {
         return NEVER_NS;
     }
-    return MIN(MIN(sequence_next_ns(coord), stall_next_ns(coord)), pulse_next_ns(coord));
+    return MIN(MIN(sequence_next_ns(coord), stall_next_ns(coord)), heartbeat_next_ns(coord));
 }
 
 void coord_shutdown(coord_t *coord, uint64_t now_ns)
@@ -690,7 +690,7 @@ coord_counters_t coord_counters(const coord_t *coord)
                               .n_stale_lines = coord->n_stale_lines,
                               .n_known = coord->n_known,
                               .n_new = coord->n_new,
-                              .n_steps = coord->late.n_steps};
+                              .n_steps = coord->stragglers.n_steps};
 }
 
 void coord_watch(coord_t *coord, coord_arrival_fn fn, void *arg)

@@ -21,20 +21,20 @@ typedef struct coord coord_t;
 
 typedef struct coord_params {
     int rank, size;
-    const int *parent;       // tree: parent of every rank; -1 for rank 0. Copied.
-    uint32_t epoch;          // stamped on every frame; frames of another epoch are dropped
-    size_t fusion_bytes;     // HOROVOD_FUSION_THRESHOLD; 0: no fusion
-    size_t inline_bytes;     // allreduces whose accumulators fit ride in the lines; 0: none do
-    int cache_capacity;      // ids kept; 0: names every time
-    bool separate_groups;    // a request of several tensors is never fused with others
-    bool dynamic_sets;       // sets may be added and removed
-    uint64_t cycle_ns;       // longest wait for more tensors before a batch; 0: none
-    uint64_t stall_warn_ns;  // 0: no stall check
-    uint64_t stall_fail_ns;  // 0: never
-    uint64_t pulse_ns;       // a sign of life for tree neighbours this often; 0: none
-    uint64_t pulse_warn_ns;  // a neighbour that is silent for this long is reported
-    uint64_t pulse_fail_ns;  // and given up after this long; 0: never
-    uint64_t pulse_first_ns; // longer for one that has not been heard yet
+    const int *parent;           // tree: parent of every rank; -1 for rank 0. Copied.
+    uint32_t epoch;              // stamped on every frame; frames of another epoch are dropped
+    size_t fusion_bytes;         // HOROVOD_FUSION_THRESHOLD; 0: no fusion
+    size_t inline_bytes;         // allreduces whose accumulators fit ride in the lines; 0: none do
+    int cache_capacity;          // ids kept; 0: names every time
+    bool separate_groups;        // a request of several tensors is never fused with others
+    bool dynamic_sets;           // sets may be added and removed
+    uint64_t cycle_ns;           // longest wait for more tensors before a batch; 0: none
+    uint64_t stall_warn_ns;      // 0: no stall check
+    uint64_t stall_fail_ns;      // 0: never
+    uint64_t heartbeat_ns;       // a sign of life for tree neighbours this often; 0: none
+    uint64_t heartbeat_warn_ns;  // a neighbour that is silent for this long is reported
+    uint64_t heartbeat_fail_ns;  // and given up after this long; 0: never
+    uint64_t heartbeat_first_ns; // longer for one that has not been heard yet
     // dst = a op b, for payloads that ride along; dst is a. dtype is that of the accumulators
     // (float32 for half types), op is never Average (Sum instead) nor Adasum.
     void (*reduce)(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b,
@@ -100,24 +100,24 @@ typedef struct decision_entry {
     size_t result_bytes;
 } decision_entry_t;
 
-#define COORD_STILL_BYTES 384
+#define COORD_PROGRESS_BYTES 384
 
 // What a rank was last seen doing.
-typedef struct coord_progress {
+typedef struct coord_activity {
     uint64_t n_submitted; // operations since the start
     uint32_t n_in_flight; // of those, not done
     uint64_t quiet_ns;    // since the last was submitted
     char last[64];        // its name, or the beginning of it
-} coord_progress_t;
+} coord_activity_t;
 
 // The oldest batch that runs on this rank, or below it.
-typedef struct coord_still {
+typedef struct coord_progress {
     bool is_running; // there is one
     uint64_t batch;
-    uint64_t least_ns;            // since something of it moved on some rank that runs it,
-    uint64_t longest_ns;          // and on that which knows what it waits for, for longest;
-    char text[COORD_STILL_BYTES]; // what that is; "": nobody knows
-} coord_still_t;
+    uint64_t least_ns;               // since something of it moved on some rank that runs it,
+    uint64_t longest_ns;             // and on that which knows what it waits for, for longest;
+    char text[COORD_PROGRESS_BYTES]; // what that is; "": nobody knows
+} coord_progress_t;
 
 typedef struct decision {
     decision_kind_t kind;
@@ -131,7 +131,7 @@ typedef struct decision {
     const char *text;
     int rank; // DECIDE_SILENT, and the next two; else undefined
     uint64_t silent_ns;
-    const coord_progress_t *progress; // as last heard
+    const coord_activity_t *activity; // as last heard
 } decision_t;
 
 hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *err);
@@ -172,10 +172,10 @@ uint64_t coord_next_tick(const coord_t *coord);
 // How long this rank did not run, if it does so again only since a moment ago; else 0.
 uint64_t coord_absence_ns(const coord_t *coord, uint64_t now_ns);
 // "it waited for 2 operations, the newest 'grad.7' (number 41, 3.0 s before)"
-void coord_progress_text(const coord_progress_t *progress, char *text, size_t bytes);
-// What the next pulses and answers tell of this rank.
+void coord_activity_text(const coord_activity_t *activity, char *text, size_t bytes);
+// What the next heartbeats and answers tell of this rank.
+void coord_set_activity(coord_t *coord, const coord_activity_t *activity);
 void coord_set_progress(coord_t *coord, const coord_progress_t *progress);
-void coord_set_still(coord_t *coord, const coord_still_t *still);
 // Every neighbour has been heard: should one end from here on, a link tells.
 bool coord_hears_all(const coord_t *coord);
 
@@ -218,25 +218,25 @@ typedef struct coord_counters {
     uint64_t n_dropped_frames; // of another epoch
     uint64_t n_stale_lines;    // for process sets removed meanwhile
     uint64_t n_known, n_new;   // submissions of this rank under a known id, and without one
-    uint64_t n_steps;          // see coord_late
+    uint64_t n_steps;          // see coord_straggler
 } coord_counters_t;
 
 coord_counters_t coord_counters(const coord_t *coord);
 
 // Whom this node waits for. Branch 0 is this rank itself, the others are what lies below each of
 // its children; a node without children waits for nobody and knows nothing.
-typedef struct coord_late {
+typedef struct coord_straggler {
     int rank;            // at the top of the branch
     int n_ranks;         // in the branch
     uint64_t n_last;     // steps it came last in
     uint64_t n_steps;    // of so many
     uint64_t late_ns;    // how much later than the first, all of those steps together
-    uint64_t elapsed_ns; // coord_latest: how long those steps took
-} coord_late_t;
+    uint64_t elapsed_ns; // coord_worst_straggler: how long those steps took
+} coord_straggler_t;
 
-coord_late_t coord_late(const coord_t *coord, int branch); // since the beginning
+coord_straggler_t coord_straggler(const coord_t *coord, int branch); // since the beginning
 // Once after each hundred steps: the branch that was waited for longest in them. False: not now.
-bool coord_latest(coord_t *coord, coord_late_t *late_p);
+bool coord_worst_straggler(coord_t *coord, coord_straggler_t *late_p);
 
 // Tells of every share that reaches this node, as it comes. NULL: nobody listens.
 typedef void (*coord_arrival_fn)(void *arg, const char *name, int rank);

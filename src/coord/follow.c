@@ -556,17 +556,17 @@ static hvd_status_t on_abort(coord_t *coord, int branch, const control_line_t *l
     return HVD_OK;
 }
 
-static hvd_status_t on_pulse(coord_t *coord, int branch, const control_line_t *line, err_t *err)
+static hvd_status_t on_heartbeat(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     (void)err;
-    pulse_heard(coord, branch < 0 ? 0 : coord->n_parents + branch - 1, line);
+    heartbeat_heard(coord, branch < 0 ? 0 : coord->n_parents + branch - 1, line);
     return HVD_OK;
 }
 
-static hvd_status_t on_still(coord_t *coord, int branch, const control_line_t *line, err_t *err)
+static hvd_status_t on_progress(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     (void)err;
-    still_heard(coord, coord->n_parents + branch - 1, line);
+    progress_heard(coord, coord->n_parents + branch - 1, line);
     return HVD_OK;
 }
 
@@ -593,8 +593,8 @@ static const struct {
     [RECORD_REPORT] = {.from_parent = on_report},
     [RECORD_SHUTDOWN] = {.from_parent = on_shutdown},
     [LINE_ABORT] = {.from_child = on_abort, .from_parent = on_abort},
-    [LINE_PULSE] = {.from_child = on_pulse, .from_parent = on_pulse},
-    [LINE_STILL] = {.from_child = on_still},
+    [LINE_HEARTBEAT] = {.from_child = on_heartbeat, .from_parent = on_heartbeat},
+    [LINE_PROGRESS] = {.from_child = on_progress},
 };
 
 // The branch a neighbour stands for; -1: the parent; -2: no neighbour.

@@ -11,7 +11,7 @@
 //   follow.c    frames: lines from children, records from the parent
 //   decide.c    the queue of decisions, and the batches this rank is running
 //   stall.c     what waits too long, and for whom
-//   late.c      who comes last
+//   straggler.c    who comes last
 //   coord.c     the functions of coord.h, and the bytes for neighbours
 //
 // A round is one agreement on an entry: it begins with the first share, is complete when every
@@ -237,8 +237,8 @@ typedef struct neighbour {
     uint64_t heard_ns;
     bool is_known; // has been heard at all
     bool is_late;  // its silence has been reported
-    coord_progress_t progress;
-    coord_still_t still; // of a child
+    coord_activity_t activity;
+    coord_progress_t progress; // of a child
 } neighbour_t;
 
 typedef struct asked {
@@ -263,23 +263,23 @@ typedef struct inquiry {
     size_t said_bytes;
 } inquiry_t;
 
-typedef struct late_branch {
+typedef struct straggler_branch {
     int n_ranks;
     uint64_t n_last, late_ns;        // since the beginning
     uint64_t window_last, window_ns; // since the last verdict
-} late_branch_t;
+} straggler_branch_t;
 
-typedef struct late {
-    late_branch_t *branches; // this rank, then the children
-    uint32_t step;           // names the one under way; entries remember theirs
+typedef struct stragglers {
+    straggler_branch_t *branches; // this rank, then the children
+    uint32_t step;                // names the one under way; entries remember theirs
     uint64_t n_steps;
     int worst; // of the step under way; -1: none
     uint64_t worst_ns;
     int window_steps;
     uint64_t window_since_ns;
     bool has_verdict;
-    coord_late_t verdict;
-} late_t;
+    coord_straggler_t verdict;
+} stragglers_t;
 
 #define STALL_SAID_BYTES (4 * KIB)
 
@@ -346,14 +346,14 @@ struct coord {
     rhythm_t rhythm;
     uint64_t early_ns; // when something was last asked about earlier than the knob says; 0: never
 
-    coord_progress_t progress; // of this rank
-    coord_still_t still;       // likewise
-    int n_stuck;               // pulses in a row that found the same batch without hope
+    coord_activity_t activity; // of this rank
+    coord_progress_t progress; // likewise
+    int n_stuck;               // heartbeats in a row that found the same batch without hope
     uint64_t stuck_batch;
-    uint64_t pulse_due_ns;
+    uint64_t heartbeat_due_ns;
     uint64_t away_ns, back_ns; // the last time this rank did not run: for how long, until when
 
-    late_t late;
+    stragglers_t stragglers;
     coord_arrival_fn arrival; // NULL: nobody listens
     void *arrival_arg;
 
@@ -495,23 +495,23 @@ hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *er
 hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err);
 void stall_free(coord_t *coord);
 
-// --- pulse.c ------------------------------------------------------------------------------------
+// --- heartbeat.c ---------------------------------------------------------------------------------
 
-void pulse_tick(coord_t *coord);
-uint64_t pulse_next_ns(const coord_t *coord);
-void pulse_heard(coord_t *coord, int neighbour, const control_line_t *line);
+void heartbeat_tick(coord_t *coord);
+uint64_t heartbeat_next_ns(const coord_t *coord);
+void heartbeat_heard(coord_t *coord, int neighbour, const control_line_t *line);
 
-// --- still.c ------------------------------------------------------------------------------------
+// --- progress.c ----------------------------------------------------------------------------------
 
-void still_tell(coord_t *coord); // the parent, after a pulse
-void still_heard(coord_t *coord, int neighbour, const control_line_t *line);
-void still_check(coord_t *coord); // rank 0, with each pulse
+void progress_tell(coord_t *coord); // the parent, after a heartbeat
+void progress_heard(coord_t *coord, int neighbour, const control_line_t *line);
+void progress_check(coord_t *coord); // rank 0, with each heartbeat
 
-// --- late.c -------------------------------------------------------------------------------------
+// --- straggler.c ---------------------------------------------------------------------------------
 
-bool late_init(coord_t *coord); // false: no memory
-void late_free(coord_t *coord);
-void late_note(coord_t *coord, entry_t *entry, int branch); // whose share completes the round
+bool straggler_init(coord_t *coord); // false: no memory
+void straggler_free(coord_t *coord);
+void straggler_note(coord_t *coord, entry_t *entry, int branch); // whose share completes the round
 int branch_rank(const coord_t *coord, int branch);
 
 // --- coord.c ------------------------------------------------------------------------------------

@@ -370,7 +370,7 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
     }
     if (is_full(entry)) {
         if (entry->set->n_parts > 1) {
-            late_note(coord, entry, branch);
+            straggler_note(coord, entry, branch);
         }
         complete(coord, entry, share);
     }

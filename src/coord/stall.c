@@ -133,10 +133,10 @@ static void add_said(inquiry_t *inquiry, const char *text, size_t bytes)
 }
 
 static void say_progress(inquiry_t *inquiry, int rank, const char *before,
-                         const coord_progress_t *progress)
+                         const coord_activity_t *progress)
 {
     char doing[192], line[256];
-    coord_progress_text(progress, doing, sizeof doing);
+    coord_activity_text(progress, doing, sizeof doing);
     int bytes = snprintf(line, sizeof line, "\nrank %d: %s%s", rank, before, doing);
     add_said(inquiry, line, MIN((size_t)MAX(bytes, 0), sizeof line - 1));
 }
@@ -166,7 +166,7 @@ static bool open_inquiry(coord_t *coord)
         }
     }
     if (lacks_some) {
-        say_progress(inquiry, rank, "", &coord->progress);
+        say_progress(inquiry, rank, "", &coord->activity);
     }
     inquiry->n_missing = coord->n_children;
     inquiry->is_open = true;
@@ -302,7 +302,7 @@ static void report_doings(coord_t *coord, report_t *report, entry_t *const *entr
         int i = coord->n_parents + child;
         if (!inquiry->answered[child]) {
             say_progress(inquiry, coord->outboxes[i].rank, "does not answer; when last heard, ",
-                         &coord->neighbours[i].progress);
+                         &coord->neighbours[i].activity);
         }
     }
     report_add(report, "\nReady ranks:");

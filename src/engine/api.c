@@ -373,7 +373,7 @@ static hvd_status_t check_name_is_free(hvd_ctx_t *ctx, const hvd_request_t *aske
 
 static void send_off(hvd_ctx_t *ctx, request_t *request, const process_set_t *set)
 {
-    bool on_board = express_arrive(ctx, request, set);
+    bool on_board = board_arrive(ctx, request, set);
     // On the board, what follows is done while the contributions travel between the cores.
     atomic_store_explicit(&request->on_board, on_board, memory_order_relaxed);
     request_register(ctx, request);
@@ -446,7 +446,7 @@ hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle
 static void go_on_to_engine(hvd_ctx_t *ctx, request_t *request, bool full)
 {
     pthread_mutex_lock(&ctx->lock);
-    express_note(request, full);
+    board_note(request, full);
     bool over = ctx->ended.status != HVD_OK;
     if (over) {
         atomic_store(&ctx->board_busy, false);
@@ -467,12 +467,12 @@ static void leave_board(hvd_ctx_t *ctx, request_t *request)
 {
     pthread_mutex_lock(&ctx->board_lock);
     if (atomic_load(&request->on_board)) {
-        bool full = express_wait(ctx, request);
+        bool full = board_wait(ctx, request);
         if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed))) {
             atomic_store_explicit(&request->started, ticks_now(), memory_order_relaxed);
         }
         if (full && request->meeting == 0) {
-            bool stored = riding_store(request, request->payload, request->express_members);
+            bool stored = riding_store(request, request->payload, request->board_members);
             atomic_store_explicit(&request->route, ROUTE_BOARD, memory_order_relaxed);
             request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
         } else {

@@ -59,7 +59,7 @@ void counters_add_batch(hvd_ctx_t *ctx, int n_entries)
 
 // --- What coord and net know ---------------------------------------------------------------------
 
-static void warn_of(hvd_ctx_t *ctx, const coord_late_t *late, uint64_t now_ns)
+static void warn_of(hvd_ctx_t *ctx, const coord_straggler_t *late, uint64_t now_ns)
 {
     double part = (double)late->late_ns * 100.0 / (double)MAX(late->elapsed_ns, 1);
     bool often = late->n_last * 2 > late->n_steps && late->late_ns >= late->n_last * LATE_LEAST_NS;
@@ -97,19 +97,19 @@ static void on_arrival(void *arg, const char *name, int rank)
 
 void counters_gather(hvd_ctx_t *ctx, uint64_t now_ns)
 {
-    coord_late_t late;
+    coord_straggler_t late;
     counters_t *c = &ctx->counters;
     ctx->next_gathering_ns = now_ns + GATHER_NS;
     coord_counters_t agreement = coord_counters(ctx->coord);
     bool has_news = agreement.n_steps != c->agreement.n_steps || c->late[0].n_ranks == 0;
     pthread_mutex_lock(&ctx->lock);
     for (int b = 0; has_news && b < n_branches(ctx); b++) {
-        c->late[b] = coord_late(ctx->coord, b);
+        c->late[b] = coord_straggler(ctx->coord, b);
     }
     c->agreement = agreement;
     c->strangers = net_n_foreign(ctx->net);
     pthread_mutex_unlock(&ctx->lock);
-    if (coord_latest(ctx->coord, &late)) {
+    if (coord_worst_straggler(ctx->coord, &late)) {
         warn_of(ctx, &late, now_ns);
     }
     bool watches = atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed);
@@ -173,7 +173,7 @@ int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late)
     int n = n_branches(ctx);
     pthread_mutex_lock(&ctx->lock);
     for (int b = 0; b < MIN(n, n_late); b++) {
-        const coord_late_t *seen = &ctx->counters.late[b];
+        const coord_straggler_t *seen = &ctx->counters.late[b];
         late[b] = (hvd_late_t){.rank = seen->rank,
                                .n_ranks = seen->n_ranks,
                                .n_last = seen->n_last,
@@ -238,7 +238,7 @@ static void put_late(hvd_ctx_t *ctx, buf_t *out)
                     "# TYPE hvd_last_total counter\n");
     pthread_mutex_lock(&ctx->lock);
     int n = n_branches(ctx) > 1 ? n_branches(ctx) : 0;
-    const coord_late_t *late = ctx->counters.late;
+    const coord_straggler_t *late = ctx->counters.late;
     for (int b = 0; b < n; b++) {
         buf_printf(out, "hvd_last_total{rank=\"%d\",ranks=\"%d\"} %llu\n", late[b].rank,
                    late[b].n_ranks, (unsigned long long)late[b].n_last);

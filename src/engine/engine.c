@@ -55,13 +55,13 @@ void engine_fail(hvd_ctx_t *ctx, const err_t *err)
 // Every death cuts a control link, and whoever sees that tells the whole tree. Data links break as
 // well when a rank that was told leaves before others have heard: taking that for the cause would
 // name the wrong rank. So they count only if the tree stays silent. Neighbours of a rank that fell
-// silent give it up at different times, up to a pulse apart, and the first to do so may leave.
+// silent give it up at different times, up to a heartbeat apart, and the first to do so may leave.
 void engine_suspect(hvd_ctx_t *ctx, const err_t *err)
 {
     if (ctx->suspicion.status == HVD_OK) {
         ctx->suspicion = *err;
-        uint64_t pulse_ns = (uint64_t)(ctx->config.heartbeat_interval * (double)NS_PER_S);
-        ctx->suspect_until_ns = clock_ns() + MAX(SUSPICION_NS, pulse_ns + pulse_ns / 2);
+        uint64_t heartbeat_ns = (uint64_t)(ctx->config.heartbeat_interval * (double)NS_PER_S);
+        ctx->suspect_until_ns = clock_ns() + MAX(SUSPICION_NS, heartbeat_ns + heartbeat_ns / 2);
     }
 }
 

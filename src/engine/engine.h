@@ -5,8 +5,8 @@
 //   api.c       the public functions: checks, handles out, waits
 //   request.c   the table of submissions: handles, names in flight, completion
 //   engine.c    who drives: the engine thread, lent threads, spinning and sleeping; one step
-//   express.c   the shortest way for small allreduces inside a host
-//   watch.c     what this rank tells of itself, words for the silence of another
+//   board.c   the shortest way for small allreduces inside a host
+//   failure_text.c  what this rank tells of itself, words for the silence of another
 //   batch.c     from a decision of coord to memory moved: picks, runs, completes
 //   tensors.c   which memory a batch reads and writes
 //   routes.c    the ways a batch can take, and the choice; route_plan.c, route_two_level.c
@@ -35,7 +35,7 @@
 
 #define PHASES_PER_BATCH 4               // streams in one batch of the log
 #define STREAMS_OF_BATCH ((uint64_t)255) // and those agreed by the board before the next one
-#define EXPRESS_MEMBERS 8                // larger sets gain nothing from the board
+#define BOARD_MEMBERS 8                  // larger sets gain nothing from the board
 
 // --- One submission -----------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ typedef enum request_state {
     REQUEST_DONE,
 } request_state_t;
 
-typedef struct seen seen_t; // express.c
+typedef struct seen seen_t; // board.c
 typedef struct request request_t;
 struct request {
     _Atomic hvd_handle_t handle; // generation << 32 | index + 1
@@ -69,14 +69,14 @@ struct request {
     size_t payload_bytes;
     buf_t storage;
 
-    // The short way (express.c).
-    board_place_t *express;  // where it was tried; NULL: nowhere
-    seen_t *express_seen;    // what is known of that place
-    uint64_t express_closed; // the word of a round that was closed; 0: none
-    uint32_t express_round;
-    int express_members;
-    atomic_bool on_board;                   // counted in a round, and not yet given to the engine
-    uint8_t express_local[EXPRESS_MEMBERS]; // where each member sits on this host
+    // The short way (board.c).
+    board_place_t *board;  // where it was tried; NULL: nowhere
+    seen_t *board_seen;    // what is known of that place
+    uint64_t board_closed; // the word of a round that was closed; 0: none
+    uint32_t board_round;
+    int board_members;
+    atomic_bool on_board;               // counted in a round, and not yet given to the engine
+    uint8_t board_local[BOARD_MEMBERS]; // where each member sits on this host
 
     uint64_t meeting; // number of the stream its members agreed on by the board; 0: none
 
@@ -177,7 +177,7 @@ typedef struct control_link {
 
 typedef struct timeline timeline_t;
 typedef struct monitor monitor_t;
-typedef struct express express_t;
+typedef struct board board_t;
 
 // --- Looking on ---------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ typedef struct counters {
     uint64_t in_flight, in_flight_max;
     atomic_uint_fast64_t batches, batched; // batched: submissions in those batches
     coord_counters_t agreement;            // as last gathered
-    coord_late_t *late;                    // by branch, likewise
+    coord_straggler_t *late;               // by branch, likewise
     uint64_t strangers;                    // likewise
 } counters_t;
 
@@ -240,7 +240,7 @@ struct hvd_ctx {
     process_set_t **sets; // changed by the holder only, who may read them without the lock
     int n_sets;
     unsigned n_joins;     // under lock: so often have all ranks joined
-    uint64_t n_submitted; // operations, and the last of them: see watch.c
+    uint64_t n_submitted; // operations, and the last of them: see failure_text.c
     const request_t *newest;
     recorder_t *recorder;
     counters_t counters;
@@ -261,7 +261,7 @@ struct hvd_ctx {
     atomic_bool hears_all;      // every neighbour in the tree has been heard
     monitor_t *monitor;
 
-    express_t *express; // NULL without shared memory; used under lock
+    board_t *board; // NULL without shared memory; used under lock
     // A larger operation is on the board: no other batch may start before it has been decided.
     atomic_bool board_busy;
     // The last stream this rank took part in: batch << 8 | phase, or the next few numbers for those
@@ -355,7 +355,7 @@ void engine_suspect(hvd_ctx_t *ctx, const err_t *err);
 // Leaves the tree without cutting what neighbours still have to read.
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns);
 
-// --- watch.c ------------------------------------------------------------------------------------
+// --- failure_text.c ------------------------------------------------------------------------------
 
 void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns); // now and then, from housekeeping
 void watch_silence(hvd_ctx_t *ctx, const decision_t *decision);
@@ -363,17 +363,17 @@ void watch_stuck(hvd_ctx_t *ctx, const decision_t *decision);
 // Adds to the cause of an end what only this rank knows: that it was absent, what it waited for.
 void watch_explain_end(hvd_ctx_t *ctx, err_t *end);
 
-// --- express.c ----------------------------------------------------------------------------------
+// --- board.c ----------------------------------------------------------------------------------
 
-hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err);
-void express_free(express_t *express);
+hvd_status_t board_new(hvd_ctx_t *ctx, board_t **board_p, err_t *err);
+void board_free(board_t *board);
 // Under lock. True: the request is on the board and the caller of hvd_wait will look after it.
-bool express_arrive(hvd_ctx_t *ctx, request_t *request, const process_set_t *set);
+bool board_arrive(hvd_ctx_t *ctx, request_t *request, const process_set_t *set);
 // True: everyone came; the payload holds the result, or `meeting` the number of the stream to run.
 // False: it must go the long way.
-bool express_wait(hvd_ctx_t *ctx, request_t *request);
-void express_note(request_t *request, bool full); // under lock: learns from it
-void express_reopen(request_t *request);          // the long way is through
+bool board_wait(hvd_ctx_t *ctx, request_t *request);
+void board_note(request_t *request, bool full); // under lock: learns from it
+void board_reopen(request_t *request);          // the long way is through
 
 // --- batch.c ------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 //
 // A submission carries stamps of where it has got to; when it ends, one record of two cache lines
 // goes into a ring, and from there into the counters and the timeline. On the shortest way
-// (express.c) most of the record is written while the rank would wait anyway; the price is one read
+// (board.c) most of the record is written while the rank would wait anyway; the price is one read
 // of the processor's own clock and some plain stores. What is in flight is read off the table of
 // requests when somebody wants to know. Memory is fixed.
 // Threads: under the context's lock, except the stamps, which the holder writes (engine.h).

@@ -61,7 +61,7 @@ request_t *request_new(hvd_ctx_t *ctx)
     request->last_joined = -1;
     request->ask = ASK_OPERATION;
     request->hash = 0;
-    request->express = NULL;
+    request->board = NULL;
     request->meeting = 0;
     atomic_store_explicit(&request->agreed, 0, memory_order_relaxed);
     atomic_store_explicit(&request->started, 0, memory_order_relaxed);
@@ -237,11 +237,11 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
     record_completed(ctx, request);
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
     if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) { // never had by the engine
-        express_note(request, status == HVD_OK);
+        board_note(request, status == HVD_OK);
         atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
     } else {
         atomic_fetch_sub_explicit(&ctx->in_flight, 1, memory_order_relaxed);
-        express_reopen(request);
+        board_reopen(request);
     }
     atomic_store_explicit(&request->state, REQUEST_DONE, memory_order_release);
     if (released) {

@@ -266,7 +266,7 @@ static hvd_status_t mpi_route_progress(hvd_ctx_t *ctx, batch_runner_t *r, bool *
 const route_ops_t routes[N_ROUTES] = {
     [ROUTE_NOTHING] = {"AGREED", NULL, NULL},
     [ROUTE_RIDING] = {"RIDING", NULL, NULL}, // inside the agreement's messages: batch.c
-    [ROUTE_BOARD] = {"BOARD", NULL, NULL},   // without the engine: express.c
+    [ROUTE_BOARD] = {"BOARD", NULL, NULL},   // without the engine: board.c
     [ROUTE_ALONE] = {"LOCAL", alone_start, NULL},
     [ROUTE_STREAM] = {"STREAM", stream_route_start, stream_route_progress},
     [ROUTE_PLAN] = {"PLAN", plan_route_start, plan_route_progress},

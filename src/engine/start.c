@@ -293,10 +293,10 @@ static hvd_status_t open_coord(hvd_ctx_t *ctx, err_t *err)
                              ? 0
                              : (uint64_t)(config->stall_check_time * (double)NS_PER_S),
         .stall_fail_ns = (uint64_t)(config->stall_shutdown_time * (double)NS_PER_S),
-        .pulse_ns = (uint64_t)(config->heartbeat_interval * (double)NS_PER_S),
-        .pulse_warn_ns = (uint64_t)(config->heartbeat_warning * (double)NS_PER_S),
-        .pulse_fail_ns = (uint64_t)(config->heartbeat_timeout * (double)NS_PER_S),
-        .pulse_first_ns = (uint64_t)(config->peer_timeout * (double)NS_PER_S),
+        .heartbeat_ns = (uint64_t)(config->heartbeat_interval * (double)NS_PER_S),
+        .heartbeat_warn_ns = (uint64_t)(config->heartbeat_warning * (double)NS_PER_S),
+        .heartbeat_fail_ns = (uint64_t)(config->heartbeat_timeout * (double)NS_PER_S),
+        .heartbeat_first_ns = (uint64_t)(config->peer_timeout * (double)NS_PER_S),
         .reduce = reduce_riding,
         .log = &ctx->log,
     };
@@ -362,7 +362,7 @@ static void take_down(hvd_ctx_t *ctx)
     }
     free_batches(ctx);
     batch_runner_free(ctx->runner);
-    express_free(ctx->express);
+    board_free(ctx->board);
     for (int i = 0; i < ctx->n_control; i++) {
         buf_free(&ctx->control[i].partial);
     }
@@ -466,7 +466,7 @@ static bool has_ended(hvd_ctx_t *ctx)
 }
 
 // Links that cannot be made end the job after HOROVOD_GLOO_TIMEOUT_SECONDS. Whoever is only slow
-// beyond that is left to its pulses.
+// beyond that is left to its heartbeats.
 static hvd_status_t hear_neighbours(hvd_ctx_t *ctx, err_t *err)
 {
     uint64_t deadline = clock_ns() + (uint64_t)(2 * ctx->config.peer_timeout * (double)NS_PER_S);
@@ -526,7 +526,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(define_sets(ctx, options, err), out);
     TRY(link_tree(ctx, err), out);
     TRY(batch_runner_new(ctx, &ctx->runner, err), out);
-    TRY(express_new(ctx, &ctx->express, err), out);
+    TRY(board_new(ctx, &ctx->board, err), out);
     boot_leave(ctx->boot);
     ctx->boot = NULL;
     const char *timeline = ctx->config.timeline;

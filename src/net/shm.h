@@ -35,7 +35,7 @@ int shm_n_slots(const domain_t *domain);
 // The window of a rank of this host; false if the rank has none.
 bool shm_window(domain_t *domain, int rank, window_t *window_p);
 
-// The board (engine/express.c): places where small contributions meet. There is room for two
+// The board (engine/board.c): places where small contributions meet. There is room for two
 // contributions of each rank of the host: beside the word, so that one cache line carries both, as
 // far as they fit there, and in lines of their own.
 typedef struct board_place {

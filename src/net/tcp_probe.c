@@ -8,8 +8,9 @@
 // as long as packets get through, whatever its processes do. So a few times a second each
 // connection is asked how much of what it sent was acknowledged: something is under way and that
 // number stands still for HOROVOD_NETWORK_TIMEOUT_SECONDS, then the way there, or the way back, is
-// cut. Pulses (coord/pulse.c) see to it that control links always have something under way. Which
-// way it is: a peer whose packets arrive, if only the same again and again, lacks our answers.
+// cut. Heartbeats (coord/heartbeat.c) see to it that control links always have something under way.
+// Which way it is: a peer whose packets arrive, if only the same again and again, lacks our
+// answers.
 //
 // Cost: one system call per open connection and half second.
 // Thread: the holder of the engine.

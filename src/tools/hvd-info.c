@@ -314,7 +314,7 @@ static void describe_route(const scene_t *scene, coll_args_t args, char text[CHO
         [ROUTE_TWO_LEVEL] = "two_level: shared memory, and between hosts ",
     };
     route_t route = route_of(scene, &args);
-    bool may_take_board = scene->hosts == 1 && scene->several && scene->ranks <= EXPRESS_MEMBERS;
+    bool may_take_board = scene->hosts == 1 && scene->several && scene->ranks <= BOARD_MEMBERS;
     const char *inner = "";
     err_t err;
     if (route == ROUTE_TWO_LEVEL) { // each rank of the emptiest host carries a shard

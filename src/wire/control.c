@@ -71,8 +71,8 @@ static const shape_of_kind_t kinds[CONTROL_N_KINDS] = {
     [RECORD_REPORT] = {0, {FIELD_BATCH, FIELD_TEXT}},
     [RECORD_SHUTDOWN] = {0, {FIELD_BATCH, FIELD_RANK}},
     [LINE_ABORT] = {0, {FIELD_STATUS, FIELD_TEXT}},
-    [LINE_PULSE] = {0, {FIELD_BATCH, FIELD_ID, FIELD_AGE, FIELD_NAME}},
-    [LINE_STILL] = {0, {FIELD_BATCH, FIELD_AGE, FIELD_ID, FIELD_TEXT}},
+    [LINE_HEARTBEAT] = {0, {FIELD_BATCH, FIELD_ID, FIELD_AGE, FIELD_NAME}},
+    [LINE_PROGRESS] = {0, {FIELD_BATCH, FIELD_AGE, FIELD_ID, FIELD_TEXT}},
 };
 
 // --- Reading ------------------------------------------------------------------------------------

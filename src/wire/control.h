@@ -50,10 +50,10 @@ typedef enum control_kind {
     RECORD_REPORT,     // batch, text
     RECORD_SHUTDOWN,   // batch, rank that asked
     // Both ways.
-    LINE_ABORT, // status, text
-    LINE_PULSE, // what the sender has submitted, has in flight, how long ago, the last name
-    // Up, after a pulse.
-    LINE_STILL, // the oldest batch that runs in the subtree, and for how long nothing of it moved
+    LINE_ABORT,     // status, text
+    LINE_HEARTBEAT, // what the sender has submitted, has in flight, how long ago, the last name
+    // Up, after a heartbeat.
+    LINE_PROGRESS, // the oldest batch that runs below, and for how long nothing of it moved
     CONTROL_N_KINDS
 } control_kind_t;
 
@@ -78,9 +78,9 @@ typedef struct control_line {
     control_kind_t kind;
     bool zeros;     // READY, NEW, CONFLICT: members that joined without submitting are counted
     bool rides;     // RUN: every entry brings its result
-    uint32_t id;    // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER; PULSE: in flight;
-                    // STILL: longest time on any rank, in milliseconds
-    uint64_t batch; // records, STILL; PULSE: submitted
+    uint32_t id;    // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER; HEARTBEAT: in flight;
+                    // PROGRESS: longest time on any rank, in milliseconds
+    uint64_t batch; // records, PROGRESS; HEARTBEAT: submitted
     uint32_t set;
     int rank; // JOIN, STOP, JOINED, SHUTDOWN
     hvd_status_t status;
@@ -92,7 +92,7 @@ typedef struct control_line {
     int n_variants; // NEW: 1, CONFLICT: 2, READY: 0
     // The second half.
     int example_ranks[2]; // a rank that submitted each variant; READY: [0], -1 if every member did
-    uint64_t age_ns;      // STALLED, PULSE; STILL: shortest on any rank that runs it
+    uint64_t age_ns;      // STALLED, HEARTBEAT; PROGRESS: shortest on any rank that runs it
     control_text_t name, text;
     control_signature_t variants[2];
 } control_line_t;

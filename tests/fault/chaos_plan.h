@@ -12,7 +12,7 @@
 
 #define CHAOS_MAX_FAULTS 4
 #define CHAOS_SURVIVED_MS 1500 // the longest stop or cut a job must survive
-#define CHAOS_PULSE_MS 500     // limits of the jobs these plans are for
+#define CHAOS_HEARTBEAT_MS 500 // limits of the jobs these plans are for
 #define CHAOS_WARNING_MS 2000
 #define CHAOS_TIMEOUT_MS 6000
 

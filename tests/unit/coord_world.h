@@ -187,7 +187,7 @@ static inline void world_note(world_t *world, int rank, const decision_t *decisi
                      .silent_ns = decision->silent_ns,
                      .n_entries = decision->n_entries};
     snprintf(seen->last, sizeof seen->last, "%s",
-             decision->progress != NULL ? decision->progress->last : "");
+             decision->activity != NULL ? decision->activity->last : "");
     seen->text = strdup(decision->text != NULL ? decision->text : "");
     seen->tags = calloc((size_t)seen->n_entries + 1, sizeof(uint64_t));
     seen->names = calloc((size_t)seen->n_entries + 1, sizeof(char *));

@@ -1549,7 +1549,7 @@ static void freeze_rank(sim_t *sim, int rank)
     sim->may_end = true;
     sim->end_status = HVD_PEER_LOST;
     sim->frozen = sim->silent[0] = rank;
-    sim->thaw_ns = sim->now_ns + 2 * sim->params.pulse_fail_ns;
+    sim->thaw_ns = sim->now_ns + 2 * sim->params.heartbeat_fail_ns;
 }
 
 static void cut_link(sim_t *sim, int rank)
@@ -1842,9 +1842,9 @@ static void choose_chaos(sim_t *sim, const chaos_plan_t *chaos)
     sim->chaos = chaos;
     sim->ending = chaos->is_fatal ? END_BY_DEATH : END_BY_ITSELF;
     sim->params.stall_warn_ns = NS_PER_S;
-    sim->params.pulse_ns = CHAOS_PULSE_MS * CHAOS_MS;
-    sim->params.pulse_warn_ns = CHAOS_WARNING_MS * CHAOS_MS;
-    sim->params.pulse_fail_ns = CHAOS_TIMEOUT_MS * CHAOS_MS;
+    sim->params.heartbeat_ns = CHAOS_HEARTBEAT_MS * CHAOS_MS;
+    sim->params.heartbeat_warn_ns = CHAOS_WARNING_MS * CHAOS_MS;
+    sim->params.heartbeat_fail_ns = CHAOS_TIMEOUT_MS * CHAOS_MS;
     if (chaos->n_faults > 0) {
         schedule(sim, (uint64_t)chaos->faults[0].after_ms * CHAOS_MS, EVENT_CHAOS, 0);
     }
@@ -1868,13 +1868,13 @@ static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool 
     if (!is_plain) {
         choose_ending(sim);
     }
-    // Pulses never end by themselves, so only worlds that fall silent have them. The slowest links
-    // take a fifth of a millisecond; the end is far off for reports that come all the time.
+    // Heartbeats never end by themselves, so only worlds that fall silent have them. The slowest
+    // links take a fifth of a millisecond; the end is far off for reports that come all the time.
     if (sim->ending == END_BY_SILENCE) {
         sim->params.stall_warn_ns = NS_PER_S;
-        sim->params.pulse_ns = 50 * NS_PER_US;
-        sim->params.pulse_warn_ns = 500 * NS_PER_US;
-        sim->params.pulse_fail_ns = 2 * NS_PER_MS;
+        sim->params.heartbeat_ns = 50 * NS_PER_US;
+        sim->params.heartbeat_warn_ns = 500 * NS_PER_US;
+        sim->params.heartbeat_fail_ns = 2 * NS_PER_MS;
     }
     if (chaos != NULL) {
         choose_chaos(sim, chaos);
@@ -1884,7 +1884,7 @@ static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool 
     return sim;
 }
 
-// Pulses go on for ever: a plan is over when its faults are made and all have done their work.
+// Heartbeats go on for ever: a plan is over when its faults are made and all have done their work.
 static bool is_over(const sim_t *sim)
 {
     bool all = sim->chaos != NULL && sim->n_chaos == sim->chaos->n_faults;

@@ -1416,7 +1416,7 @@ static void a_rank_that_does_not_answer_is_missing(void **state)
 static void a_stall_out_of_rhythm_is_reported_early(void **state)
 {
     coord_params_t params = world_params();
-    coord_progress_t doing = {.n_submitted = 41, .quiet_ns = 5 * NS_PER_S, .last = "grad.6"};
+    coord_activity_t doing = {.n_submitted = 41, .quiet_ns = 5 * NS_PER_S, .last = "grad.6"};
     (void)state;
     params.stall_warn_ns = 60 * NS_PER_S;
     world_t *world = world_new(5, params);
@@ -1425,7 +1425,7 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
         world_settle(world);
         world_tick(world, i == 25 ? 20 * NS_PER_S : 100 * NS_PER_MS);
     }
-    coord_set_progress(world->ranks[4], &doing);
+    coord_set_activity(world->ranks[4], &doing);
     for (int rank = 0; rank < 4; rank++) {
         submit(world, rank, (ask_t){.name = "grad"});
     }
@@ -1472,15 +1472,15 @@ static void slow_jobs_are_not_hurried(void **state)
     }
 }
 
-// --- Pulses -------------------------------------------------------------------------------------
+// --- Heartbeats ----------------------------------------------------------------------------------
 
-static coord_params_t pulse_params(void)
+static coord_params_t heartbeat_params(void)
 {
     coord_params_t params = world_params();
-    params.pulse_ns = NS_PER_S / 2;
-    params.pulse_warn_ns = 3 * NS_PER_S;
-    params.pulse_fail_ns = 10 * NS_PER_S;
-    params.pulse_first_ns = 30 * NS_PER_S;
+    params.heartbeat_ns = NS_PER_S / 2;
+    params.heartbeat_warn_ns = 3 * NS_PER_S;
+    params.heartbeat_fail_ns = 10 * NS_PER_S;
+    params.heartbeat_first_ns = 30 * NS_PER_S;
     return params;
 }
 
@@ -1494,7 +1494,7 @@ static const seen_t *silence_on(const world_t *world, int rank, int which)
     return NULL;
 }
 
-static void pulse_for(world_t *world, int n_halves)
+static void beat_for(world_t *world, int n_halves)
 {
     for (int i = 0; i < n_halves; i++) {
         world_tick(world, NS_PER_S / 2);
@@ -1503,18 +1503,18 @@ static void pulse_for(world_t *world, int n_halves)
 
 static void a_silent_neighbour_is_reported_then_given_up(void **state)
 {
-    world_t *world = world_new(5, pulse_params());
-    coord_progress_t doing = {.n_submitted = 7, .n_in_flight = 1, .last = "grad.3"};
+    world_t *world = world_new(5, heartbeat_params());
+    coord_activity_t doing = {.n_submitted = 7, .n_in_flight = 1, .last = "grad.3"};
     (void)state;
-    coord_set_progress(world->ranks[1], &doing);
-    pulse_for(world, 20);
+    coord_set_activity(world->ranks[1], &doing);
+    beat_for(world, 20);
     for (int rank = 0; rank < 5; rank++) {
         assert_null(silence_on(world, rank, 0));
     }
     world->is_dead[1] = true; // the parent of 3 and 4, a child of 0
-    pulse_for(world, 5);
+    beat_for(world, 5);
     assert_null(silence_on(world, 0, 0));
-    pulse_for(world, 2);
+    beat_for(world, 2);
     const int neighbours[] = {0, 3, 4};
     for (size_t i = 0; i < N_ELEMENTS(neighbours); i++) {
         const seen_t *seen = silence_on(world, neighbours[i], 0);
@@ -1524,9 +1524,9 @@ static void a_silent_neighbour_is_reported_then_given_up(void **state)
         assert_true(seen->silent_ns >= 3 * NS_PER_S);
         assert_string_equal(seen->last, "grad.3");
     }
-    pulse_for(world, 12);
+    beat_for(world, 12);
     assert_null(silence_on(world, 0, 1));
-    pulse_for(world, 2);
+    beat_for(world, 2);
     assert_int_equal(silence_on(world, 0, 1)->status, HVD_PEER_LOST);
     assert_null(silence_on(world, 2, 0)); // no neighbour of it
     world_free(world);
@@ -1535,22 +1535,22 @@ static void a_silent_neighbour_is_reported_then_given_up(void **state)
 // A rank that was stopped blames nobody; the others only see it come back.
 static void a_rank_that_was_away_knows_it(void **state)
 {
-    world_t *world = world_new(3, pulse_params());
+    world_t *world = world_new(3, heartbeat_params());
     (void)state;
-    pulse_for(world, 4);
+    beat_for(world, 4);
     world->is_dead[2] = true;
-    pulse_for(world, 10);
+    beat_for(world, 10);
     assert_int_equal(coord_absence_ns(world->ranks[1], world->now_ns), 0);
     assert_true(coord_absence_ns(world->ranks[2], world->now_ns) >= 5 * NS_PER_S);
     world->is_dead[2] = false;
-    pulse_for(world, 4);
+    beat_for(world, 4);
     assert_int_equal(silence_on(world, 2, 0)->rank, 2);
     assert_true(silence_on(world, 2, 0)->silent_ns >= 5 * NS_PER_S);
     assert_null(silence_on(world, 2, 1));
     assert_true(coord_absence_ns(world->ranks[2], world->now_ns) >= 5 * NS_PER_S);
     assert_int_equal(silence_on(world, 0, 0)->status, HVD_IN_PROGRESS);
     assert_int_equal(silence_on(world, 0, 1)->status, HVD_OK);
-    pulse_for(world, 20);
+    beat_for(world, 20);
     assert_int_equal(coord_absence_ns(world->ranks[2], world->now_ns), 0);
     assert_null(silence_on(world, 0, 2));
     world_free(world);
@@ -1559,12 +1559,12 @@ static void a_rank_that_was_away_knows_it(void **state)
 // Links may take long to be made: a rank that was never heard has more time, but not for ever.
 static void one_that_was_never_heard_has_more_time(void **state)
 {
-    world_t *world = world_new(2, pulse_params());
+    world_t *world = world_new(2, heartbeat_params());
     (void)state;
     world->is_dead[1] = true;
-    pulse_for(world, 78);
+    beat_for(world, 78);
     assert_null(silence_on(world, 0, 0));
-    pulse_for(world, 4);
+    beat_for(world, 4);
     assert_int_equal(silence_on(world, 0, 0)->status, HVD_PEER_LOST);
     world_free(world);
 }
@@ -1583,26 +1583,26 @@ static const seen_t *stuck_on(const world_t *world, int rank)
 
 static void stand(world_t *world, int rank, uint64_t batch, uint64_t seconds, const char *text)
 {
-    coord_still_t still = {.is_running = true,
-                           .batch = batch,
-                           .least_ns = seconds * NS_PER_S,
-                           .longest_ns = seconds * NS_PER_S};
+    coord_progress_t still = {.is_running = true,
+                              .batch = batch,
+                              .least_ns = seconds * NS_PER_S,
+                              .longest_ns = seconds * NS_PER_S};
     snprintf(still.text, sizeof still.text, "%s", text);
-    coord_set_still(world->ranks[rank], &still);
+    coord_set_progress(world->ranks[rank], &still);
 }
 
 // What is lost is named by the rank that has waited for it longest, from two levels down.
 static void a_batch_that_stands_still_everywhere_is_given_up(void **state)
 {
-    world_t *world = world_new(5, pulse_params());
+    world_t *world = world_new(5, heartbeat_params());
     (void)state;
-    pulse_for(world, 4);
+    beat_for(world, 4);
     stand(world, 3, 7, 11, "rank 3 waits");
     stand(world, 4, 7, 10, "rank 4 waits");
     stand(world, 2, 7, 12, ""); // it waits for 3 or 4, and does not know what for
-    pulse_for(world, 2);
+    beat_for(world, 2);
     assert_null(stuck_on(world, 0)); // not for certain yet
-    pulse_for(world, 4);
+    beat_for(world, 4);
     const seen_t *seen = stuck_on(world, 0);
     assert_non_null(seen);
     assert_int_equal(seen->batch, 7);
@@ -1616,38 +1616,38 @@ static void a_batch_that_stands_still_everywhere_is_given_up(void **state)
 
 static void while_somebody_moves_nobody_is_stuck(void **state)
 {
-    world_t *world = world_new(5, pulse_params());
+    world_t *world = world_new(5, heartbeat_params());
     (void)state;
-    pulse_for(world, 4);
+    beat_for(world, 4);
     stand(world, 3, 7, 11, "rank 3 waits");
     stand(world, 4, 7, 0, ""); // the same batch moves here
-    pulse_for(world, 10);
+    beat_for(world, 10);
     assert_null(stuck_on(world, 0));
     stand(world, 4, 6, 0, ""); // here an older one does, for which 3 may have to wait
-    pulse_for(world, 10);
+    beat_for(world, 10);
     assert_null(stuck_on(world, 0));
     stand(world, 4, 9, 0, ""); // 4 is ahead: what 3 waits for is not coming
-    pulse_for(world, 10);
+    beat_for(world, 10);
     assert_non_null(stuck_on(world, 0));
     world_free(world);
 }
 
-// Who is silent may move: that is for its pulses to tell.
+// Who is silent may move: that is for its heartbeats to tell.
 static void silence_is_no_standstill(void **state)
 {
-    coord_params_t params = pulse_params();
-    params.pulse_fail_ns = 20 * NS_PER_S;
+    coord_params_t params = heartbeat_params();
+    params.heartbeat_fail_ns = 20 * NS_PER_S;
     world_t *world = world_new(5, params);
 
     (void)state;
-    pulse_for(world, 4);
+    beat_for(world, 4);
     world->is_dead[4] = true; // below 1
-    pulse_for(world, 6);
+    beat_for(world, 6);
     stand(world, 3, 7, 25, "rank 3 waits");
-    pulse_for(world, 20);
+    beat_for(world, 20);
     assert_null(stuck_on(world, 0));
     world->is_dead[4] = false;
-    pulse_for(world, 10);
+    beat_for(world, 10);
     assert_non_null(stuck_on(world, 0));
     world_free(world);
 }
@@ -1871,8 +1871,8 @@ static const control_line_t lines[] = {
     {.kind = RECORD_REPORT, .batch = 2, .text = {"text", 4}},
     {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5},
     {.kind = LINE_ABORT, .status = HVD_SYSTEM, .text = {"text", 4}},
-    {.kind = LINE_PULSE, .batch = 9, .id = 2, .age_ns = 77, .name = {"last", 4}},
-    {.kind = LINE_STILL, .batch = 9, .id = 2, .age_ns = 77, .text = {"waits", 5}},
+    {.kind = LINE_HEARTBEAT, .batch = 9, .id = 2, .age_ns = 77, .name = {"last", 4}},
+    {.kind = LINE_PROGRESS, .batch = 9, .id = 2, .age_ns = 77, .text = {"waits", 5}},
 };
 
 static void assert_same_line(const control_line_t *got, const control_line_t *line)

@@ -579,11 +579,11 @@ static void the_last_rank_is_known(void **state)
     (void)state;
     static const int parent[] = {-1, 0, 0, 0};
     world_t *world = world_new_tree(4, parent, world_params());
-    coord_late_t late;
+    coord_straggler_t late;
     for (int i = 0; i < 101; i++) {
         step(world, i % 10 == 5 ? 1 : 3);
         world_forget(world);
-        assert_int_equal(coord_latest(world->ranks[0], &late), i == 100);
+        assert_int_equal(coord_worst_straggler(world->ranks[0], &late), i == 100);
     }
     assert_int_equal(late.rank, 3);
     assert_int_equal(late.n_ranks, 1);
@@ -591,9 +591,9 @@ static void the_last_rank_is_known(void **state)
     assert_int_equal(late.n_steps, 100);
     assert_int_equal(late.late_ns, 90 * LATE_NS);
     assert_true(late.elapsed_ns >= late.late_ns);
-    assert_false(coord_latest(world->ranks[0], &late)); // once is enough
-    assert_int_equal(coord_late(world->ranks[0], 1).n_last, 10);
-    assert_int_equal(coord_late(world->ranks[0], 0).n_last, 0);
+    assert_false(coord_worst_straggler(world->ranks[0], &late)); // once is enough
+    assert_int_equal(coord_straggler(world->ranks[0], 1).n_last, 10);
+    assert_int_equal(coord_straggler(world->ranks[0], 0).n_last, 0);
     assert_int_equal(coord_counters(world->ranks[0]).n_steps, 100);
     assert_int_equal(coord_counters(world->ranks[3]).n_steps, 0); // a leaf waits for nobody
     world_free(world);
@@ -612,7 +612,7 @@ static void branches_are_told_apart(void **state)
         for (int n = 0; n < 11; n++) {
             step(world, cases[i].late);
         }
-        coord_late_t late = coord_late(world->ranks[0], cases[i].branch);
+        coord_straggler_t late = coord_straggler(world->ranks[0], cases[i].branch);
         assert_int_equal(late.n_last, 10);
         assert_int_equal(late.rank, cases[i].rank);
         assert_int_equal(late.n_ranks, cases[i].n_ranks);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// watch.c - what this rank tells of itself, and words for the silence of another.
+// failure_text.c - what this rank tells of itself, and words for the silence of another.
 //
-// coord/ counts pulses; here they get their content (which operation was submitted last, and how
-// long ago; what runs, and how long ago something of it moved) and their meaning: a neighbour that
-// stays silent is looked up in the process table if it runs on this host, and named with rank, host
-// and pid.
+// coord/ counts heartbeats; here they get their content (which operation was submitted last, and
+// how long ago; what runs, and how long ago something of it moved) and their meaning: a neighbour
+// that stays silent is looked up in the process table if it runs on this host, and named with rank,
+// host and pid.
 //
 // Submitting only counts and remembers which request was the newest; names and times are read from
 // there a few times a second, so the way of an operation pays nothing for it. A request object
@@ -20,23 +20,23 @@
 // What runs here, and since when nothing of it has moved. Links that are being made count as
 // moving: how long that may take has limits of its own. Meetings on the board are not told of:
 // they need nothing but shared memory.
-static coord_still_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns)
+static coord_progress_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     const batch_t *batch = ctx->running;
-    coord_still_t still = {0};
+    coord_progress_t progress = {0};
     char who[PEER_TEXT_BYTES], what[160];
     if (batch == NULL || batch->is_meeting) {
-        return still;
+        return progress;
     }
-    still.is_running = true;
-    still.batch = batch->number;
-    still.least_ns = net_is_opening(ctx->net) ? 0 : now_ns - MIN(ctx->moved_ns, now_ns);
-    still.longest_ns = still.least_ns;
-    if (still.longest_ns >= PROGRESS_NS && batch_describe(ctx, what, sizeof what)) {
-        snprintf(still.text, sizeof still.text, "%s waits in '%.64s': %s",
+    progress.is_running = true;
+    progress.batch = batch->number;
+    progress.least_ns = net_is_opening(ctx->net) ? 0 : now_ns - MIN(ctx->moved_ns, now_ns);
+    progress.longest_ns = progress.least_ns;
+    if (progress.longest_ns >= PROGRESS_NS && batch_describe(ctx, what, sizeof what)) {
+        snprintf(progress.text, sizeof progress.text, "%s waits in '%.64s': %s",
                  peer_name(&ctx->peers, ctx->job.rank, who), batch->entries[0].name, what);
     }
-    return still;
+    return progress;
 }
 
 void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
@@ -44,22 +44,22 @@ void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
     if (now_ns < ctx->next_progress_ns) {
         return;
     }
-    coord_progress_t progress = {0};
+    coord_activity_t activity = {0};
     pthread_mutex_lock(&ctx->lock);
-    progress.n_submitted = ctx->n_submitted;
+    activity.n_submitted = ctx->n_submitted;
     if (ctx->newest != NULL) {
-        snprintf(progress.last, sizeof progress.last, "%s", ctx->newest->asked.name);
+        snprintf(activity.last, sizeof activity.last, "%s", ctx->newest->asked.name);
     }
     pthread_mutex_unlock(&ctx->lock);
-    progress.n_in_flight = (uint32_t)MAX(atomic_load(&ctx->in_flight), 0);
-    if (progress.n_submitted != ctx->n_submitted_seen || ctx->quiet_since_ns == 0) {
-        ctx->n_submitted_seen = progress.n_submitted;
+    activity.n_in_flight = (uint32_t)MAX(atomic_load(&ctx->in_flight), 0);
+    if (activity.n_submitted != ctx->n_submitted_seen || ctx->quiet_since_ns == 0) {
+        ctx->n_submitted_seen = activity.n_submitted;
         ctx->quiet_since_ns = now_ns;
     }
-    progress.quiet_ns = now_ns - ctx->quiet_since_ns;
-    coord_still_t still = look_at_batch(ctx, now_ns);
+    activity.quiet_ns = now_ns - ctx->quiet_since_ns;
+    coord_progress_t progress = look_at_batch(ctx, now_ns);
+    coord_set_activity(ctx->coord, &activity);
     coord_set_progress(ctx->coord, &progress);
-    coord_set_still(ctx->coord, &still);
     ctx->next_progress_ns = now_ns + PROGRESS_NS;
 }
 
@@ -73,7 +73,7 @@ static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *te
     bool here = ctx->host_of[d->rank] == ctx->host_of[ctx->job.rank];
     peer_name(&ctx->peers, d->rank, who);
     peer_state(&ctx->peers, d->rank, state);
-    coord_progress_text(d->progress, doing, sizeof doing);
+    coord_activity_text(d->activity, doing, sizeof doing);
     if (state[0] == '\0') {
         // A cut network would have been noticed before a rank is given up; see net/tcp_probe.c.
         snprintf(state, sizeof state, "%s", guesses[!here && d->status != HVD_PEER_LOST]);

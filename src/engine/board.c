@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// express.c - the shortest way for a small allreduce among ranks of one host.
+// board.c - the shortest way for a small allreduce among ranks of one host.
 //
 // A synchronous allreduce of a few hundred bytes, repeated under one name, is over in the time it
 // takes two cores to exchange a cache line, if ranks call it at about the same moment. So the ranks
@@ -53,7 +53,7 @@ struct seen {
     board_place_t *place; // once found
 };
 
-struct express {
+struct board {
     domain_t *shm;
     int local;           // this rank among those of the host
     size_t bytes_each;   // room for one contribution
@@ -68,14 +68,14 @@ static size_t bytes_beside(int n_local)
     return each >= 8 ? 8 : each >= 4 ? 4 : 0;
 }
 
-hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err)
+hvd_status_t board_new(hvd_ctx_t *ctx, board_t **board_p, err_t *err)
 {
     domain_t *shm = net_domain(ctx->net, &transport_shm);
-    *express_p = NULL;
+    *board_p = NULL;
     if (shm_slot_bytes(shm) == 0) {
         return HVD_OK;
     }
-    express_t *x = calloc(1, sizeof *x);
+    board_t *x = calloc(1, sizeof *x);
     if (x == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
@@ -83,11 +83,11 @@ hvd_status_t express_new(hvd_ctx_t *ctx, express_t **express_p, err_t *err)
     x->local = shm_local_index(shm, ctx->job.rank);
     x->bytes_each = shm_board_bytes_each(shm);
     x->bytes_beside = bytes_beside(shm_n_local(shm));
-    *express_p = x;
+    *board_p = x;
     return HVD_OK;
 }
 
-void express_free(express_t *x)
+void board_free(board_t *x)
 {
     free(x);
 }
@@ -109,7 +109,7 @@ static uint64_t hash_of(const request_t *r, const process_set_t *set)
 }
 
 // The place of a hash, taken for it if nobody has; NULL when its corner of the board is full.
-static board_place_t *find_place(express_t *x, uint64_t hash)
+static board_place_t *find_place(board_t *x, uint64_t hash)
 {
     int n = shm_n_places(x->shm);
     for (int i = 0; i < PROBES; i++) {
@@ -126,7 +126,7 @@ static board_place_t *find_place(express_t *x, uint64_t hash)
 }
 
 // Under lock. Where this request should be tried, or NULL for the long way.
-static seen_t *look_up(express_t *x, request_t *r, const process_set_t *set)
+static seen_t *look_up(board_t *x, request_t *r, const process_set_t *set)
 {
     uint64_t hash = hash_of(r, set);
     seen_t *seen = &x->seen[hash % N_SEEN];
@@ -145,13 +145,13 @@ static seen_t *look_up(express_t *x, request_t *r, const process_set_t *set)
     return seen;
 }
 
-static bool is_meeting(const express_t *x, const request_t *r)
+static bool is_meeting(const board_t *x, const request_t *r)
 {
     return r->payload == NULL || r->payload_bytes > x->bytes_each;
 }
 
-static uint8_t *contribution(const express_t *x, const request_t *r, board_place_t *place,
-                             int local, uint64_t round)
+static uint8_t *contribution(const board_t *x, const request_t *r, board_place_t *place, int local,
+                             uint64_t round)
 {
     size_t bytes = is_meeting(x, r) ? sizeof(uint64_t) : r->payload_bytes;
     size_t at = (size_t)local * 2 + (round & 1);
@@ -174,7 +174,7 @@ static void note(seen_t *seen, bool full)
 // What this rank brings to the board: its contribution, or for larger operations where it stands.
 static bool fits(const hvd_ctx_t *ctx, const request_t *r)
 {
-    if (r->payload != NULL && r->payload_bytes <= ctx->express->bytes_each) {
+    if (r->payload != NULL && r->payload_bytes <= ctx->board->bytes_each) {
         return true;
     }
     return r->asked.op == HVD_ALLREDUCE && r->asked.reduce != HVD_ADASUM &&
@@ -185,13 +185,13 @@ static bool fits(const hvd_ctx_t *ctx, const request_t *r)
 
 static bool is_eligible(const hvd_ctx_t *ctx, const request_t *r, const process_set_t *set)
 {
-    return ctx->express != NULL && (r->asked.flags & HVD_WAITS) != 0 && set->on_this_host &&
-           set->n > 1 && set->n <= EXPRESS_MEMBERS && fits(ctx, r);
+    return ctx->board != NULL && (r->asked.flags & HVD_WAITS) != 0 && set->on_this_host &&
+           set->n > 1 && set->n <= BOARD_MEMBERS && fits(ctx, r);
 }
 
 static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
 {
-    if (is_meeting(ctx->express, r)) {
+    if (is_meeting(ctx->board, r)) {
         uint64_t clock = atomic_load(&ctx->stream_clock);
         memcpy(to, &clock, sizeof clock);
     } else {
@@ -199,11 +199,11 @@ static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
     }
 }
 
-bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
+bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
 {
-    express_t *x = ctx->express;
-    r->express = NULL;
-    r->express_closed = 0;
+    board_t *x = ctx->board;
+    r->board = NULL;
+    r->board_closed = 0;
     if (!is_eligible(ctx, r, set)) {
         return false;
     }
@@ -212,13 +212,13 @@ bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
         return false;
     }
     board_place_t *place = seen->place;
-    r->express = place;
-    r->express_seen = seen;
+    r->board = place;
+    r->board_seen = seen;
     uint_fast64_t word = atomic_load_explicit(&place->word, memory_order_acquire);
     uint64_t next;
     do {
         if ((word & CLOSED) != 0) {
-            r->express_closed = word; // to be opened again when the long way is through
+            r->board_closed = word; // to be opened again when the long way is through
             note(seen, false);
             return false;
         }
@@ -227,13 +227,13 @@ bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
         contribute(ctx, r, contribution(x, r, place, x->local, ROUND_OF(next)));
     } while (!atomic_compare_exchange_weak_explicit(&place->word, &word, next, memory_order_acq_rel,
                                                     memory_order_acquire));
-    r->express_round = (uint32_t)ROUND_OF(next);
-    r->express_members = set->n;
+    r->board_round = (uint32_t)ROUND_OF(next);
+    r->board_members = set->n;
     if (is_meeting(x, r)) {
         atomic_store(&ctx->board_busy, true);
     }
     for (int m = 0; m < set->n; m++) {
-        r->express_local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
+        r->board_local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
     }
     return true;
 }
@@ -243,8 +243,8 @@ bool express_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
 // Full, or already left behind by a faster rank: what we wait for has happened.
 static bool is_full(const request_t *r, uint64_t word)
 {
-    return (uint32_t)ROUND_OF(word) != r->express_round ||
-           ((word & CLOSED) == 0 && COUNT_OF(word) == (uint64_t)r->express_members);
+    return (uint32_t)ROUND_OF(word) != r->board_round ||
+           ((word & CLOSED) == 0 && COUNT_OF(word) == (uint64_t)r->board_members);
 }
 
 static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
@@ -252,7 +252,7 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
     bool crowded = net_oversubscribed(ctx->net);
     int spins = crowded ? PATIENCE_CROWDED_SPINS : PATIENCE_SPINS;
     int patience = spins + (crowded ? PATIENCE_YIELDS : 0);
-    uint_fast64_t word = atomic_load_explicit(&r->express->word, memory_order_acquire);
+    uint_fast64_t word = atomic_load_explicit(&r->board->word, memory_order_acquire);
     for (int i = 0; i < patience; i++) {
         if (is_full(r, word)) {
             return true;
@@ -270,10 +270,10 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
             spins = i;
             patience = spins + PATIENCE_YIELDS;
         }
-        word = atomic_load_explicit(&r->express->word, memory_order_acquire);
+        word = atomic_load_explicit(&r->board->word, memory_order_acquire);
     }
     while (!is_full(r, word) && (word & CLOSED) == 0) { // close it, unless it fills first
-        if (atomic_compare_exchange_weak(&r->express->word, &word, word | CLOSED)) {
+        if (atomic_compare_exchange_weak(&r->board->word, &word, word | CLOSED)) {
             return false;
         }
     }
@@ -281,26 +281,26 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
 }
 
 // The members' contributions, in their order, so that every rank computes the same bits.
-static void add_up(const express_t *x, request_t *r)
+static void add_up(const board_t *x, request_t *r)
 {
     hvd_dtype_t acc = acc_dtype(r->asked.dtype);
     hvd_reduce_t op = r->asked.reduce == HVD_AVERAGE ? HVD_SUM : r->asked.reduce;
-    const void *inputs[EXPRESS_MEMBERS];
-    for (int m = 0; m < r->express_members; m++) {
-        inputs[m] = contribution(x, r, r->express, r->express_local[m], r->express_round);
+    const void *inputs[BOARD_MEMBERS];
+    for (int m = 0; m < r->board_members; m++) {
+        inputs[m] = contribution(x, r, r->board, r->board_local[m], r->board_round);
     }
-    reduce_many(acc, op, r->payload, NULL, inputs, r->express_members,
+    reduce_many(acc, op, r->payload, NULL, inputs, r->board_members,
                 r->payload_bytes / hvd_dtype_bytes(acc), 1.0, 1.0);
 }
 
 // The number after the highest any member stands at; 0 when there is none left before the next
 // batch of the log.
-static uint64_t agreed_number(const express_t *x, const request_t *r)
+static uint64_t agreed_number(const board_t *x, const request_t *r)
 {
     uint64_t highest = 0;
-    for (int m = 0; m < r->express_members; m++) {
+    for (int m = 0; m < r->board_members; m++) {
         uint64_t clock;
-        memcpy(&clock, contribution(x, r, r->express, r->express_local[m], r->express_round),
+        memcpy(&clock, contribution(x, r, r->board, r->board_local[m], r->board_round),
                sizeof clock);
         highest = MAX(highest, clock);
     }
@@ -308,36 +308,36 @@ static uint64_t agreed_number(const express_t *x, const request_t *r)
     return (next & ~STREAMS_OF_BATCH) == (highest & ~STREAMS_OF_BATCH) ? next : 0;
 }
 
-bool express_wait(hvd_ctx_t *ctx, request_t *r)
+bool board_wait(hvd_ctx_t *ctx, request_t *r)
 {
     bool full = wait_until_full(ctx, r);
     if (UNLIKELY(!full)) {
-        r->express_closed = atomic_load(&r->express->word);
-    } else if (is_meeting(ctx->express, r)) {
-        r->meeting = agreed_number(ctx->express, r);
+        r->board_closed = atomic_load(&r->board->word);
+    } else if (is_meeting(ctx->board, r)) {
+        r->meeting = agreed_number(ctx->board, r);
         full = r->meeting != 0;
     } else {
-        add_up(ctx->express, r);
+        add_up(ctx->board, r);
     }
-    if (!full && is_meeting(ctx->express, r)) {
+    if (!full && is_meeting(ctx->board, r)) {
         atomic_store(&ctx->board_busy, false);
     }
     return full;
 }
 
-void express_note(request_t *r, bool full)
+void board_note(request_t *r, bool full)
 {
-    if (r->express_seen->place == r->express) { // still about the same hash
-        note(r->express_seen, full);
+    if (r->board_seen->place == r->board) { // still about the same hash
+        note(r->board_seen, full);
     }
 }
 
-void express_reopen(request_t *r)
+void board_reopen(request_t *r)
 {
-    if (r->express != NULL && r->express_closed != 0) {
-        uint_fast64_t word = r->express_closed;
+    if (r->board != NULL && r->board_closed != 0) {
+        uint_fast64_t word = r->board_closed;
         uint64_t open = ROUND_OF(word) << 32; // count 0: the next to arrive starts a round
-        atomic_compare_exchange_strong(&r->express->word, &word, open);
-        r->express_closed = 0;
+        atomic_compare_exchange_strong(&r->board->word, &word, open);
+        r->board_closed = 0;
     }
 }
