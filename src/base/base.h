@@ -8,7 +8,7 @@
 #ifndef HVD_BASE_H
 #define HVD_BASE_H
 
-#include "hvd.h"
+#include "base/op.h"
 
 #include <pthread.h>
 #include <stdarg.h>

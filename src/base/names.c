@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// names.c - names and sizes of operations, reductions and data types, and the version.
+// names.c - names and sizes of reductions and data types, and the version.
 //
-// Three tables indexed by the public enumerations. Values outside them, which a peer or a cast can
+// Two tables indexed by the public enumerations. Values outside them, which a peer or a cast can
 // produce, are "unknown" and have size 0. Any thread; nothing is owned.
 #include "base/base.h"
 
 #define QUOTE_VALUE(value) QUOTE(value)
 #define QUOTE(value) #value
-
-static const char *const op_names[HVD_N_OPS] = {
-    [HVD_ALLREDUCE] = "allreduce",
-    [HVD_ALLGATHER] = "allgather",
-    [HVD_BROADCAST] = "broadcast",
-    [HVD_ALLTOALL] = "alltoall",
-    [HVD_REDUCESCATTER] = "reducescatter",
-    [HVD_BARRIER] = "barrier",
-    [HVD_JOIN] = "join",
-};
 
 static const char *const reduce_names[HVD_N_REDUCES] = {
     [HVD_AVERAGE] = "average", [HVD_SUM] = "sum", [HVD_ADASUM] = "adasum",
@@ -36,25 +26,15 @@ static const struct {
     [HVD_BFLOAT16] = {"bfloat16", 2},
 };
 
-static const char *name_at(const char *const *names, unsigned n_names, unsigned index)
-{
-    return index < n_names ? names[index] : "unknown";
-}
-
 const char *hvd_version(void)
 {
     return QUOTE_VALUE(HVD_VERSION_MAJOR) "." QUOTE_VALUE(HVD_VERSION_MINOR) "." QUOTE_VALUE(
         HVD_VERSION_PATCH);
 }
 
-const char *hvd_op_name(hvd_op_t op)
-{
-    return name_at(op_names, HVD_N_OPS, (unsigned)op);
-}
-
 const char *hvd_reduce_name(hvd_reduce_t reduce)
 {
-    return name_at(reduce_names, HVD_N_REDUCES, (unsigned)reduce);
+    return (unsigned)reduce < HVD_N_REDUCES ? reduce_names[reduce] : "unknown";
 }
 
 const char *hvd_dtype_name(hvd_dtype_t dtype)

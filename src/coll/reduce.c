@@ -52,11 +52,6 @@ static const fold_t fold_of[HVD_N_REDUCES] = {
     [HVD_MIN] = FOLD_MIN,     [HVD_MAX] = FOLD_MAX, [HVD_PRODUCT] = FOLD_PRODUCT,
 };
 
-static bool is_floating(hvd_dtype_t dtype)
-{
-    return dtype_is_half(dtype) || dtype == HVD_FLOAT32 || dtype == HVD_FLOAT64;
-}
-
 static void copy_elements(hvd_dtype_t dtype, void *dst, const void *src, size_t n)
 {
     if (dst != src && n > 0) {
@@ -111,7 +106,7 @@ void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, doubl
 {
     if (factor == 1.0) {
         copy_elements(dtype, dst, src, n);
-    } else if (is_floating(dtype)) {
+    } else if (dtype_is_floating(dtype)) {
         best_kernels()->scale[dtype](dst, src, n, factor);
     } else {
         scale_integers[dtype](dst, src, n, factor);
@@ -119,11 +114,6 @@ void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, doubl
 }
 
 // --- Accumulators --------------------------------------------------------------------------------
-
-hvd_dtype_t acc_dtype(hvd_dtype_t dtype)
-{
-    return dtype_is_half(dtype) ? HVD_FLOAT32 : dtype;
-}
 
 void acc_load(hvd_dtype_t dtype, void *acc, const void *src, size_t n, double factor)
 {
@@ -204,7 +194,7 @@ static void fold_through_accumulators(hvd_dtype_t dtype, hvd_reduce_t op, void *
 void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
                  const void *const *inputs, int k, size_t n, double pre, double post)
 {
-    if (pre == 1.0 && (post == 1.0 || is_floating(dtype))) {
+    if (pre == 1.0 && (post == 1.0 || dtype_is_floating(dtype))) {
         best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post, false);
     } else {
         fold_through_accumulators(dtype, op, dst, also_dst, inputs, k, n, pre, post);
@@ -225,7 +215,7 @@ static bool is_worth_passing_cache(hvd_dtype_t dtype, const void *dst, const voi
 void reduce_many_past_cache(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
                             const void *const *inputs, int k, size_t n, double pre, double post)
 {
-    const bool in_one_go = pre == 1.0 && (post == 1.0 || is_floating(dtype));
+    const bool in_one_go = pre == 1.0 && (post == 1.0 || dtype_is_floating(dtype));
     if (in_one_go && is_worth_passing_cache(dtype, dst, inputs, k)) {
         best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post, true);
     } else {

@@ -12,11 +12,6 @@
 
 #include "base/base.h"
 
-static inline bool dtype_is_half(hvd_dtype_t dtype)
-{
-    return dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16;
-}
-
 // dst[i] = a[i] op b[i]; dst may be a or b. n counts elements.
 void reduce_pair(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, const void *b,
                  size_t n);
@@ -36,7 +31,6 @@ void reduce_many_past_cache(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void 
 void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, double factor);
 
 // Accumulators: float32 for half types, the dtype itself otherwise.
-hvd_dtype_t acc_dtype(hvd_dtype_t dtype);
 // acc = factor * src
 void acc_load(hvd_dtype_t dtype, void *acc, const void *src, size_t n, double factor);
 // acc = acc op src

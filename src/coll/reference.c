@@ -106,11 +106,6 @@ static void put(hvd_dtype_t dtype, void *data, size_t i, element_t e)
 #undef PUT
 }
 
-static bool is_real(hvd_dtype_t dtype)
-{
-    return dtype == HVD_FLOAT32 || dtype == HVD_FLOAT64 || dtype_is_half(dtype);
-}
-
 // The ends of an integer type, for factors that lead beyond them.
 static double least_of(hvd_dtype_t dtype)
 {
@@ -128,7 +123,7 @@ static element_t scale(hvd_dtype_t dtype, element_t e, double factor)
     if (factor == 1.0) {
         return e;
     }
-    if (is_real(dtype)) {
+    if (dtype_is_floating(dtype)) {
         e.real = dtype_is_half(dtype) ? (double)((float)e.real * (float)factor) : e.real * factor;
         return e;
     }
@@ -203,8 +198,8 @@ static void reduce_elements(const coll_args_t *args, const void *const *inputs, 
         element_t sum = scale(args->dtype, get(args->dtype, inputs[0], first + i), pre);
         for (int m = 1; m < args->size; m++) {
             const element_t e = scale(args->dtype, get(args->dtype, inputs[m], first + i), pre);
-            sum = is_real(args->dtype) ? fold_real(args->dtype, args->reduce, sum, e)
-                                       : fold_whole(args->dtype, args->reduce, sum, e);
+            sum = dtype_is_floating(args->dtype) ? fold_real(args->dtype, args->reduce, sum, e)
+                                                 : fold_whole(args->dtype, args->reduce, sum, e);
         }
         put(args->dtype, out, i, scale(args->dtype, sum, post));
     }

@@ -8,8 +8,8 @@
 // collected in one frame until the engine asks for bytes. The holder of the engine calls; what is
 // returned belongs to the coordinator.
 #include "coord/internal.h"
+#include "coord/testing.h"
 
-#include <endian.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -108,7 +108,8 @@ static void init_fields(coord_t *coord, const coord_params_t *params)
 {
     coord->params = *params;
     coord->params.parent = NULL;
-    coord->params.inline_bytes = MIN(params->inline_bytes, CONTROL_MAX_PAYLOAD_BYTES);
+    coord->params.inline_bytes =
+        params->reduce != NULL ? MIN(params->inline_bytes, CONTROL_MAX_PAYLOAD_BYTES) : 0;
     if (params->stall_fail_ns < params->stall_warn_ns) {
         coord->params.stall_fail_ns = 0;
     }
@@ -213,13 +214,12 @@ static hvd_status_t check_open(const coord_t *coord, err_t *err)
 static hvd_status_t check_signature(const coord_t *coord, const set_t *set,
                                     const coord_request_t *request, err_t *err)
 {
-    const coord_signature_t *asked = &request->signature;
-    bool about_sets = (int)asked->op >= (int)HVD_N_OPS;
-    if ((unsigned)asked->op >= CONTROL_N_OPS || (unsigned)asked->dtype >= HVD_N_DTYPES ||
+    const signature_t *asked = request->signature;
+    if ((unsigned)asked->op >= N_OPS || (unsigned)asked->dtype >= HVD_N_DTYPES ||
         (unsigned)asked->reduce >= HVD_N_REDUCES || asked->root < 0 ||
         asked->root >= coord->params.size || asked->n_tensors < 0 || asked->n_dims_words < 0 ||
         (size_t)asked->n_dims_words > CONTROL_MAX_WORDS ||
-        (!about_sets &&
+        (!op_is_about_sets(asked->op) &&
          !control_words_are_shapes(asked->dims, asked->n_dims_words, asked->n_tensors))) {
         return fail(err, HVD_INVALID_ARGUMENT, "the request for tensor '%.100s' is not valid",
                     request->name);
@@ -229,8 +229,8 @@ static hvd_status_t check_signature(const coord_t *coord, const set_t *set,
                     "the name '%.60s...' has %zu bytes; at most %zu are allowed", request->name,
                     request->name_bytes, CONTROL_MAX_NAME_BYTES);
     }
-    if (op_has(op_traits((int)asked->op), OP_SIZED) &&
-        (int64_t)sizes_per_member(set, asked) * set->n_ranks > (int64_t)CONTROL_MAX_SIZES) {
+    if ((int64_t)signature_n_sizes(asked, set->n_ranks) * set->n_ranks >
+        (int64_t)CONTROL_MAX_SIZES) {
         return fail(
             err, HVD_UNSUPPORTED,
             "%s of '%.100s' over %d ranks has too many sizes to agree on: split the group or the "
@@ -244,8 +244,7 @@ static hvd_status_t check_signature(const coord_t *coord, const set_t *set,
 static hvd_status_t check_data(const set_t *set, const coord_request_t *request,
                                size_t payload_bytes, err_t *err)
 {
-    bool sized = op_has(op_traits((int)request->signature.op), OP_SIZED);
-    int n_sizes = sized ? sizes_per_member(set, &request->signature) : 0;
+    int n_sizes = signature_n_sizes(request->signature, set->n_ranks);
     bool fits = request->n_sizes == n_sizes && (n_sizes == 0 || request->sizes != NULL) &&
                 request->payload_bytes == payload_bytes &&
                 (payload_bytes == 0 || request->payload != NULL) && request->tag != 0;
@@ -323,7 +322,7 @@ static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
                                  const coord_request_t *request, err_t *err)
 {
     share_t share = {.n_variants = 1,
-                     .signatures = {is_known ? NULL : &request->signature},
+                     .signatures = {is_known ? NULL : request->signature},
                      .ranks = {coord->params.rank},
                      .payload = request->payload,
                      .payload_bytes = request->payload_bytes};
@@ -353,18 +352,18 @@ hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64
     hvd_status_t status;
     set_time(coord, now_ns);
     TRY(check_open(coord, err), done);
-    if (request->signature.op == HVD_JOIN) {
+    if (request->signature->op == HVD_JOIN) {
         return submit_join(coord, request, err);
     }
     set_t *set = sets_find(coord, request->set);
     TRY(check_member(coord, set, err), done);
     entry_t *entry = entry_find(set, request->name, request->name_bytes);
-    bool is_known =
-        entry != NULL && entry->sig != NULL && sig_equal(&entry->sig->view, &request->signature);
+    bool is_known = entry != NULL && entry->sig != NULL &&
+                    signature_equal(&entry->sig->view, request->signature);
     size_t payload_bytes = is_known ? entry->sig->payload_bytes : 0;
     if (!is_known) {
         TRY(check_signature(coord, set, request, err), done);
-        coord_rides(coord, &request->signature, &payload_bytes);
+        signature_rides(request->signature, coord->params.inline_bytes, &payload_bytes);
     }
     TRY(check_data(set, request, payload_bytes, err), done);
     if (entry == NULL) {
@@ -386,16 +385,10 @@ static hvd_status_t submit_change(coord_t *coord, int op, const int64_t *words, 
 {
     char name[48];
     int bytes = snprintf(name, sizeof name, "process set change %u", coord->n_set_ops);
+    signature_t signature = {
+        .op = (hvd_op_t)op, .prescale = 1, .postscale = 1, .dims = words, .n_dims_words = n_words};
     coord_request_t request = {
-        .name = name,
-        .name_bytes = (size_t)bytes,
-        .signature = {.op = (hvd_op_t)op,
-                      .prescale = 1,
-                      .postscale = 1,
-                      .dims = words,
-                      .n_dims_words = n_words},
-        .tag = tag,
-    };
+        .name = name, .name_bytes = (size_t)bytes, .signature = &signature, .tag = tag};
     hvd_status_t status = coord_submit(coord, &request, now_ns, err);
     coord->n_set_ops += status == HVD_OK;
     return status;
@@ -458,7 +451,7 @@ hvd_status_t coord_add_set(coord_t *coord, const int *ranks, int n_ranks, uint64
     hvd_status_t status;
     TRY(check_change(coord, err), done);
     TRY(sorted_ranks(coord, ranks, n_ranks, &words, err), done);
-    status = submit_change(coord, CONTROL_SET_ADD, words, n_ranks, tag, now_ns, err);
+    status = submit_change(coord, OP_ADD_SET, words, n_ranks, tag, now_ns, err);
     give_sorted(coord, words, n_ranks);
 done:
     return status;
@@ -476,7 +469,7 @@ hvd_status_t coord_remove_set(coord_t *coord, int set, uint64_t tag, uint64_t no
         return fail(err, HVD_UNKNOWN_SET,
                     "Process set provided does not exist, or has not been registered.");
     }
-    status = submit_change(coord, CONTROL_SET_REMOVE, &word, 1, tag, now_ns, err);
+    status = submit_change(coord, OP_REMOVE_SET, &word, 1, tag, now_ns, err);
 done:
     return status;
 }
@@ -595,11 +588,10 @@ int coord_neighbour(const coord_t *coord, int i)
     return coord->outboxes[i].rank;
 }
 
-static void close_frame(const coord_t *coord, outbox_t *box)
+static void close_frame(outbox_t *box)
 {
-    uint32_t body_bytes = (uint32_t)(box->bytes.len - box->frame_at - FRAME_HEADER_BYTES);
-    uint32_t header[] = {htole32(body_bytes), htole32(coord->params.epoch)};
-    memcpy(box->bytes.data + box->frame_at, header, sizeof header);
+    frame_write_header(box->bytes.data + box->frame_at,
+                       box->bytes.len - box->frame_at - FRAME_HEADER_BYTES);
     box->is_open = false;
 }
 
@@ -618,7 +610,7 @@ buf_t *outbox_line(coord_t *coord, int neighbour)
 {
     outbox_t *box = &coord->outboxes[neighbour];
     if (box->is_open && box->bytes.len - box->frame_at > MAX_OPEN_FRAME_BYTES) {
-        close_frame(coord, box);
+        close_frame(box);
     }
     if (!box->is_open) {
         open_frame(box);
@@ -638,14 +630,13 @@ void outbox_to_children(coord_t *coord, const set_t *set, const void *line, size
 size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p)
 {
     outbox_t *box = &coord->outboxes[i];
-    sequence_flush(coord);
     if (UNLIKELY(box->bytes.failed)) {
         // A line is cut in the middle: nothing more may go out, and the job must end.
         coord->no_memory = true;
         return 0;
     }
     if (box->is_open) {
-        close_frame(coord, box);
+        close_frame(box);
     }
     *bytes_p = box->bytes.data != NULL ? box->bytes.data + box->sent : NULL;
     return box->bytes.len - box->sent;
@@ -661,22 +652,6 @@ void coord_sent(coord_t *coord, int i, size_t bytes)
     }
 }
 
-hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body_bytes_p,
-                                bool *is_ours_p, err_t *err)
-{
-    reader_t in = reader_of(header, FRAME_HEADER_BYTES);
-    size_t bytes = get_u32(&in);
-    uint32_t epoch = get_u32(&in);
-    if (bytes > FRAME_MAX_BYTES) {
-        return fail(err, HVD_PROTOCOL, "a frame claims %zu bytes; at most %zu are allowed", bytes,
-                    FRAME_MAX_BYTES);
-    }
-    *body_bytes_p = bytes;
-    *is_ours_p = epoch == coord->params.epoch;
-    coord->n_dropped_frames += epoch != coord->params.epoch;
-    return HVD_OK;
-}
-
 // --- Queries ------------------------------------------------------------------------------------
 
 int coord_pending(const coord_t *coord)
@@ -686,8 +661,7 @@ int coord_pending(const coord_t *coord)
 
 coord_counters_t coord_counters(const coord_t *coord)
 {
-    return (coord_counters_t){.n_dropped_frames = coord->n_dropped_frames,
-                              .n_stale_lines = coord->n_stale_lines,
+    return (coord_counters_t){.n_stale_lines = coord->n_stale_lines,
                               .n_known = coord->n_known,
                               .n_new = coord->n_new,
                               .n_steps = coord->stragglers.n_steps};

@@ -22,7 +22,6 @@ typedef struct coord coord_t;
 typedef struct coord_params {
     int rank, size;
     const int *parent;           // tree: parent of every rank; -1 for rank 0. Copied.
-    uint32_t epoch;              // stamped on every frame; frames of another epoch are dropped
     size_t fusion_bytes;         // HOROVOD_FUSION_THRESHOLD; 0: no fusion
     size_t inline_bytes;         // allreduces whose accumulators fit ride in the lines; 0: none do
     int cache_capacity;          // ids kept; 0: names every time
@@ -42,30 +41,15 @@ typedef struct coord_params {
     const log_t *log;
 } coord_params_t;
 
-// What is being asked for: everything that must be equal on all members, and per-rank sizes.
-typedef struct coord_signature {
-    hvd_op_t op;
-    hvd_dtype_t dtype;
-    hvd_reduce_t reduce;
-    int root; // broadcast: global rank; otherwise 0
-    double prescale, postscale;
-    int n_tensors;
-    // Dimensions of all tensors, one after the other: n_dims, dim, dim, ..., n_dims, dim, ...
-    // The first dimension is written as -1 where it may differ between ranks (allgather, alltoall).
-    const int64_t *dims;
-    int n_dims_words; // length of dims
-} coord_signature_t;
-
 typedef struct coord_request {
     int set;
     const char *name;
     size_t name_bytes;
-    coord_signature_t signature;
-    // Per-rank sizes: allgather: first dimension of each tensor; alltoall: rows to each member of
-    // the set. Otherwise none.
+    const signature_t *signature;
+    // What this rank tells of sizes: signature_n_sizes() of them.
     const int64_t *sizes;
     int n_sizes;
-    // Contribution to an allreduce that rides along (see coord_rides): accumulators, prescaled.
+    // Contribution to an allreduce that rides along (signature_rides): accumulators, prescaled.
     const void *payload;
     size_t payload_bytes;
     uint64_t tag; // given back with the decision; not 0
@@ -92,7 +76,7 @@ typedef enum decision_kind {
 typedef struct decision_entry {
     uint64_t tag; // 0: this rank has joined and takes part with zeros
     const char *name;
-    const coord_signature_t *signature;
+    const signature_t *signature;
     // Sizes of all members, member after member (n_sizes / members each), or NULL.
     const int64_t *sizes;
     int n_sizes;
@@ -139,10 +123,6 @@ void coord_free(coord_t *coord);
 
 // --- Inputs -------------------------------------------------------------------------------------
 
-// Would an allreduce of this signature travel with the agreement's messages? Pure function of the
-// signature and the parameters, so all ranks answer alike. *bytes_p: size of its accumulators.
-bool coord_rides(const coord_t *coord, const coord_signature_t *signature, size_t *bytes_p);
-
 // "Ready here." Errors concern this call only: unknown set, not a member, duplicate name, joined
 // already, shut down. op HVD_JOIN and HVD_BARRIER are submitted like everything else.
 hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns,
@@ -157,10 +137,6 @@ hvd_status_t coord_define_set(coord_t *coord, const int *ranks, int n_ranks, int
 // only coord_abort() and coord_free() make sense after it.
 hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t bytes,
                            uint64_t now_ns, err_t *err);
-// The eight bytes in front of every body, as they come off the wire. A frame of another epoch
-// (*is_ours_p false) is to be skipped; it is counted.
-hvd_status_t coord_frame_header(coord_t *coord, const void *header, size_t *body_bytes_p,
-                                bool *is_ours_p, err_t *err);
 // This rank finished running a batch: the clock of the sequencer. Names of the batch may be
 // submitted again afterwards, so call it before telling the submitters. Not for batches whose
 // entries bring their results.
@@ -188,16 +164,16 @@ void coord_abort(coord_t *coord, hvd_status_t cause, const char *text);
 // Tree neighbours: parent first (except on rank 0), then children.
 int coord_n_neighbours(const coord_t *coord);
 int coord_neighbour(const coord_t *coord, int i);
-// Closes open frames and gives the bytes waiting for neighbour i: whole frames, each a header of
-// FRAME_HEADER_BYTES (body length u32, epoch u32, little-endian) and a body. The caller takes bytes
-// from the front with coord_sent; what it leaves is offered again. Every input and coord_next() may
-// add bytes for any neighbour: look at all of them before sleeping. Rank 0 forms batches only here
-// and in coord_next(), so inputs that are at hand should be fed first: they are fused.
-#define FRAME_HEADER_BYTES 8
-#define FRAME_MAX_BYTES ((size_t)64 << 20)
+// Closes open frames and gives the bytes waiting for neighbour i: whole frames (wire/control.h). The
+// caller takes bytes from the front with coord_sent; what it leaves is offered again. Every input
+// may add bytes for any neighbour: look at all of them before sleeping.
 size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p);
 void coord_sent(coord_t *coord, int i, size_t bytes);
 
+// Rank 0 makes batches of what is complete; elsewhere nothing is to be formed. Everywhere: ends the
+// job if the agreement has run out of memory. Call it when the inputs at hand have been fed, since
+// what is complete by then is fused, and before looking at outputs.
+void coord_form_batches(coord_t *coord);
 // The next decision, or NULL. Valid until the next call of coord_next; a RUN whose entries do not
 // bring their results stays valid (names, signatures, sizes) until coord_batch_done. All entries of
 // a RUN bring their results, or none does; a barrier always does, with no bytes.
@@ -205,20 +181,15 @@ const decision_t *coord_next(coord_t *coord);
 
 // --- Queries ------------------------------------------------------------------------------------
 
-int coord_set_count(const coord_t *coord);
-int coord_set_id(const coord_t *coord, int index);
 // Members in ascending order; NULL for an unknown set.
 const int *coord_set_ranks(const coord_t *coord, int set, int *n_p);
 hvd_status_t coord_has_ended(const coord_t *coord, err_t *end); // HVD_OK: it has not
-int coord_end_rank(const coord_t *coord);  // who asked for the shutdown; -1: it was no shutdown
-int coord_pending(const coord_t *coord);   // submissions of this rank not yet decided
-size_t coord_memory(const coord_t *coord); // bytes held, for the bound on memory
+int coord_end_rank(const coord_t *coord); // who asked for the shutdown; -1: it was no shutdown
 
 typedef struct coord_counters {
-    uint64_t n_dropped_frames; // of another epoch
-    uint64_t n_stale_lines;    // for process sets removed meanwhile
-    uint64_t n_known, n_new;   // submissions of this rank under a known id, and without one
-    uint64_t n_steps;          // see coord_straggler
+    uint64_t n_stale_lines;  // for process sets removed meanwhile
+    uint64_t n_known, n_new; // submissions of this rank under a known id, and without one
+    uint64_t n_steps;        // see coord_straggler
 } coord_counters_t;
 
 coord_counters_t coord_counters(const coord_t *coord);

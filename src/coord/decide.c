@@ -182,10 +182,6 @@ const decision_t *coord_next(coord_t *coord)
         decide_discard(coord, coord->shown);
         coord->shown = NULL;
     }
-    sequence_flush(coord);
-    if (UNLIKELY(coord->no_memory && !coord->has_ended)) {
-        coord_abort(coord, HVD_NO_MEMORY, "out of memory while agreeing what to run next");
-    }
     verdict_t *verdict = coord->first;
     if (verdict != NULL) {
         coord->first = verdict->next;

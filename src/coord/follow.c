@@ -39,8 +39,9 @@ hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int 
                   (i == 0 || ranks[i] > ranks[i - 1]);
         copy[i] = (int)ranks[i];
     }
-    status = ordered ? sets_register(coord, id, copy, n_ranks, err)
-                     : fail(err, HVD_PROTOCOL, "process set %d has ranks that cannot be", id);
+    status = ordered
+                 ? sets_register(coord, id, copy, n_ranks, err)
+                 : fail(err, HVD_PROTOCOL, "process set %d names ranks the job does not have", id);
     store_give(&coord->store, copy, (size_t)n_ranks * sizeof(int));
     verdict_t *verdict = NULL;
     if (status == HVD_OK) {
@@ -174,21 +175,17 @@ static hvd_status_t on_ready(coord_t *coord, int branch, const control_line_t *l
 }
 
 // Can this signature stand in this set, whoever sent it? Its structure was checked on reading.
-static bool signature_fits(const set_t *set, const control_signature_t *signature)
+static bool signature_fits(const set_t *set, const signature_t *signature)
 {
-    switch (signature->op) {
-    case CONTROL_SET_ADD:
-        return set->id == 0 && signature->n_words > 0;
-    case CONTROL_SET_REMOVE:
-        return set->id == 0 && signature->n_words == 1 && signature->words[0] >= 0 &&
-               signature->words[0] <= INT32_MAX;
-    case HVD_ALLGATHER:
-    case HVD_ALLTOALL: {
-        int64_t per_member = signature->op == HVD_ALLTOALL ? set->n_ranks : signature->n_tensors;
-        return per_member * set->n_ranks <= (int64_t)CONTROL_MAX_SIZES;
-    }
+    switch ((int)signature->op) {
+    case OP_ADD_SET:
+        return set->id == 0 && signature->n_dims_words > 0;
+    case OP_REMOVE_SET:
+        return set->id == 0 && signature->n_dims_words == 1 && signature->dims[0] >= 0 &&
+               signature->dims[0] <= INT32_MAX;
     default:
-        return true;
+        return (int64_t)signature_n_sizes(signature, set->n_ranks) * set->n_ranks <=
+               (int64_t)CONTROL_MAX_SIZES;
     }
 }
 
@@ -196,7 +193,6 @@ static bool signature_fits(const set_t *set, const control_signature_t *signatur
 static hvd_status_t on_new(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
-    coord_signature_t signatures[2];
     if (set == NULL) {
         coord->n_stale_lines++;
         return line->set < (uint32_t)coord->n_set_slots
@@ -211,8 +207,7 @@ static hvd_status_t on_new(coord_t *coord, int branch, const control_line_t *lin
             return fail(err, HVD_PROTOCOL, "tensor '%.*s' has a signature that cannot be",
                         (int)MIN(line->name.bytes, (size_t)100), line->name.at);
         }
-        signatures[i] = signature_from_wire(&line->variants[i]);
-        share.signatures[i] = &signatures[i];
+        share.signatures[i] = &line->variants[i];
         share.ranks[i] = line->example_ranks[i];
     }
     entry_t *entry = entry_make(coord, set, line->name.at, line->name.bytes);
@@ -301,23 +296,22 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
         }
         return known;
     }
-    coord_signature_t signature = signature_from_wire(&run->signature);
     entry_t *entry = entry_make(coord, set, run->name.at, run->name.bytes);
     if (entry == NULL) {
         fail(err, HVD_NO_MEMORY, "no memory for one more tensor name");
         return NULL;
     }
     entry_t *holder = entry_of_id(coord, run->id);
-    if (run->signature.op >= HVD_N_OPS || !signature_fits(set, &run->signature) ||
+    if (op_is_about_sets(run->signature.op) || !signature_fits(set, &run->signature) ||
         (holder != NULL && holder != entry)) {
         fail(err, HVD_PROTOCOL,
              "a batch runs tensor '%s' under an id or a signature that cannot be", entry->name);
         return NULL;
     }
-    if (entry->sig == NULL || !sig_equal(&entry->sig->view, &signature)) {
-        bool is_known =
-            entry->n_variants > 0 && sig_equal(&entry->variants[0].sig->view, &signature);
-        sig_t *sig = is_known ? sig_hold(entry->variants[0].sig) : sig_new(coord, &signature);
+    if (entry->sig == NULL || !signature_equal(&entry->sig->view, &run->signature)) {
+        bool is_known = entry->n_variants > 0 &&
+                        signature_equal(&entry->variants[0].sig->view, &run->signature);
+        sig_t *sig = is_known ? sig_hold(entry->variants[0].sig) : sig_new(coord, &run->signature);
         if (sig == NULL) {
             fail(err, HVD_NO_MEMORY, "no memory for the shape of tensor '%s'", entry->name);
             return NULL;
@@ -336,10 +330,10 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
 
 static hvd_status_t take_sizes(coord_t *coord, entry_t *entry, const control_run_t *run, err_t *err)
 {
-    if (!op_has(entry->sig->op, OP_SIZED)) {
+    if (op_infos[entry->sig->view.op].sizes == SIZES_NONE) {
         return HVD_OK;
     }
-    int n = sizes_per_member(entry->set, &entry->sig->view) * entry->set->n_ranks;
+    int n = signature_n_sizes(&entry->sig->view, entry->set->n_ranks) * entry->set->n_ranks;
     if (run->sizes == NULL ? entry->sizes == NULL : run->n_sizes != n) {
         return fail(err, HVD_PROTOCOL, "a batch has %d sizes instead of %d for tensor '%s'",
                     run->n_sizes, n, entry->name);

@@ -86,9 +86,9 @@ static void send_heartbeat(coord_t *coord, int neighbour)
     const outbox_t *box = &coord->outboxes[neighbour];
     control_line_t line = {
         .kind = LINE_HEARTBEAT,
-        .batch = activity->n_submitted,
-        .id = activity->n_in_flight,
-        .age_ns = activity->quiet_ns,
+        .n_submitted = activity->n_submitted,
+        .n_in_flight = activity->n_in_flight,
+        .quiet_ns = activity->quiet_ns,
         .name = {activity->last, strnlen(activity->last, sizeof activity->last)},
     };
     if (box->bytes.len - box->sent < MAX_UNSENT_BYTES) {
@@ -159,9 +159,9 @@ void heartbeat_heard(coord_t *coord, int i, const control_line_t *line)
     neighbour->is_known = true;
     neighbour->is_late = false;
     neighbour->progress.is_running = false; // until it says so
-    activity->n_submitted = line->batch;
-    activity->n_in_flight = line->id;
-    activity->quiet_ns = line->age_ns;
+    activity->n_submitted = line->n_submitted;
+    activity->n_in_flight = line->n_in_flight;
+    activity->quiet_ns = line->quiet_ns;
     memcpy(activity->last, line->name.at, bytes);
     activity->last[bytes] = '\0';
 }

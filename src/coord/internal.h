@@ -72,27 +72,6 @@ void *store_take(store_t *store, size_t bytes); // NULL: no memory. Not zeroed
 void store_give(store_t *store, void *block, size_t bytes);
 void store_free(store_t *store); // every block must have been given back
 
-// What the operation of a signature means to the agreement.
-enum {
-    OP_FUSES = 1 << 0,      // may share a batch
-    OP_SIZED = 1 << 1,      // members bring sizes of their own
-    OP_JOINS = 1 << 2,      // a rank that has joined takes part with zeros
-    OP_NEEDS_DIMS = 1 << 3, // a scalar makes no sense
-    OP_INSTANT = 1 << 4,    // over once agreed
-};
-
-typedef struct op_traits {
-    const char *name;  // as in "Mismatched ALLREDUCE tensor shapes:"
-    const char *title; // as in "Allgather is not supported with Join at this time."
-    unsigned traits;
-} op_traits_t;
-
-const op_traits_t *op_traits(int op);
-static inline bool op_has(const op_traits_t *op, unsigned trait)
-{
-    return (op->traits & trait) != 0;
-}
-
 typedef struct sig {
     int n_holders;
     size_t block_bytes;
@@ -100,9 +79,7 @@ typedef struct sig {
     size_t payload_bytes; // of the accumulators, if it rides; else 0
     bool rides;           // the record brings the result: nothing is left to run
     bool fuses;
-    uint64_t fusion_hash; // equal for signatures that may share a batch
-    const op_traits_t *op;
-    coord_signature_t view; // dims lead to the words below
+    signature_t view; // dims lead to the words below
     int64_t words[];
 } sig_t;
 
@@ -113,20 +90,15 @@ typedef struct sizes {
     int64_t at[];
 } sizes_t;
 
-sig_t *sig_new(coord_t *coord, const coord_signature_t *signature); // NULL: no memory
+sig_t *sig_new(coord_t *coord, const signature_t *signature); // NULL: no memory
 static inline sig_t *sig_hold(sig_t *sig)
 {
     sig->n_holders++;
     return sig;
 }
 void sig_drop(coord_t *coord, sig_t *sig); // NULL is allowed
-bool sig_equal(const coord_signature_t *a, const coord_signature_t *b);
 sizes_t *sizes_new(coord_t *coord, int n);
 void sizes_drop(coord_t *coord, sizes_t *sizes); // NULL is allowed
-// The first of the accumulators' two properties: what the reduce function is told.
-hvd_dtype_t acc_type_of(hvd_dtype_t dtype);
-control_signature_t signature_to_wire(const coord_signature_t *signature);
-coord_signature_t signature_from_wire(const control_signature_t *wire);
 
 // --- Process sets -------------------------------------------------------------------------------
 
@@ -360,7 +332,7 @@ struct coord {
     control_reader_t reader;
     buf_t gathered; // int64_t: sizes on their way up
     uint64_t now_ns;
-    uint64_t n_dropped_frames, n_stale_lines;
+    uint64_t n_stale_lines;
     uint64_t n_known, n_new; // submissions
     bool no_memory;          // something could not be kept: the job must end
     bool has_asked_stop;     // this rank wants to stop
@@ -421,7 +393,7 @@ void entry_forget(coord_t *coord, entry_t *entry);      // its set is gone
 // What a branch brings to a round.
 typedef struct share {
     int n_variants;
-    const coord_signature_t *signatures[2]; // NULL: the entry's own
+    const signature_t *signatures[2]; // NULL: the entry's own
     int ranks[2];
     bool zeros;
     const int64_t *sizes; // of the branch's members, ascending; NULL: as last time
@@ -435,7 +407,6 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
 void merge_recheck(coord_t *coord, set_t *set); // more of its members have joined
 // The result of a full round that rides, zeros of joined ranks included. Sequencer only.
 const uint8_t *merge_result(coord_t *coord, entry_t *entry);
-int sizes_per_member(const set_t *set, const coord_signature_t *signature);
 
 // --- mismatch.c ---------------------------------------------------------------------------------
 
@@ -446,14 +417,6 @@ hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err); // HVD_OK: t
 // --- sequence.c ---------------------------------------------------------------------------------
 
 void sequence_complete(coord_t *coord, entry_t *entry);
-void sequence_form(coord_t *coord); // what batches may be formed now
-static inline void sequence_flush(coord_t *coord)
-{
-    bool has_work = coord->n_queued > 0 || coord->n_joined == coord->params.size;
-    if (UNLIKELY(has_work) && !coord->has_ended) {
-        sequence_form(coord);
-    }
-}
 void sequence_stop(coord_t *coord, int rank);
 void sequence_report(coord_t *coord, const char *text);
 uint64_t sequence_next_ns(const coord_t *coord);

@@ -15,11 +15,6 @@
 
 #define PAYLOAD_ALIGNMENT 16
 
-int sizes_per_member(const set_t *set, const coord_signature_t *signature)
-{
-    return signature->op == HVD_ALLTOALL ? set->n_ranks : signature->n_tensors;
-}
-
 static inline bool has_share(const entry_t *entry, int part)
 {
     return (entry->have[(unsigned)part / 64] >> ((unsigned)part % 64) & 1) != 0;
@@ -35,13 +30,14 @@ static bool passes_through(const coord_t *coord, const set_t *set)
 
 // The entry's own copy of a signature, held once more. Within an entry, equal signatures are one
 // object, so they are compared by address afterwards.
-static sig_t *intern(coord_t *coord, const entry_t *entry, const coord_signature_t *signature)
+static sig_t *intern(coord_t *coord, const entry_t *entry, const signature_t *signature)
 {
-    if (signature == NULL || (entry->sig != NULL && sig_equal(&entry->sig->view, signature))) {
+    if (signature == NULL ||
+        (entry->sig != NULL && signature_equal(&entry->sig->view, signature))) {
         return sig_hold(entry->sig);
     }
     for (int i = 0; i < entry->n_variants; i++) {
-        if (sig_equal(&entry->variants[i].sig->view, signature)) {
+        if (signature_equal(&entry->variants[i].sig->view, signature)) {
             return sig_hold(entry->variants[i].sig);
         }
     }
@@ -116,7 +112,7 @@ static hvd_reduce_t payload_op(const sig_t *sig)
 static const uint8_t *fold_payloads(coord_t *coord, entry_t *entry)
 {
     const sig_t *sig = entry->variants[0].sig;
-    hvd_dtype_t dtype = acc_type_of(sig->view.dtype);
+    hvd_dtype_t dtype = acc_dtype(sig->view.dtype);
     size_t n = sig->payload_bytes / hvd_dtype_bytes(dtype);
     uint8_t *total = NULL;
     for (int part = 0; part < entry->set->n_parts; part++) {
@@ -136,7 +132,7 @@ static const uint8_t *fold_payloads(coord_t *coord, entry_t *entry)
 // Ranks that joined contribute zeros, which matters to everything but sums; once is enough.
 static void fold_zeros(coord_t *coord, entry_t *entry, const sig_t *sig, uint8_t *total)
 {
-    hvd_dtype_t dtype = acc_type_of(sig->view.dtype);
+    hvd_dtype_t dtype = acc_dtype(sig->view.dtype);
     void *zeros = payload_slot(entry, entry->set->n_parts);
     if (payload_op(sig) != HVD_SUM) {
         memset(zeros, 0, sig->payload_bytes);
@@ -165,7 +161,7 @@ static hvd_status_t keep_sizes(coord_t *coord, entry_t *entry, const part_t *par
                                const share_t *share, err_t *err)
 {
     const set_t *set = entry->set;
-    int per_member = sizes_per_member(set, &sig->view);
+    int per_member = signature_n_sizes(&sig->view, set->n_ranks);
     if (entry->fresh == NULL) {
         entry->fresh = sizes_new(coord, per_member * set->n_ranks);
         if (entry->fresh == NULL) {
@@ -230,7 +226,7 @@ static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
 {
     const sig_t *sig = entry->variants[0].sig;
     bool known = entry->id != 0 && sig == entry->sig && entry->n_variants == 1;
-    if (LIKELY(known && !entry->has_zeros && !op_has(sig->op, OP_SIZED))) {
+    if (LIKELY(known && !entry->has_zeros && op_infos[sig->view.op].sizes == SIZES_NONE)) {
         control_put_ready(line_to_parent(coord), entry->id,
                           payload_for_line(coord, entry, share, sig), sig->payload_bytes);
         return;
@@ -246,12 +242,12 @@ static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
         line.name = (control_text_t){entry->name, entry->name_bytes};
         line.n_variants = entry->n_variants;
         for (int i = 0; i < entry->n_variants; i++) {
-            line.variants[i] = signature_to_wire(&entry->variants[i].sig->view);
+            line.variants[i] = entry->variants[i].sig->view;
             line.example_ranks[i] = entry->variants[i].rank;
         }
     }
     if (entry->n_variants == 1) {
-        if (op_has(sig->op, OP_SIZED) && !entry->has_zeros) {
+        if (op_infos[sig->view.op].sizes != SIZES_NONE && !entry->has_zeros) {
             put_sizes(coord, entry, share, !known, &line);
         }
         line.payload = payload_for_line(coord, entry, share, sig);
@@ -293,7 +289,7 @@ static void complete(coord_t *coord, entry_t *entry, const share_t *share)
 static hvd_status_t check_sizes(const entry_t *entry, const part_t *part, const sig_t *sig,
                                 const share_t *share, err_t *err)
 {
-    int per_member = sizes_per_member(entry->set, &sig->view);
+    int per_member = signature_n_sizes(&sig->view, entry->set->n_ranks);
     bool fits = share->sizes == NULL ? sig == entry->sig && entry->sizes != NULL
                                      : share->n_sizes == per_member * part->n_members;
     if (!fits) {
@@ -315,7 +311,7 @@ static hvd_status_t keep_data(coord_t *coord, entry_t *entry, int part, const sh
                     "check that HOROVOD_INLINE_BYTES is the same on all ranks",
                     share->payload_bytes, entry->name, sig->payload_bytes);
     }
-    if (op_has(sig->op, OP_SIZED) && !share->zeros) {
+    if (op_infos[sig->view.op].sizes != SIZES_NONE && !share->zeros) {
         TRY(check_sizes(entry, place, sig, share, err), done);
     }
     if (passes_through(coord, entry->set)) {
@@ -324,7 +320,7 @@ static hvd_status_t keep_data(coord_t *coord, entry_t *entry, int part, const sh
     if (sig->payload_bytes > 0) {
         TRY(keep_payload(coord, entry, part, share, err), done);
     }
-    if (op_has(sig->op, OP_SIZED) && !share->zeros && share->sizes != NULL) {
+    if (op_infos[sig->view.op].sizes != SIZES_NONE && !share->zeros && share->sizes != NULL) {
         TRY(keep_sizes(coord, entry, place, sig, share, err), done);
     }
 done:

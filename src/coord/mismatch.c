@@ -13,56 +13,50 @@
 #define VALUE_BYTES 256
 #define MAX_NAME_SHOWN 256 // longer names are cut in sentences
 
-typedef bool (*differs_fn)(const coord_signature_t *a, const coord_signature_t *b);
-typedef void (*describe_fn)(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES]);
+typedef bool (*differs_fn)(const signature_t *a, const signature_t *b);
+typedef void (*describe_fn)(const signature_t *signature, int tensor, char text[VALUE_BYTES]);
 
 // --- Properties ---------------------------------------------------------------------------------
 
-static bool dtype_differs(const coord_signature_t *a, const coord_signature_t *b)
+static bool dtype_differs(const signature_t *a, const signature_t *b)
 {
     return a->dtype != b->dtype;
 }
 
-static void describe_dtype(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_dtype(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     (void)tensor;
     snprintf(text, VALUE_BYTES, "%s", hvd_dtype_name(signature->dtype));
 }
 
-static bool op_differs(const coord_signature_t *a, const coord_signature_t *b)
+static bool op_differs(const signature_t *a, const signature_t *b)
 {
     return a->op != b->op;
 }
 
-static void describe_op(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_op(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     (void)tensor;
-    snprintf(text, VALUE_BYTES, "%s", op_traits((int)signature->op)->name);
+    snprintf(text, VALUE_BYTES, "%s", op_infos[signature->op].upper);
 }
 
-// Adding or removing a process set: the words are ranks, or an id.
-static bool is_about_sets(const coord_signature_t *signature)
-{
-    return (int)signature->op >= (int)HVD_N_OPS;
-}
-
-static bool words_differ(const coord_signature_t *a, const coord_signature_t *b)
+static bool words_differ(const signature_t *a, const signature_t *b)
 {
     return a->n_dims_words != b->n_dims_words ||
            memcmp(a->dims, b->dims, (size_t)a->n_dims_words * sizeof *a->dims) != 0;
 }
 
-static bool sets_differ(const coord_signature_t *a, const coord_signature_t *b)
+static bool sets_differ(const signature_t *a, const signature_t *b)
 {
-    return is_about_sets(a) && words_differ(a, b);
+    return op_is_about_sets(a->op) && words_differ(a, b);
 }
 
-static bool count_differs(const coord_signature_t *a, const coord_signature_t *b)
+static bool count_differs(const signature_t *a, const signature_t *b)
 {
     return a->n_tensors != b->n_tensors;
 }
 
-static void describe_count(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_count(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     (void)tensor;
     snprintf(text, VALUE_BYTES, "%d tensor%s", signature->n_tensors,
@@ -86,7 +80,7 @@ static void describe_numbers(const int64_t *numbers, int64_t n, char text[VALUE_
     snprintf(text + len, VALUE_BYTES - len, "]");
 }
 
-static const int64_t *shape_of(const coord_signature_t *signature, int tensor)
+static const int64_t *shape_of(const signature_t *signature, int tensor)
 {
     const int64_t *at = signature->dims;
     while (tensor-- > 0) {
@@ -95,48 +89,48 @@ static const int64_t *shape_of(const coord_signature_t *signature, int tensor)
     return at;
 }
 
-static void describe_shape(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_shape(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     const int64_t *shape = shape_of(signature, tensor);
     describe_numbers(shape + 1, shape[0], text);
 }
 
-static void describe_set(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_set(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     (void)tensor;
     describe_numbers(signature->dims, signature->n_dims_words, text);
 }
 
-static bool scale_differs(const coord_signature_t *a, const coord_signature_t *b)
+static bool scale_differs(const signature_t *a, const signature_t *b)
 {
     return memcmp(&a->prescale, &b->prescale, sizeof(double)) != 0 ||
            memcmp(&a->postscale, &b->postscale, sizeof(double)) != 0;
 }
 
-static void describe_scale(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_scale(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     (void)tensor;
     snprintf(text, VALUE_BYTES, "prescale %.17g, postscale %.17g", signature->prescale,
              signature->postscale);
 }
 
-static bool reduce_differs(const coord_signature_t *a, const coord_signature_t *b)
+static bool reduce_differs(const signature_t *a, const signature_t *b)
 {
     return a->reduce != b->reduce;
 }
 
-static void describe_reduce(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_reduce(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     (void)tensor;
     snprintf(text, VALUE_BYTES, "%s", hvd_reduce_name(signature->reduce));
 }
 
-static bool root_differs(const coord_signature_t *a, const coord_signature_t *b)
+static bool root_differs(const signature_t *a, const signature_t *b)
 {
     return a->root != b->root;
 }
 
-static void describe_root(const coord_signature_t *signature, int tensor, char text[VALUE_BYTES])
+static void describe_root(const signature_t *signature, int tensor, char text[VALUE_BYTES])
 {
     (void)tensor;
     snprintf(text, VALUE_BYTES, "root %d", signature->root);
@@ -156,13 +150,13 @@ static const struct {
     {words_differ, describe_shape, "Mismatched %s tensor shapes:", "shape"},
     {scale_differs, describe_scale, "Mismatched prescale and/or postscale factors:", "factors"},
     {reduce_differs, describe_reduce, "Mismatched reduction operation:", "reduction"},
-    {root_differs, describe_root, "Mismatched BROADCAST root ranks:", "root rank"},
+    {root_differs, describe_root, "Mismatched %s root ranks:", "root rank"},
 };
 
 // --- Sentences ----------------------------------------------------------------------------------
 
 // The first tensor of a group whose shapes differ.
-static int differing_tensor(const coord_signature_t *a, const coord_signature_t *b)
+static int differing_tensor(const signature_t *a, const signature_t *b)
 {
     for (int tensor = 0; tensor < MIN(a->n_tensors, b->n_tensors); tensor++) {
         const int64_t *x = shape_of(a, tensor), *y = shape_of(b, tensor);
@@ -173,10 +167,10 @@ static int differing_tensor(const coord_signature_t *a, const coord_signature_t 
     return 0;
 }
 
-static void name_of_tensor(const entry_t *entry, const coord_signature_t *signature, int tensor,
+static void name_of_tensor(const entry_t *entry, const signature_t *signature, int tensor,
                            char *text, size_t bytes)
 {
-    if (is_about_sets(signature)) {
+    if (op_is_about_sets(signature->op)) {
         snprintf(text, bytes, "a process set");
     } else if (signature->n_tensors > 1) {
         snprintf(text, bytes, "tensor %d of group '%.*s'", tensor, MAX_NAME_SHOWN, entry->name);
@@ -188,15 +182,15 @@ static void name_of_tensor(const entry_t *entry, const coord_signature_t *signat
 hvd_status_t mismatch_of_variants(const entry_t *entry, err_t *err)
 {
     const variant_t *first = &entry->variants[0], *second = &entry->variants[1];
-    const coord_signature_t *a = &first->sig->view, *b = &second->sig->view;
+    const signature_t *a = &first->sig->view, *b = &second->sig->view;
     char title[64], mine[VALUE_BYTES], other[VALUE_BYTES], name[MAX_NAME_SHOWN + 64];
     size_t i = 0;
     while (i + 1 < N_ELEMENTS(properties) && !properties[i].differs(a, b)) {
         i++;
     }
-    bool shapes_comparable = a->op == b->op && !is_about_sets(a);
+    bool shapes_comparable = a->op == b->op && !op_is_about_sets(a->op);
     int tensor = shapes_comparable ? differing_tensor(a, b) : 0;
-    snprintf(title, sizeof title, properties[i].title, op_traits((int)a->op)->name);
+    snprintf(title, sizeof title, properties[i].title, op_infos[a->op].upper);
     properties[i].describe(a, tensor, mine);
     properties[i].describe(b, tensor, other);
     name_of_tensor(entry, a, tensor, name, sizeof name);
@@ -216,7 +210,8 @@ hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t 
     return fail(err, HVD_JOINED,
                 "%s is not supported with Join at this time. Rank %d has joined and cannot take "
                 "part in '%.*s': call it before the first rank joins, or after all have.",
-                entry->variants[0].sig->op->title, set->ranks[joined], MAX_NAME_SHOWN, entry->name);
+                op_infos[entry->variants[0].sig->view.op].title, set->ranks[joined], MAX_NAME_SHOWN,
+                entry->name);
 }
 
 hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err)
@@ -227,7 +222,7 @@ hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err)
             return fail(err, HVD_MISMATCH,
                         "Process-set rank zero tried to %s a rank-zero tensor. Tensor '%.*s' is a "
                         "scalar: reshape it to one dimension on every rank.",
-                        sig->op->name, MAX_NAME_SHOWN, entry->name);
+                        op_infos[sig->view.op].upper, MAX_NAME_SHOWN, entry->name);
         }
     }
     return HVD_OK;

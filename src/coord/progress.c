@@ -69,8 +69,8 @@ void progress_tell(coord_t *coord)
     control_line_t line = {
         .kind = LINE_PROGRESS,
         .batch = all.batch,
-        .age_ns = all.least_ns,
-        .id = (uint32_t)MIN(all.longest_ns / NS_PER_MS, (uint64_t)UINT32_MAX),
+        .least_ns = all.least_ns,
+        .longest_ns = all.longest_ns,
         .text = {all.text, explains ? strnlen(all.text, sizeof all.text) : 0},
     };
     control_put(line_to_parent(coord), &line);
@@ -82,8 +82,8 @@ void progress_heard(coord_t *coord, int neighbour, const control_line_t *line)
     size_t bytes = MIN(line->text.bytes, sizeof progress->text - 1);
     progress->is_running = true;
     progress->batch = line->batch;
-    progress->least_ns = line->age_ns;
-    progress->longest_ns = line->id * NS_PER_MS;
+    progress->least_ns = line->least_ns;
+    progress->longest_ns = line->longest_ns;
     memcpy(progress->text, line->text.at, bytes);
     progress->text[bytes] = '\0';
 }

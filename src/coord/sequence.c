@@ -67,11 +67,11 @@ void sequence_report(coord_t *coord, const char *text)
 
 // --- Complete rounds ----------------------------------------------------------------------------
 
-// What the entry adds to the buffer of a batch. Allgather: what all members bring together.
+// What the entry adds to the buffer of a batch. Of blocks: what all members bring together.
 static size_t bytes_to_run(const entry_t *entry, const sig_t *sig)
 {
     const sizes_t *sizes = entry->fresh != NULL ? entry->fresh : entry->sizes;
-    if (sig->view.op != HVD_ALLGATHER || sizes == NULL) {
+    if (op_infos[sig->view.op].sizes != SIZES_PER_TENSOR || sizes == NULL) {
         return sig->tensor_bytes;
     }
     size_t bytes = 0;
@@ -96,9 +96,9 @@ void sequence_complete(coord_t *coord, entry_t *entry)
     err.status = HVD_OK; // the text is long, and mostly not needed
     if (entry->n_variants > 1) {
         mismatch_of_variants(entry, &err);
-    } else if (entry->has_zeros && !op_has(sig->op, OP_JOINS)) {
+    } else if (entry->has_zeros && !op_has(sig->view.op, OP_JOINS)) {
         mismatch_of_join(coord, entry, &err);
-    } else if (op_has(sig->op, OP_NEEDS_DIMS)) {
+    } else if (op_has(sig->view.op, OP_NEEDS_ROWS)) {
         mismatch_of_scalars(entry, &err);
     }
     if (err.status != HVD_OK) {
@@ -240,7 +240,7 @@ static void put_run(coord_t *coord, const entry_t *entry, const uint8_t *result)
     run.result = NULL;
     if (entry->is_news) {
         run.name = (control_text_t){entry->name, entry->name_bytes};
-        run.signature = signature_to_wire(&entry->sig->view);
+        run.signature = entry->sig->view;
     }
     // Otherwise they are as last time, which every node that is part of the round remembers.
     if (entry->fresh != NULL) {
@@ -327,16 +327,12 @@ static void flush_rides(coord_t *coord)
 static bool may_fuse(const entry_t *a, const entry_t *b)
 {
     const sig_t *x = a->variants[0].sig, *y = b->variants[0].sig;
-    return a->set == b->set && x->fusion_hash == y->fusion_hash && y->fuses &&
-           x->view.op == y->view.op && x->view.dtype == y->view.dtype &&
-           x->view.reduce == y->view.reduce && x->view.root == y->view.root &&
-           memcmp(&x->view.prescale, &y->view.prescale, sizeof(double)) == 0 &&
-           memcmp(&x->view.postscale, &y->view.postscale, sizeof(double)) == 0;
+    return a->set == b->set && y->fuses && signature_fuses_with(&x->view, &y->view);
 }
 
 static bool is_about_sets(const entry_t *entry)
 {
-    return (int)entry->variants[0].sig->view.op >= (int)HVD_N_OPS;
+    return op_is_about_sets(entry->variants[0].sig->view.op);
 }
 
 static void run_with_compatible(coord_t *coord, entry_t *first)
@@ -373,7 +369,7 @@ static void run_with_compatible(coord_t *coord, entry_t *first)
 
 static hvd_status_t add_set(coord_t *coord, entry_t *entry, control_line_t *line, err_t *err)
 {
-    const coord_signature_t *asked = &entry->variants[0].sig->view;
+    const signature_t *asked = &entry->variants[0].sig->view;
     if (sets_find_ranks(coord, asked->dims, asked->n_dims_words) != NULL) {
         return fail(
             err, HVD_EXISTING_SET,
@@ -404,7 +400,7 @@ static hvd_status_t remove_set(coord_t *coord, entry_t *entry, control_line_t *l
 
 static void run_set_change(coord_t *coord, entry_t *entry)
 {
-    bool adds = (int)entry->variants[0].sig->view.op == CONTROL_SET_ADD;
+    bool adds = (int)entry->variants[0].sig->view.op == OP_ADD_SET;
     control_line_t line = {.batch = coord->next_batch++, .name = {entry->name, entry->name_bytes}};
     err_t err = {0};
     unqueue(coord, entry);
@@ -456,7 +452,7 @@ static void flush_ready(coord_t *coord, bool ignore_limits)
     }
 }
 
-void sequence_form(coord_t *coord)
+static void form_batches(coord_t *coord)
 {
     flush_rides(coord);
     flush_ready(coord, false);
@@ -466,6 +462,17 @@ void sequence_form(coord_t *coord)
             .kind = RECORD_JOINED, .batch = coord->next_batch++, .rank = coord->last_joined};
         publish_line(coord, NULL, &line);
         follow_joined(coord, line.batch, line.rank);
+    }
+}
+
+void coord_form_batches(coord_t *coord)
+{
+    bool has_work = coord->n_queued > 0 || coord->n_joined == coord->params.size;
+    if (UNLIKELY(has_work) && !coord->has_ended) {
+        form_batches(coord);
+    }
+    if (UNLIKELY(coord->no_memory)) {
+        coord_abort(coord, HVD_NO_MEMORY, "out of memory while agreeing what to run next");
     }
 }
 

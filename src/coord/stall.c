@@ -177,7 +177,7 @@ static void send_answer(coord_t *coord)
 {
     const inquiry_t *inquiry = &coord->inquiry;
     control_line_t line = {.kind = LINE_ANSWER,
-                           .id = inquiry->number,
+                           .inquiry = inquiry->number,
                            .n_items = inquiry->n_asked,
                            .payload = inquiry->have,
                            .payload_bytes = bitmap_bytes(coord) * (size_t)inquiry->n_asked,
@@ -189,7 +189,7 @@ static void send_answer(coord_t *coord)
 hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *err)
 {
     clear_inquiry(coord);
-    coord->inquiry.number = line->id;
+    coord->inquiry.number = line->inquiry;
     for (int i = 0; i < line->n_items; i++) {
         control_asked_t asked;
         if (!control_next_asked(&coord->reader, &asked)) {
@@ -437,7 +437,7 @@ hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line,
 {
     inquiry_t *inquiry = &coord->inquiry;
     // Too late, or for a question that was given up.
-    if (!inquiry->is_open || line->id != inquiry->number || inquiry->answered[child]) {
+    if (!inquiry->is_open || line->inquiry != inquiry->number || inquiry->answered[child]) {
         return HVD_OK;
     }
     if (line->n_items != inquiry->n_asked ||
@@ -517,7 +517,7 @@ static bool is_early(const coord_t *coord)
 
 static void start_inquiry(coord_t *coord)
 {
-    control_line_t line = {.kind = RECORD_INQUIRE, .id = coord->inquiry.number};
+    control_line_t line = {.kind = RECORD_INQUIRE, .inquiry = coord->inquiry.number};
     line.n_items = coord->inquiry.n_asked;
     if (!open_inquiry(coord)) {
         coord->no_memory = true;

@@ -145,7 +145,7 @@ static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
     if ((unsigned)asked->dtype >= HVD_N_DTYPES) {
         return fail(err, HVD_INVALID_ARGUMENT, "'%s' has an unknown dtype: %d", name, asked->dtype);
     }
-    bool bare = asked->op == HVD_BARRIER || asked->op == HVD_JOIN;
+    bool bare = op_infos[asked->op].layout == LAYOUT_NOTHING;
     if (bare ? asked->n_tensors != 0 : (asked->n_tensors < 1 || asked->tensors == NULL)) {
         return fail(err, HVD_INVALID_ARGUMENT, "%s '%s' has %d tensors", hvd_op_name(asked->op),
                     name, asked->n_tensors);
@@ -175,29 +175,6 @@ static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
 
 // --- Copying it ----------------------------------------------------------------------------------
 
-typedef struct measure {
-    size_t n_shape_words; // dimensions of all tensors
-    int n_sizes;
-    size_t total_bytes;
-} measure_t;
-
-static measure_t measure(const hvd_request_t *asked, const char *name, const process_set_t *set,
-                         size_t payload_bytes)
-{
-    measure_t m = {0};
-    for (int i = 0; i < asked->n_tensors; i++) {
-        m.n_shape_words += (size_t)asked->tensors[i].n_dims;
-    }
-    m.n_sizes = asked->op == HVD_ALLGATHER  ? asked->n_tensors
-                : asked->op == HVD_ALLTOALL ? set->n
-                                            : 0;
-    size_t n = (size_t)asked->n_tensors;
-    m.total_bytes = n * (sizeof(hvd_tensor_t) + sizeof(void *)) + payload_bytes +
-                    (m.n_shape_words * 2 + n + (size_t)m.n_sizes) * sizeof(int64_t) + strlen(name) +
-                    1 + (asked->where != NULL ? strlen(asked->where) + 1 : 0) + 64;
-    return m;
-}
-
 // Cuts `bytes`, aligned, from the storage (which has been reserved whole).
 static void *cut(buf_t *storage, size_t bytes)
 {
@@ -212,109 +189,115 @@ static char *cut_text(buf_t *storage, const char *text)
     return memcpy(cut(storage, bytes), text, bytes);
 }
 
-static void copy_tensors(request_t *request, const hvd_request_t *asked, const measure_t *m)
+// Room for everything a request keeps: tensors, shapes twice (as given, and as all must agree),
+// sizes, texts, and what rides along.
+static size_t storage_bytes(const hvd_ctx_t *ctx, const hvd_request_t *asked, const char *name,
+                            int n_members)
 {
     size_t n = (size_t)asked->n_tensors;
+    size_t n_dims = 0, n_elements_of_all = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_dims += (size_t)asked->tensors[i].n_dims;
+        n_elements_of_all += (size_t)n_elements(&asked->tensors[i]);
+    }
+    size_t texts = strlen(name) + 1 + (asked->where != NULL ? strlen(asked->where) + 1 : 0);
+    size_t n_words = 2 * n_dims + 2 * n + (size_t)n_members; // sizes: per tensor, or per member
+    return n * (sizeof(hvd_tensor_t) + sizeof(void *)) + n_words * sizeof(int64_t) + texts +
+           MIN(n_elements_of_all * sizeof(double), ctx->config.inline_bytes) + 64;
+}
+
+static void copy_tensors(request_t *request, const hvd_request_t *asked)
+{
+    size_t n = (size_t)asked->n_tensors;
+    bool first_differs = op_infos[asked->op].sizes != SIZES_NONE;
     request->tensors = cut(&request->storage, n * sizeof *request->tensors);
     request->owned = cut(&request->storage, n * sizeof *request->owned);
-    int64_t *shapes = cut(&request->storage, m->n_shape_words * sizeof *shapes);
-    request->dims = cut(&request->storage, (m->n_shape_words + n) * sizeof *request->dims);
-    bool first_differs = asked->op == HVD_ALLGATHER || asked->op == HVD_ALLTOALL;
-    int words = 0;
+    size_t n_dims = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_dims += (size_t)asked->tensors[i].n_dims;
+    }
+    int64_t *shapes = cut(&request->storage, n_dims * sizeof *shapes);
+    int64_t *words = cut(&request->storage, (n_dims + n) * sizeof *words);
+    request->signature.dims = words;
+    request->signature.n_dims_words = (int)(n_dims + n);
     for (size_t i = 0; i < n; i++) {
         const hvd_tensor_t *tensor = &asked->tensors[i];
         request->tensors[i] = *tensor;
         request->tensors[i].shape = shapes;
         request->owned[i] = NULL;
-        request->dims[words++] = tensor->n_dims;
+        *words++ = tensor->n_dims;
         for (int d = 0; d < tensor->n_dims; d++) {
             *shapes++ = tensor->shape[d];
-            request->dims[words++] = d == 0 && first_differs ? -1 : tensor->shape[d];
+            *words++ = d == 0 && first_differs ? -1 : tensor->shape[d];
         }
     }
-    request->n_dims_words = words;
 }
 
-static void copy_sizes(request_t *request, const hvd_request_t *asked, const process_set_t *set,
-                       int n_sizes)
+static int64_t rows_of(const hvd_tensor_t *tensor)
 {
-    request->n_sizes = n_sizes;
-    request->sizes = cut(&request->storage, (size_t)n_sizes * sizeof *request->sizes);
-    for (int i = 0; i < n_sizes; i++) {
-        const hvd_tensor_t *tensor = &asked->tensors[asked->op == HVD_ALLGATHER ? i : 0];
-        int64_t rows = tensor->n_dims > 0 ? tensor->shape[0] : 0;
-        request->sizes[i] = asked->op == HVD_ALLGATHER ? rows
-                            : asked->splits != NULL    ? asked->splits[i]
-                                                       : rows / set->n;
+    return tensor->n_dims > 0 ? tensor->shape[0] : 0;
+}
+
+static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_members)
+{
+    bool per_member = op_infos[asked->op].sizes == SIZES_PER_MEMBER;
+    request->n_sizes = signature_n_sizes(&request->signature, n_members);
+    request->sizes = cut(&request->storage, (size_t)request->n_sizes * sizeof *request->sizes);
+    for (int i = 0; i < request->n_sizes; i++) {
+        request->sizes[i] = !per_member             ? rows_of(&asked->tensors[i])
+                            : asked->splits != NULL ? asked->splits[i]
+                                                    : rows_of(&asked->tensors[0]) / n_members;
     }
 }
 
 // Small allreduces travel inside the agreement's messages, as accumulators.
-static void copy_payload(request_t *request, size_t bytes)
+static void copy_payload(const hvd_ctx_t *ctx, request_t *request)
 {
-    request->payload = cut(&request->storage, bytes);
-    request->payload_bytes = bytes;
-    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(request->asked.dtype));
+    const signature_t *signature = &request->signature;
+    request->payload = NULL;
+    request->payload_bytes = 0;
+    if (!signature_rides(signature, ctx->config.inline_bytes, &request->payload_bytes)) {
+        return;
+    }
+    request->payload = cut(&request->storage, request->payload_bytes);
+    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
     uint8_t *at = request->payload;
-    for (int i = 0; i < request->asked.n_tensors; i++) {
+    for (int i = 0; i < signature->n_tensors; i++) {
         size_t n = (size_t)n_elements(&request->tensors[i]);
-        acc_load(request->asked.dtype, at, request->tensors[i].input, n, request->asked.prescale);
+        acc_load(signature->dtype, at, request->tensors[i].input, n, signature->prescale);
         at += n * acc_bytes;
     }
 }
 
-static coord_signature_t signature_of(const hvd_request_t *asked)
+static signature_t signature_of(const hvd_request_t *asked)
 {
-    bool reduces = asked->op == HVD_ALLREDUCE || asked->op == HVD_REDUCESCATTER;
-    return (coord_signature_t){
+    bool scaled = (asked->flags & HVD_SCALED) != 0;
+    return (signature_t){
         .op = asked->op,
         .dtype = asked->dtype,
-        .reduce = reduces ? asked->reduce : HVD_SUM,
-        .root = asked->op == HVD_BROADCAST ? asked->root : 0,
-        .prescale = asked->prescale,
-        .postscale = asked->postscale,
+        .reduce = op_has(asked->op, OP_REDUCES) ? asked->reduce : HVD_SUM,
+        .root = op_has(asked->op, OP_ROOTED) ? asked->root : 0,
+        .prescale = scaled ? asked->prescale : 1.0,
+        .postscale = scaled ? asked->postscale : 1.0,
         .n_tensors = asked->n_tensors,
     };
 }
 
-static bool rides(const hvd_ctx_t *ctx, const hvd_request_t *asked, size_t *bytes_p)
-{
-    if (asked->op != HVD_ALLREDUCE || asked->reduce == HVD_ADASUM) {
-        return false;
-    }
-    int64_t elements = 0;
-    for (int i = 0; i < asked->n_tensors; i++) {
-        elements += n_elements(&asked->tensors[i]);
-    }
-    *bytes_p = (size_t)elements * hvd_dtype_bytes(acc_dtype(asked->dtype));
-    return *bytes_p <= ctx->config.inline_bytes;
-}
-
-static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_request_t *given,
+static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_request_t *asked,
                                  const char *name, const process_set_t *set, err_t *err)
 {
-    hvd_request_t asked = *given;
-    if ((asked.flags & HVD_SCALED) == 0) {
-        asked.prescale = asked.postscale = 1.0;
-    }
-    asked.reduce = signature_of(&asked).reduce;
-    size_t payload_bytes = 0;
-    bool riding = rides(ctx, &asked, &payload_bytes);
-    measure_t m = measure(&asked, name, set, riding ? payload_bytes : 0);
     buf_clear(&request->storage);
-    if (!buf_reserve(&request->storage, m.total_bytes)) {
+    if (!buf_reserve(&request->storage, storage_bytes(ctx, asked, name, set->n))) {
         return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
     }
-    request->asked = asked;
-    copy_tensors(request, &asked, &m);
-    copy_sizes(request, &asked, set, m.n_sizes);
-    request->payload = NULL;
-    request->payload_bytes = 0;
-    if (riding) {
-        copy_payload(request, payload_bytes);
-    }
+    request->asked = *asked;
+    request->signature = signature_of(asked);
+    copy_tensors(request, asked);
+    copy_sizes(request, asked, set->n);
+    copy_payload(ctx, request);
     request->asked.name = cut_text(&request->storage, name);
-    request->asked.where = asked.where != NULL ? cut_text(&request->storage, asked.where) : NULL;
+    request->asked.where = asked->where != NULL ? cut_text(&request->storage, asked->where) : NULL;
+    request->asked.reduce = request->signature.reduce;
     request->asked.tensors = request->tensors;
     request->asked.splits = NULL; // as rows in `sizes`
     return HVD_OK;

@@ -96,11 +96,12 @@ bool riding_store(request_t *request, const void *result, int n_members)
 {
     hvd_dtype_t dtype = request->asked.dtype;
     size_t acc_bytes = hvd_dtype_bytes(acc_dtype(dtype));
-    double post = request->asked.postscale * average_factor(request->asked.reduce, n_members);
+    double post =
+        request->signature.postscale * average_factor(request->signature.reduce, n_members);
     const uint8_t *from = result;
     int at = 0;
     for (int t = 0; t < request->asked.n_tensors; t++) {
-        size_t n = elements_in(request->dims, &at);
+        size_t n = elements_in(request->signature.dims, &at);
         void *output = allocate_output(request, t);
         if (output == NULL && n > 0) {
             return false;
@@ -197,20 +198,6 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
     ctx->running_last = &b->next;
 }
 
-static coord_signature_t signature_of(const request_t *request)
-{
-    return (coord_signature_t){
-        .op = request->asked.op,
-        .dtype = request->asked.dtype,
-        .reduce = request->asked.reduce,
-        .prescale = request->asked.prescale,
-        .postscale = request->asked.postscale,
-        .n_tensors = request->asked.n_tensors,
-        .dims = request->dims,
-        .n_dims_words = request->n_dims_words,
-    };
-}
-
 void batch_add_meeting(hvd_ctx_t *ctx, request_t *request)
 {
     batch_t *b = batch_take(ctx, 1);
@@ -220,9 +207,8 @@ void batch_add_meeting(hvd_ctx_t *ctx, request_t *request)
         engine_fail(ctx, &err);
         return;
     }
-    b->signature = signature_of(request);
     b->entries[0] = (decision_entry_t){
-        .tag = tag_of(request), .name = request->asked.name, .signature = &b->signature};
+        .tag = tag_of(request), .name = request->asked.name, .signature = &request->signature};
     b->requests[0] = request;
     record_agreed(request, ticks_now());
     b->n_entries = 1;
@@ -253,7 +239,7 @@ void batches_drop(hvd_ctx_t *ctx)
 
 static void describe(hvd_ctx_t *ctx, batch_runner_t *r, const batch_t *b)
 {
-    const coord_signature_t *sig = b->entries[0].signature;
+    const signature_t *sig = b->entries[0].signature;
     bool average = sig->reduce == HVD_AVERAGE;
     r->moves_only = sig->op != HVD_ALLREDUCE && sig->op != HVD_REDUCESCATTER;
     r->pre = r->moves_only ? 1.0 : sig->prescale;

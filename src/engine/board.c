@@ -102,9 +102,10 @@ static uint64_t hash_of(const request_t *r, const process_set_t *set)
         uint64_t name, set;
         double prescale, postscale;
         uint32_t op, dtype, reduce, n_tensors;
-    } key = {r->hash,         set->hash,          a->prescale,         a->postscale,
-             (uint32_t)a->op, (uint32_t)a->dtype, (uint32_t)a->reduce, (uint32_t)a->n_tensors};
-    uint64_t hash = hash_bytes(r->dims, (size_t)r->n_dims_words * sizeof *r->dims, 0);
+    } key = {r->hash,         set->hash,          r->signature.prescale, r->signature.postscale,
+             (uint32_t)a->op, (uint32_t)a->dtype, (uint32_t)a->reduce,   (uint32_t)a->n_tensors};
+    uint64_t hash = hash_bytes(r->signature.dims,
+                               (size_t)r->signature.n_dims_words * sizeof *r->signature.dims, 0);
     return hash_bytes(&key, sizeof key, hash);
 }
 

@@ -15,6 +15,8 @@
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
+#include "wire/control.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,18 +74,7 @@ static coord_request_t as_coord_request(const request_t *r)
         .set = asked->process_set,
         .name = asked->name,
         .name_bytes = strlen(asked->name),
-        .signature =
-            {
-                .op = asked->op,
-                .dtype = asked->dtype,
-                .reduce = asked->reduce,
-                .root = asked->op == HVD_BROADCAST ? asked->root : 0,
-                .prescale = asked->prescale,
-                .postscale = asked->postscale,
-                .n_tensors = asked->n_tensors,
-                .dims = r->dims,
-                .n_dims_words = r->n_dims_words,
-            },
+        .signature = &r->signature,
         .sizes = r->sizes,
         .n_sizes = r->n_sizes,
         .payload = r->payload,
@@ -145,38 +136,27 @@ static bool take_queue(hvd_ctx_t *ctx)
     return true;
 }
 
-static uint32_t read_u32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
 // Gives coord every whole frame at `data`; returns the bytes used, or a negative status.
 static ssize_t take_frames(hvd_ctx_t *ctx, control_link_t *c, const uint8_t *data, size_t bytes,
                            uint64_t now_ns, err_t *err)
 {
-    size_t used = 0;
-    while (bytes - used >= FRAME_HEADER_BYTES) {
-        size_t body = read_u32(data + used);
-        if (body > FRAME_MAX_BYTES) {
-            return fail(err, HVD_PROTOCOL,
-                        "rank %d sent a control frame of %zu bytes; at most %zu are allowed",
-                        c->peer, body, FRAME_MAX_BYTES);
-        }
-        if (bytes - used - FRAME_HEADER_BYTES < body) {
-            break;
-        }
+    size_t used = 0, body;
+    hvd_status_t status;
+    while ((status = frame_read(data + used, bytes - used, &body, err)) == HVD_OK) {
         c->farewell_seen |= body == 0;
-        // A frame of another membership is not for us.
-        if (body > 0 && read_u32(data + used + 4) == ctx->epoch) {
-            hvd_status_t status = coord_receive(
-                ctx->coord, c->peer, data + used + FRAME_HEADER_BYTES, body, now_ns, err);
-            if (status != HVD_OK) {
-                return status;
-            }
+        if (body > 0) {
+            TRY(coord_receive(ctx->coord, c->peer, data + used + FRAME_HEADER_BYTES, body, now_ns,
+                              err),
+                broken);
         }
         used += FRAME_HEADER_BYTES + body;
     }
-    return (ssize_t)used;
+    if (status == HVD_IN_PROGRESS) {
+        return (ssize_t)used;
+    }
+    fail(err, status, "rank %d: %s", c->peer, err->text);
+broken:
+    return status;
 }
 
 // Frames mostly arrive whole and are read where they lie; torn ones are put together first.
@@ -327,6 +307,7 @@ static bool decide(hvd_ctx_t *ctx)
 {
     bool moved = false;
     const decision_t *d;
+    coord_form_batches(ctx->coord);
     while ((d = coord_next(ctx->coord)) != NULL) {
         note_end(ctx);
         carry_out(ctx, d);
@@ -386,13 +367,11 @@ static bool say_farewell(hvd_ctx_t *ctx, int i)
 {
     control_link_t *c = &ctx->control[i];
     const void *unsent;
-    uint8_t frame[FRAME_HEADER_BYTES] = {0};
+    uint8_t frame[FRAME_HEADER_BYTES];
     if (coord_outgoing(ctx->coord, i, &unsent) > 0 && c->link->err.status == HVD_OK) {
         return false;
     }
-    for (int byte = 0; byte < 4; byte++) {
-        frame[4 + byte] = (uint8_t)(ctx->epoch >> 8 * byte);
-    }
+    frame_write_header(frame, 0);
     if (c->farewell_sent < sizeof frame) {
         ssize_t n = link_send(c->link, frame + c->farewell_sent, sizeof frame - c->farewell_sent);
         c->farewell_sent = n < 0 ? sizeof frame : c->farewell_sent + (size_t)n;

@@ -61,13 +61,12 @@ struct request {
     hvd_request_t asked;
     hvd_tensor_t *tensors;
     void **owned; // outputs the library allocated, by tensor; NULL entries otherwise
-    int64_t *dims;
-    int n_dims_words;
     int64_t *sizes;
     int n_sizes;
     void *payload; // accumulators that ride along; NULL if it does not
     size_t payload_bytes;
     buf_t storage;
+    signature_t signature; // everything that must be equal on all members; dims lead into storage
 
     // The short way (board.c).
     board_place_t *board;  // where it was tried; NULL: nowhere
@@ -135,8 +134,7 @@ typedef struct batch {
     uint64_t collective; // of its first stream; see stream_clock
     int n_entries, cap_entries;
     decision_entry_t *entries;
-    request_t **requests;        // by entry; NULL: this rank has joined
-    coord_signature_t signature; // of a batch the log does not know
+    request_t **requests; // by entry; NULL: this rank has joined
     const process_set_t *set;
     struct batch *next;
 } batch_t;

@@ -282,7 +282,6 @@ static hvd_status_t open_coord(hvd_ctx_t *ctx, err_t *err)
         .rank = ctx->job.rank,
         .size = ctx->job.size,
         .parent = parent,
-        .epoch = ctx->epoch,
         .fusion_bytes = config->fusion_threshold,
         .inline_bytes = config->inline_bytes,
         .cache_capacity = (int)config->cache_capacity,

@@ -24,12 +24,21 @@
 
 typedef enum field {
     FIELD_END,
+    // Numbers: a row each in `numbers`.
     FIELD_ID,
     FIELD_BATCH,
     FIELD_SET,
     FIELD_RANK,
-    FIELD_STATUS,
     FIELD_AGE,
+    FIELD_INQUIRY,
+    FIELD_SUBMITTED,
+    FIELD_IN_FLIGHT,
+    FIELD_QUIET,
+    FIELD_LEAST,
+    FIELD_LONGEST,
+    N_NUMBERS,
+    // Everything else: a case each in get_field and put_field.
+    FIELD_STATUS = N_NUMBERS,
     FIELD_NAME,
     FIELD_TEXT,
     FIELD_SIGNATURE,
@@ -45,6 +54,25 @@ typedef enum field {
 
 #define MAX_FIELDS 6
 
+// Where a number lies in a line, and how large it may be: 4 bytes, or 8 for whatever has no limit.
+#define NUMBER(member, max) {offsetof(control_line_t, member), max}
+static const struct {
+    uint16_t at;
+    uint64_t max;
+} numbers[N_NUMBERS] = {
+    [FIELD_ID] = NUMBER(id, UINT32_MAX),
+    [FIELD_BATCH] = NUMBER(batch, UINT64_MAX),
+    [FIELD_SET] = NUMBER(set, UINT32_MAX),
+    [FIELD_RANK] = NUMBER(rank, CONTROL_MAX_RANKS),
+    [FIELD_AGE] = NUMBER(age_ns, UINT64_MAX),
+    [FIELD_INQUIRY] = NUMBER(inquiry, UINT32_MAX),
+    [FIELD_SUBMITTED] = NUMBER(n_submitted, UINT64_MAX),
+    [FIELD_IN_FLIGHT] = NUMBER(n_in_flight, UINT32_MAX),
+    [FIELD_QUIET] = NUMBER(quiet_ns, UINT64_MAX),
+    [FIELD_LEAST] = NUMBER(least_ns, UINT64_MAX),
+    [FIELD_LONGEST] = NUMBER(longest_ns, UINT64_MAX),
+};
+
 typedef struct shape_of_kind {
     uint8_t flags; // allowed
     uint8_t fields[MAX_FIELDS + 1];
@@ -59,7 +87,7 @@ static const shape_of_kind_t kinds[CONTROL_N_KINDS] = {
     [LINE_JOIN] = {0, {FIELD_RANK}},
     [LINE_EVICTED] = {0, {FIELD_ID}},
     [LINE_STALLED] = {0, {FIELD_SET, FIELD_NAME, FIELD_AGE}},
-    [LINE_ANSWER] = {0, {FIELD_ID, FIELD_ASKED, FIELD_BITMAPS, FIELD_TEXT}},
+    [LINE_ANSWER] = {0, {FIELD_INQUIRY, FIELD_ASKED, FIELD_BITMAPS, FIELD_TEXT}},
     [LINE_STOP] = {0, {FIELD_RANK}},
     [RECORD_RUN] = {FLAG_ZEROS, {FIELD_BATCH, FIELD_SET, FIELD_ITEMS}},
     [RECORD_ERROR] = {0, {FIELD_BATCH, FIELD_SET, FIELD_NAME, FIELD_STATUS, FIELD_TEXT}},
@@ -67,13 +95,38 @@ static const shape_of_kind_t kinds[CONTROL_N_KINDS] = {
     [RECORD_JOINED] = {0, {FIELD_BATCH, FIELD_RANK}},
     [RECORD_SET_ADD] = {0, {FIELD_BATCH, FIELD_SET, FIELD_NAME, FIELD_RANKS}},
     [RECORD_SET_REMOVE] = {0, {FIELD_BATCH, FIELD_SET, FIELD_NAME}},
-    [RECORD_INQUIRE] = {0, {FIELD_ID, FIELD_ASKED}},
+    [RECORD_INQUIRE] = {0, {FIELD_INQUIRY, FIELD_ASKED}},
     [RECORD_REPORT] = {0, {FIELD_BATCH, FIELD_TEXT}},
     [RECORD_SHUTDOWN] = {0, {FIELD_BATCH, FIELD_RANK}},
     [LINE_ABORT] = {0, {FIELD_STATUS, FIELD_TEXT}},
-    [LINE_HEARTBEAT] = {0, {FIELD_BATCH, FIELD_ID, FIELD_AGE, FIELD_NAME}},
-    [LINE_PROGRESS] = {0, {FIELD_BATCH, FIELD_AGE, FIELD_ID, FIELD_TEXT}},
+    [LINE_HEARTBEAT] = {0, {FIELD_SUBMITTED, FIELD_IN_FLIGHT, FIELD_QUIET, FIELD_NAME}},
+    [LINE_PROGRESS] = {0, {FIELD_BATCH, FIELD_LEAST, FIELD_LONGEST, FIELD_TEXT}},
 };
+
+// --- Frames -------------------------------------------------------------------------------------
+
+hvd_status_t frame_read(const uint8_t *data, size_t bytes, size_t *body_bytes_p, err_t *err)
+{
+    if (bytes < FRAME_HEADER_BYTES) {
+        return HVD_IN_PROGRESS;
+    }
+    reader_t in = reader_of(data, FRAME_HEADER_BYTES);
+    size_t body_bytes = get_u32(&in);
+    if (body_bytes > FRAME_MAX_BYTES) {
+        return fail(err, HVD_PROTOCOL,
+                    "a frame of %zu bytes was announced; at most %zu are allowed", body_bytes,
+                    FRAME_MAX_BYTES);
+    }
+    *body_bytes_p = body_bytes;
+    return bytes - FRAME_HEADER_BYTES < body_bytes ? HVD_IN_PROGRESS : HVD_OK;
+}
+
+void frame_write_header(uint8_t header[FRAME_HEADER_BYTES], size_t body_bytes)
+{
+    for (int i = 0; i < FRAME_HEADER_BYTES; i++) {
+        header[i] = (uint8_t)(body_bytes >> 8 * i);
+    }
+}
 
 // --- Reading ------------------------------------------------------------------------------------
 
@@ -148,28 +201,28 @@ bool control_words_are_shapes(const int64_t *words, int n_words, int n_tensors)
     return at == n_words;
 }
 
-static size_t get_signature(control_reader_t *reader, control_signature_t *signature)
+static size_t get_signature(control_reader_t *reader, signature_t *signature)
 {
     reader_t *in = &reader->in;
     uint8_t head = get_u8(in);
     *signature =
-        (control_signature_t){.op = head & ~SIGNATURE_SCALED, .prescale = 1, .postscale = 1};
-    signature->dtype = get_u8(in);
-    signature->reduce = get_u8(in);
+        (signature_t){.op = (hvd_op_t)(head & ~SIGNATURE_SCALED), .prescale = 1, .postscale = 1};
+    signature->dtype = (hvd_dtype_t)get_u8(in);
+    signature->reduce = (hvd_reduce_t)get_u8(in);
     signature->root = (int)get_count(in, CONTROL_MAX_RANKS);
     if ((head & SIGNATURE_SCALED) != 0) {
         signature->prescale = get_f64(in);
         signature->postscale = get_f64(in);
     }
     signature->n_tensors = (int)get_count(in, CONTROL_MAX_WORDS);
-    size_t begin = get_words(reader, CONTROL_MAX_WORDS, -1, &signature->n_words);
-    if (signature->op >= CONTROL_N_OPS || signature->op == HVD_JOIN ||
+    size_t begin = get_words(reader, CONTROL_MAX_WORDS, -1, &signature->n_dims_words);
+    if ((int)signature->op >= N_OPS || signature->op == HVD_JOIN ||
         signature->dtype >= HVD_N_DTYPES || signature->reduce >= HVD_N_REDUCES) {
         in->bad = true;
     }
-    bool has_shapes = signature->op < HVD_N_OPS;
+    bool has_shapes = !op_is_about_sets(signature->op);
     if (!control_bad(reader) &&
-        (has_shapes ? !control_words_are_shapes(words_at(reader, begin), signature->n_words,
+        (has_shapes ? !control_words_are_shapes(words_at(reader, begin), signature->n_dims_words,
                                                 signature->n_tensors)
                     : signature->n_tensors != 0)) {
         in->bad = true;
@@ -191,28 +244,29 @@ typedef struct places {
     size_t variants[2], sizes;
 } places_t;
 
+static void get_number(reader_t *in, field_t field, control_line_t *line)
+{
+    uint64_t number = get_count(in, numbers[field].max);
+    uint32_t small = (uint32_t)number;
+    char *at = (char *)line + numbers[field].at;
+    if (numbers[field].max > UINT32_MAX) {
+        memcpy(at, &number, sizeof number);
+    } else {
+        memcpy(at, &small, sizeof small);
+    }
+}
+
 static void get_field(control_reader_t *reader, field_t field, uint8_t flags, control_line_t *line,
                       places_t *places)
 {
     reader_t *in = &reader->in;
+    if (field < N_NUMBERS) {
+        get_number(in, field, line);
+        return;
+    }
     switch (field) {
-    case FIELD_ID:
-        line->id = (uint32_t)get_count(in, UINT32_MAX);
-        break;
-    case FIELD_BATCH:
-        line->batch = get_varint(in);
-        break;
-    case FIELD_SET:
-        line->set = (uint32_t)get_count(in, UINT32_MAX);
-        break;
-    case FIELD_RANK:
-        line->rank = (int)get_count(in, CONTROL_MAX_RANKS);
-        break;
     case FIELD_STATUS:
         line->status = get_status(in);
-        break;
-    case FIELD_AGE:
-        line->age_ns = get_varint(in);
         break;
     case FIELD_NAME:
         line->name = get_text(in, CONTROL_MAX_NAME_BYTES);
@@ -256,7 +310,7 @@ static void get_field(control_reader_t *reader, field_t field, uint8_t flags, co
         line->payload_bytes = get_count(in, CONTROL_MAX_RANKS / 8 * CONTROL_MAX_ASKED);
         line->payload = get_bytes(in, line->payload_bytes);
         break;
-    case FIELD_END:
+    default:
         break;
     }
 }
@@ -279,7 +333,7 @@ static bool get_line(control_reader_t *reader, control_kind_t kind, uint8_t flag
         return false;
     }
     for (int i = 0; i < line_p->n_variants; i++) {
-        line_p->variants[i].words = words_at(reader, places.variants[i]);
+        line_p->variants[i].dims = words_at(reader, places.variants[i]);
     }
     if ((flags & FLAG_SIZES) != 0 || kind == RECORD_SET_ADD) {
         line_p->sizes = words_at(reader, places.sizes);
@@ -346,7 +400,7 @@ bool control_next_run(control_reader_t *reader, control_run_t *run_p)
         return false;
     }
     if (run_p->named) {
-        run_p->signature.words = words_at(reader, words);
+        run_p->signature.dims = words_at(reader, words);
     }
     if ((flags & RUN_SIZES) != 0) {
         run_p->sizes = words_at(reader, sizes);
@@ -377,7 +431,7 @@ static void put_words(buf_t *out, const int64_t *words, int n, int64_t least)
     }
 }
 
-static void put_signature(buf_t *out, const control_signature_t *signature)
+static void put_signature(buf_t *out, const signature_t *signature)
 {
     bool scaled = signature->prescale != 1 || signature->postscale != 1;
     put_u8(out, (uint8_t)(signature->op | (scaled ? SIGNATURE_SCALED : 0)));
@@ -389,7 +443,7 @@ static void put_signature(buf_t *out, const control_signature_t *signature)
         put_f64(out, signature->postscale);
     }
     put_varint(out, (uint64_t)signature->n_tensors);
-    put_words(out, signature->words, signature->n_words, -1);
+    put_words(out, signature->dims, signature->n_dims_words, -1);
 }
 
 static void put_blob(buf_t *out, const uint8_t *at, size_t bytes)
@@ -398,26 +452,27 @@ static void put_blob(buf_t *out, const uint8_t *at, size_t bytes)
     put_bytes(out, at != NULL ? at : (const uint8_t *)"", bytes);
 }
 
+static void put_number(buf_t *out, field_t field, const control_line_t *line)
+{
+    const char *at = (const char *)line + numbers[field].at;
+    uint64_t number;
+    uint32_t small;
+    memcpy(&small, at, sizeof small);
+    if (numbers[field].max > UINT32_MAX) {
+        memcpy(&number, at, sizeof number);
+    }
+    put_varint(out, numbers[field].max > UINT32_MAX ? number : small);
+}
+
 static void put_field(buf_t *out, field_t field, const control_line_t *line)
 {
+    if (field < N_NUMBERS) {
+        put_number(out, field, line);
+        return;
+    }
     switch (field) {
-    case FIELD_ID:
-        put_varint(out, line->id);
-        break;
-    case FIELD_BATCH:
-        put_varint(out, line->batch);
-        break;
-    case FIELD_SET:
-        put_varint(out, line->set);
-        break;
-    case FIELD_RANK:
-        put_varint(out, (uint64_t)line->rank);
-        break;
     case FIELD_STATUS:
         put_varint(out, (uint64_t)-(int64_t)line->status);
-        break;
-    case FIELD_AGE:
-        put_varint(out, line->age_ns);
         break;
     case FIELD_NAME:
         put_text(out, line->name);
@@ -457,7 +512,7 @@ static void put_field(buf_t *out, field_t field, const control_line_t *line)
     case FIELD_BITMAPS:
         put_blob(out, line->payload, line->payload_bytes);
         break;
-    case FIELD_END:
+    default:
         break;
     }
 }

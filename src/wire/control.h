@@ -25,9 +25,6 @@
 #define CONTROL_MAX_ASKED 32              // entries in one question about a stall
 #define CONTROL_MAX_RUN ((size_t)1 << 20) // entries of one batch
 
-// Signatures on the wire may ask for two things more than the public operations.
-enum { CONTROL_SET_ADD = HVD_N_OPS, CONTROL_SET_REMOVE, CONTROL_N_OPS };
-
 typedef enum control_kind {
     // Up: from a node, about its whole subtree.
     LINE_READY = 1, // id
@@ -57,15 +54,6 @@ typedef enum control_kind {
     CONTROL_N_KINDS
 } control_kind_t;
 
-typedef struct control_signature {
-    int op; // hvd_op_t, CONTROL_SET_ADD or CONTROL_SET_REMOVE
-    int dtype, reduce, root;
-    double prescale, postscale;
-    int n_tensors;
-    const int64_t *words; // n_dims, dim, dim, ... of each tensor; for sets: ranks, or the id
-    int n_words;
-} control_signature_t;
-
 typedef struct control_text {
     const char *at; // not terminated
     size_t bytes;
@@ -78,9 +66,8 @@ typedef struct control_line {
     control_kind_t kind;
     bool zeros;     // READY, NEW, CONFLICT: members that joined without submitting are counted
     bool rides;     // RUN: every entry brings its result
-    uint32_t id;    // READY, EVICTED, EVICT; inquiry of INQUIRE and ANSWER; HEARTBEAT: in flight;
-                    // PROGRESS: longest time on any rank, in milliseconds
-    uint64_t batch; // records, PROGRESS; HEARTBEAT: submitted
+    uint32_t id;    // READY, EVICTED, EVICT
+    uint64_t batch; // records, PROGRESS
     uint32_t set;
     int rank; // JOIN, STOP, JOINED, SHUTDOWN
     hvd_status_t status;
@@ -92,9 +79,16 @@ typedef struct control_line {
     int n_variants; // NEW: 1, CONFLICT: 2, READY: 0
     // The second half.
     int example_ranks[2]; // a rank that submitted each variant; READY: [0], -1 if every member did
-    uint64_t age_ns;      // STALLED, HEARTBEAT; PROGRESS: shortest on any rank that runs it
+    uint64_t age_ns;      // STALLED
+    uint32_t inquiry;     // INQUIRE, ANSWER: which
+    // HEARTBEAT: operations submitted and not yet done, and for how long nothing was submitted.
+    uint64_t n_submitted;
+    uint32_t n_in_flight;
+    uint64_t quiet_ns;
+    // PROGRESS: since something of the batch moved, on the rank where that was last and where first.
+    uint64_t least_ns, longest_ns;
     control_text_t name, text;
-    control_signature_t variants[2];
+    signature_t variants[2];
 } control_line_t;
 
 // One entry of RECORD_RUN.
@@ -105,8 +99,8 @@ typedef struct control_run {
     const int64_t *sizes;
     const uint8_t *result; // NULL: none
     size_t result_bytes;
-    control_text_t name;           // only if named
-    control_signature_t signature; // only if named
+    control_text_t name;   // only if named
+    signature_t signature; // only if named
 } control_run_t;
 
 // One entry of RECORD_INQUIRE.
@@ -114,6 +108,20 @@ typedef struct control_asked {
     uint32_t set;
     control_text_t name;
 } control_asked_t;
+
+// --- Frames -------------------------------------------------------------------------------------
+// What neighbours of the tree send each other: the length of a body, u32 little-endian, and the
+// body. A frame without a body is a farewell: nothing comes after it.
+
+#define FRAME_HEADER_BYTES 4
+#define FRAME_MAX_BYTES ((size_t)64 << 20) // of a body
+
+// The body of the frame that begins at `data`; the whole frame takes FRAME_HEADER_BYTES more.
+// HVD_IN_PROGRESS: it has not come whole.
+hvd_status_t frame_read(const uint8_t *data, size_t bytes, size_t *body_bytes_p, err_t *err);
+void frame_write_header(uint8_t header[FRAME_HEADER_BYTES], size_t body_bytes);
+
+// --- Lines --------------------------------------------------------------------------------------
 
 // Do the words hold exactly n_tensors shapes? A first dimension may be -1: left out.
 bool control_words_are_shapes(const int64_t *words, int n_words, int n_tensors);

@@ -48,8 +48,25 @@ static int copy_lines(const void *body, size_t bytes, buf_t *out)
     return n_lines;
 }
 
+// The same bytes as a stream that comes in pieces: a frame is whole exactly when its last byte is
+// there, and is never longer than allowed.
+static void cut_frames(const uint8_t *data, size_t bytes)
+{
+    size_t at = 0, body_bytes;
+    err_t err;
+    while (frame_read(data + at, bytes - at, &body_bytes, &err) == HVD_OK) {
+        size_t whole = FRAME_HEADER_BYTES + body_bytes;
+        MUST(body_bytes <= FRAME_MAX_BYTES && whole <= bytes - at);
+        MUST(frame_read(data + at, whole - 1, &body_bytes, &err) == HVD_IN_PROGRESS);
+        at += whole;
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
+    if (bytes > 0) {
+        cut_frames(data, bytes);
+    }
     buf_t once = {0}, twice = {0};
     int n_lines = copy_lines(data, bytes, &once);
     MUST(copy_lines(once.data, once.len, &twice) == n_lines);

@@ -6,8 +6,9 @@
 // script: the liar sends a frame to a neighbour, honest ranks submit, ask for sets, shut down, time
 // passes, messages travel. Whoever cannot read a frame ends the job, as the engine would. Nothing
 // may crash, loop, or hold memory out of proportion to what came in; every decision can be read.
-#include "coord/coord.h"
+#include "coord/testing.h"
 #include "fuzz.h"
+#include "wire/control.h"
 
 #define N_RANKS 4
 #define MAX_STEPS 200
@@ -18,6 +19,7 @@
 typedef struct world {
     coord_t *ranks[N_RANKS]; // NULL: the liar
     int liar;
+    size_t inline_bytes;
     bool cut; // the liar's links are closed
     uint64_t now_ns, next_tag;
     volatile uint64_t touched; // keeps the reads of decisions
@@ -61,6 +63,7 @@ static void deliver(world_t *world, int from, int to, const uint8_t *body, size_
 static bool move(world_t *world, int from, int i)
 {
     const void *out;
+    coord_form_batches(world->ranks[from]);
     size_t n = coord_outgoing(world->ranks[from], i, &out), at = 0;
     int to = coord_neighbour(world->ranks[from], i);
     if (n == 0) {
@@ -72,10 +75,7 @@ static bool move(world_t *world, int from, int i)
     coord_sent(world->ranks[from], i, n);
     while (at < n && to != world->liar) {
         size_t body_bytes;
-        bool is_ours;
-        MUST(coord_frame_header(world->ranks[to], copy + at, &body_bytes, &is_ours, NULL) ==
-             HVD_OK);
-        MUST(is_ours && at + FRAME_HEADER_BYTES + body_bytes <= n);
+        MUST(frame_read(copy + at, n - at, &body_bytes, NULL) == HVD_OK);
         deliver(world, from, to, copy + at + FRAME_HEADER_BYTES, body_bytes);
         at += FRAME_HEADER_BYTES + body_bytes;
     }
@@ -87,7 +87,8 @@ static bool decide(world_t *world, int rank)
 {
     const decision_t *decision;
     bool any = false;
-    while ((decision = coord_next(world->ranks[rank])) != NULL) {
+    while (coord_form_batches(world->ranks[rank]),
+           (decision = coord_next(world->ranks[rank])) != NULL) {
         bool rides = decision->n_entries > 0 && decision->entries[0].result != NULL;
         for (int i = 0; i < decision->n_entries; i++) {
             const decision_entry_t *entry = &decision->entries[i];
@@ -165,25 +166,26 @@ static void submit(world_t *world, coord_t *rank, input_t *in)
     if (uneven) {
         dims[1] = -1;
     }
+    signature_t signature = {.op = op,
+                             .dtype = HVD_FLOAT32,
+                             .reduce = HVD_SUM,
+                             .prescale = 1,
+                             .postscale = 1,
+                             .n_tensors = plain ? 0 : 1,
+                             .dims = dims,
+                             .n_dims_words = plain ? 0 : 2};
     coord_request_t request = {
         .set = take_u8(in) % 4 == 3 ? 1 : 0,
         .name = name,
         .name_bytes = strlen(name),
-        .signature = {.op = op,
-                      .dtype = HVD_FLOAT32,
-                      .reduce = HVD_SUM,
-                      .prescale = 1,
-                      .postscale = 1,
-                      .n_tensors = plain ? 0 : 1,
-                      .dims = dims,
-                      .n_dims_words = plain ? 0 : 2},
+        .signature = &signature,
         .sizes = uneven ? sizes : NULL,
         .n_sizes = op == HVD_ALLGATHER  ? 1
                    : op == HVD_ALLTOALL ? N_RANKS
                                         : 0,
         .tag = ++world->next_tag,
     };
-    if (coord_rides(rank, &request.signature, &ride_bytes)) {
+    if (signature_rides(&signature, world->inline_bytes, &ride_bytes)) {
         MUST(ride_bytes <= sizeof payload);
         request.payload = payload;
         request.payload_bytes = ride_bytes;
@@ -248,11 +250,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     input_t in = {data, bytes};
     uint8_t head = take_u8(&in);
-    world_t world = {.liar = head % N_RANKS, .now_ns = NS_PER_S};
+    world_t world = {
+        .liar = head % N_RANKS, .inline_bytes = (head & 4) != 0 ? 64 : 0, .now_ns = NS_PER_S};
     coord_params_t params = {.size = N_RANKS,
                              .parent = parents,
                              .fusion_bytes = 1 << 20,
-                             .inline_bytes = (head & 4) != 0 ? 64 : 0,
+                             .inline_bytes = world.inline_bytes,
                              .cache_capacity = (head & 8) != 0 ? 2 : 1000,
                              .dynamic_sets = true,
                              .stall_warn_ns = NS_PER_S,

@@ -6,7 +6,8 @@
 #ifndef HVD_TESTS_COORD_WORLD_H
 #define HVD_TESTS_COORD_WORLD_H
 
-#include "coord/coord.h"
+#include "coord/testing.h"
+#include "wire/control.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -75,8 +76,8 @@ typedef struct seen {
     int n_entries;
     uint64_t *tags;
     char **names;
-    coord_signature_t signature; // of the first entry; dims not kept
-    int64_t *sizes;              // of the first entry
+    signature_t signature; // of the first entry; dims not kept
+    int64_t *sizes;        // of the first entry
     int n_sizes;
     void **results;      // NULL: did not ride
     size_t result_bytes; // of the first entry
@@ -84,6 +85,7 @@ typedef struct seen {
 
 typedef struct world {
     int size;
+    coord_params_t params;
     coord_t *ranks[WORLD_MAX_RANKS];
     bool is_dead[WORLD_MAX_RANKS];
     seen_t *seen[WORLD_MAX_RANKS];
@@ -97,8 +99,7 @@ typedef struct world {
 
 static inline coord_params_t world_params(void)
 {
-    return (coord_params_t){.epoch = 7,
-                            .fusion_bytes = 1 << 20,
+    return (coord_params_t){.fusion_bytes = 1 << 20,
                             .inline_bytes = 64,
                             .cache_capacity = 1000,
                             .dynamic_sets = true,
@@ -111,6 +112,7 @@ static inline world_t *world_new_tree(int size, const int *parent, coord_params_
     err_t err;
     assert_non_null(world);
     world->size = size;
+    world->params = params;
     world->now_ns = NS_PER_S;
     for (int rank = 0; rank < size; rank++) {
         params.rank = rank;
@@ -214,6 +216,7 @@ static inline bool world_move(world_t *world, int rank, int i)
 {
     coord_t *from = world->ranks[rank];
     const void *bytes;
+    coord_form_batches(from);
     size_t n = coord_outgoing(from, i, &bytes);
     int to = coord_neighbour(from, i);
     err_t err = {0};
@@ -224,10 +227,7 @@ static inline bool world_move(world_t *world, int rank, int i)
     coord_sent(from, i, n);
     for (size_t at = 0; at < n && !world->is_dead[to];) {
         size_t body_bytes;
-        bool is_ours;
-        assert_int_equal(
-            coord_frame_header(world->ranks[to], copy + at, &body_bytes, &is_ours, &err), HVD_OK);
-        assert_true(is_ours && at + FRAME_HEADER_BYTES + body_bytes <= n);
+        assert_int_equal(frame_read(copy + at, n - at, &body_bytes, &err), HVD_OK);
         // A body of its own, so that reading past its end is noticed.
         uint8_t *body = copy_of(copy + at + FRAME_HEADER_BYTES, body_bytes);
         if (coord_receive(world->ranks[to], rank, body, body_bytes, world->now_ns, &err) !=
@@ -247,7 +247,8 @@ static inline bool world_decide(world_t *world, int rank)
 {
     const decision_t *decision;
     bool any = false;
-    while ((decision = coord_next(world->ranks[rank])) != NULL) {
+    while (coord_form_batches(world->ranks[rank]),
+           (decision = coord_next(world->ranks[rank])) != NULL) {
         world_note(world, rank, decision);
         bool rides = decision->n_entries > 0 && decision->entries[0].result != NULL;
         if (decision->kind == DECIDE_RUN && !rides && !world->holds_batches) {
@@ -358,20 +359,21 @@ static inline hvd_status_t try_submit(world_t *world, int rank, const ask_t *ask
                                .n_sizes = ask->n_sizes,
                                .tag = tag};
     bool plain = ask->op == HVD_BARRIER || ask->op == HVD_JOIN;
-    request.signature = (coord_signature_t){.op = ask->op,
-                                            .dtype = ask->dtype == 0 ? HVD_FLOAT32 : ask->dtype,
-                                            .reduce = ask->reduce == 0 ? HVD_SUM : ask->reduce,
-                                            .root = ask->root,
-                                            .prescale = ask->prescale == 0 ? 1 : ask->prescale,
-                                            .postscale = ask->postscale == 0 ? 1 : ask->postscale,
-                                            .n_tensors = plain ? 0 : MAX(ask->n_tensors, 1),
-                                            .dims = words};
-    request.signature.n_dims_words = plain ? 0 : ask_words(ask, words);
+    signature_t signature = {.op = ask->op,
+                             .dtype = ask->dtype == 0 ? HVD_FLOAT32 : ask->dtype,
+                             .reduce = ask->reduce == 0 ? HVD_SUM : ask->reduce,
+                             .root = ask->root,
+                             .prescale = ask->prescale == 0 ? 1 : ask->prescale,
+                             .postscale = ask->postscale == 0 ? 1 : ask->postscale,
+                             .n_tensors = plain ? 0 : MAX(ask->n_tensors, 1),
+                             .dims = words};
+    signature.n_dims_words = plain ? 0 : ask_words(ask, words);
     size_t bytes;
-    if (coord_rides(world->ranks[rank], &request.signature, &bytes)) {
+    request.signature = &signature;
+    if (signature_rides(&signature, world->params.inline_bytes, &bytes)) {
         assert_true(bytes <= sizeof payload);
         request.payload = payload;
-        request.payload_bytes = fill(request.signature.dtype, payload, bytes, ask->value);
+        request.payload_bytes = fill(signature.dtype, payload, bytes, ask->value);
     }
     return coord_submit(world->ranks[rank], &request, world->now_ns, err);
 }

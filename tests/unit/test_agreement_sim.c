@@ -656,6 +656,7 @@ static size_t acc_bytes(hvd_dtype_t dtype)
 
 typedef struct filled {
     coord_request_t request;
+    signature_t signature;
     char name[16];
     int64_t words[MAX_WORDS];
     int64_t sizes[1024];
@@ -707,17 +708,17 @@ static void fill_request(const sim_t *sim, const item_t *planned, int rank, uint
     }
     *request = (coord_request_t){
         .set = set->id, .name = filled->name, .name_bytes = strlen(filled->name), .tag = tag};
-    request->signature = (coord_signature_t){.op = item.op,
-                                             .dtype = item.dtype,
-                                             .reduce = item.reduce,
-                                             .root = item.root,
-                                             .prescale = 1,
-                                             .postscale = 1,
-                                             .n_tensors = item.n_tensors,
-                                             .dims = filled->words,
-                                             .n_dims_words = n_words};
+    filled->signature = (signature_t){.op = item.op,
+                                      .dtype = item.dtype,
+                                      .reduce = item.reduce,
+                                      .root = item.root,
+                                      .prescale = 1,
+                                      .postscale = 1,
+                                      .n_tensors = item.n_tensors,
+                                      .dims = filled->words,
+                                      .n_dims_words = n_words};
     if (item.odd == ODD_SCALE && rank == item.odd_rank) {
-        request->signature.postscale = 0.5;
+        filled->signature.postscale = 0.5;
     }
     if (is_sized(item.op)) {
         request->n_sizes = item.op == HVD_ALLGATHER ? item.n_tensors : set->n;
@@ -727,7 +728,8 @@ static void fill_request(const sim_t *sim, const item_t *planned, int rank, uint
         request->sizes = filled->sizes;
     }
     size_t bytes;
-    if (coord_rides(sim->ranks[rank].coord, &request->signature, &bytes)) {
+    request->signature = &filled->signature;
+    if (signature_rides(request->signature, sim->params.inline_bytes, &bytes)) {
         CHECK(sim, bytes <= sizeof filled->payload, "%zu bytes ride", bytes);
         for (size_t k = 0; k < bytes / acc_bytes(item.dtype); k++) {
             set_element(item.dtype, filled->payload, k, element_value(&item, rank, k));
@@ -772,9 +774,10 @@ static bool submit_item(sim_t *sim, int rank, int index)
 static bool submit_join(sim_t *sim, int rank)
 {
     rank_state_t *self = &sim->ranks[rank];
+    signature_t signature = {.op = HVD_JOIN};
     coord_request_t request = {.name = "join",
                                .name_bytes = 4,
-                               .signature = {.op = HVD_JOIN},
+                               .signature = &signature,
                                .tag = tag_of(self->step, SLOT_JOIN)};
     err_t err;
     hvd_status_t status = coord_submit(self->coord, &request, sim->now_ns, &err);
@@ -1234,10 +1237,10 @@ static size_t bytes_of_entry(const decision_entry_t *entry)
 // Only what may be fused is, and only up to the threshold.
 static void check_fusion(const sim_t *sim, const decision_t *decision)
 {
-    const coord_signature_t *first = decision->entries[0].signature;
+    const signature_t *first = decision->entries[0].signature;
     size_t bytes = 0;
     for (int i = 0; i < decision->n_entries; i++) {
-        const coord_signature_t *other = decision->entries[i].signature;
+        const signature_t *other = decision->entries[i].signature;
         CHECK(sim,
               other->op == first->op && other->dtype == first->dtype &&
                   other->reduce == first->reduce && other->root == first->root &&
@@ -1454,15 +1457,7 @@ static void cut_frames(sim_t *sim, int index)
 {
     edge_t *edge = &sim->edges[index];
     size_t at = 0, bytes;
-    bool is_ours;
-    while (edge->stream.len - at >= FRAME_HEADER_BYTES) {
-        coord_t *to = sim->ranks[edge->to].coord;
-        assert_int_equal(coord_frame_header(to, edge->stream.data + at, &bytes, &is_ours, NULL),
-                         HVD_OK);
-        CHECK(sim, is_ours, "a frame of another epoch");
-        if (edge->stream.len - at < FRAME_HEADER_BYTES + bytes) {
-            break;
-        }
+    while (frame_read(edge->stream.data + at, edge->stream.len - at, &bytes, NULL) == HVD_OK) {
         push_frame(sim, index, edge->stream.data + at + FRAME_HEADER_BYTES, bytes);
         at += FRAME_HEADER_BYTES + bytes;
     }
@@ -1475,6 +1470,7 @@ static bool take_bytes(sim_t *sim, int rank, int i)
     coord_t *coord = sim->ranks[rank].coord;
     int index = sim->edge_base[rank] + i;
     const void *bytes;
+    coord_form_batches(coord);
     size_t n = coord_outgoing(coord, i, &bytes);
     if (n == 0) {
         return false;
@@ -1501,7 +1497,7 @@ static void pump(sim_t *sim, int rank)
         for (int i = 0; i < coord_n_neighbours(self->coord); i++) {
             take_bytes(sim, rank, i);
         }
-        while ((decision = coord_next(self->coord)) != NULL) {
+        while (coord_form_batches(self->coord), (decision = coord_next(self->coord)) != NULL) {
             on_decision(sim, rank, decision);
             any = true;
         }
@@ -1731,7 +1727,6 @@ static void choose_params(sim_t *sim)
     sim->params =
         (coord_params_t){.size = sim->size,
                          .parent = sim->parent,
-                         .epoch = (uint32_t)sim->seed,
                          .fusion_bytes = fusions[below(state, N_ELEMENTS(fusions))],
                          .inline_bytes = inlines[below(state, N_ELEMENTS(inlines))],
                          .cache_capacity = capacities[below(state, N_ELEMENTS(capacities))],
@@ -2160,8 +2155,7 @@ static void deliver_all(lockstep_t *world, int from, int to, const buf_t *bytes)
     err_t err;
     for (size_t at = 0; at < bytes->len;) {
         size_t n;
-        bool is_ours;
-        coord_frame_header(world->ranks[to], bytes->data + at, &n, &is_ours, NULL);
+        assert_int_equal(frame_read(bytes->data + at, bytes->len - at, &n, NULL), HVD_OK);
         if (!world->is_dead[to]) {
             assert_int_equal(coord_receive(world->ranks[to], from,
                                            bytes->data + at + FRAME_HEADER_BYTES, n, 0, &err),
@@ -2177,7 +2171,8 @@ static void deliver_all(lockstep_t *world, int from, int to, const buf_t *bytes)
 static void take_decisions(lockstep_t *world, int rank)
 {
     const decision_t *decision;
-    while ((decision = coord_next(world->ranks[rank])) != NULL) {
+    while (coord_form_batches(world->ranks[rank]),
+           (decision = coord_next(world->ranks[rank])) != NULL) {
         if (decision->kind == DECIDE_RUN && decision->entries[0].result == NULL) {
             coord_batch_done(world->ranks[rank], decision->batch, 0);
         } else if (decision->kind == DECIDE_ENDED) {
@@ -2196,6 +2191,7 @@ static bool lockstep_round(lockstep_t *world)
             for (int i = 0; i < coord_n_neighbours(world->ranks[rank]); i++, n++) {
                 const void *bytes;
                 if (phase == 0 && !world->is_dead[rank]) {
+                    coord_form_batches(world->ranks[rank]);
                     size_t n_bytes = coord_outgoing(world->ranks[rank], i, &bytes);
                     any |= n_bytes > 0;
                     if (n_bytes > 0) {
@@ -2229,14 +2225,15 @@ static void submit_everywhere(lockstep_t *world, int n_names, bool rides)
             int bytes = snprintf(name, sizeof name, "gradient of layer %d", i);
             coord_request_t request = {
                 .name = name, .name_bytes = (size_t)bytes, .tag = 1 + (uint64_t)i};
-            request.signature = (coord_signature_t){.op = HVD_ALLREDUCE,
-                                                    .dtype = HVD_FLOAT32,
-                                                    .reduce = HVD_SUM,
-                                                    .prescale = 1,
-                                                    .postscale = 1,
-                                                    .n_tensors = 1,
-                                                    .dims = words,
-                                                    .n_dims_words = 2};
+            signature_t signature = {.op = HVD_ALLREDUCE,
+                                     .dtype = HVD_FLOAT32,
+                                     .reduce = HVD_SUM,
+                                     .prescale = 1,
+                                     .postscale = 1,
+                                     .n_tensors = 1,
+                                     .dims = words,
+                                     .n_dims_words = 2};
+            request.signature = &signature;
             request.payload = rides ? payload : NULL;
             request.payload_bytes = rides ? sizeof payload : 0;
             assert_int_equal(coord_submit(world->ranks[rank], &request, 0, NULL), HVD_OK);

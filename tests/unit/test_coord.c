@@ -414,34 +414,34 @@ static void what_rides_is_a_matter_of_the_signature(void **state)
 {
     coord_params_t params = world_params();
     int64_t words[] = {1, 16};
-    coord_signature_t signature = {.op = HVD_ALLREDUCE,
-                                   .dtype = HVD_FLOAT16,
-                                   .reduce = HVD_SUM,
-                                   .prescale = 1,
-                                   .postscale = 1,
-                                   .n_tensors = 1,
-                                   .dims = words,
-                                   .n_dims_words = 2};
+    signature_t signature = {.op = HVD_ALLREDUCE,
+                             .dtype = HVD_FLOAT16,
+                             .reduce = HVD_SUM,
+                             .prescale = 1,
+                             .postscale = 1,
+                             .n_tensors = 1,
+                             .dims = words,
+                             .n_dims_words = 2};
     size_t bytes = 0;
     (void)state;
     world_t *world = world_new(1, params);
-    assert_true(coord_rides(world->ranks[0], &signature, &bytes));
+    assert_true(signature_rides(&signature, params.inline_bytes, &bytes));
     assert_int_equal(bytes, 64); // accumulators of half types are float32
     words[1] = 17;
-    assert_false(coord_rides(world->ranks[0], &signature, &bytes));
+    assert_false(signature_rides(&signature, params.inline_bytes, &bytes));
     words[1] = INT64_MAX;
-    assert_false(coord_rides(world->ranks[0], &signature, &bytes));
+    assert_false(signature_rides(&signature, params.inline_bytes, &bytes));
     words[1] = 1;
     signature.reduce = HVD_ADASUM;
-    assert_false(coord_rides(world->ranks[0], &signature, &bytes));
+    assert_false(signature_rides(&signature, params.inline_bytes, &bytes));
     signature.reduce = HVD_SUM;
     signature.op = HVD_REDUCESCATTER;
-    assert_false(coord_rides(world->ranks[0], &signature, &bytes));
+    assert_false(signature_rides(&signature, params.inline_bytes, &bytes));
     world_free(world);
     params.inline_bytes = 0;
     world = world_new(1, params);
     signature.op = HVD_ALLREDUCE;
-    assert_false(coord_rides(world->ranks[0], &signature, &bytes));
+    assert_false(signature_rides(&signature, params.inline_bytes, &bytes));
     world_free(world);
 }
 
@@ -1654,22 +1654,21 @@ static void silence_is_no_standstill(void **state)
 
 // --- Broken neighbours --------------------------------------------------------------------------
 
-static void frames_of_another_epoch_are_counted(void **state)
+static void frames_are_cut_off_a_stream(void **state)
 {
     (void)state;
-    world_t *world = world_new(2, world_params());
-    uint8_t header[FRAME_HEADER_BYTES] = {5, 0, 0, 0, 8, 0, 0, 0};
-    size_t bytes;
-    bool is_ours;
+    uint8_t stream[FRAME_HEADER_BYTES + 5] = {5};
+    size_t bytes = 0;
     err_t err;
-    assert_int_equal(coord_frame_header(world->ranks[0], header, &bytes, &is_ours, &err), HVD_OK);
-    assert_false(is_ours);
+    for (size_t n = 0; n < sizeof stream; n++) {
+        assert_int_equal(frame_read(stream, n, &bytes, &err), HVD_IN_PROGRESS);
+    }
+    assert_int_equal(frame_read(stream, sizeof stream, &bytes, &err), HVD_OK);
     assert_int_equal(bytes, 5);
-    assert_int_equal(coord_counters(world->ranks[0]).n_dropped_frames, 1);
-    header[3] = 0xff;
-    assert_int_equal(coord_frame_header(world->ranks[0], header, &bytes, &is_ours, &err),
-                     HVD_PROTOCOL);
-    world_free(world);
+    frame_write_header(stream, FRAME_MAX_BYTES);
+    assert_int_equal(frame_read(stream, sizeof stream, &bytes, &err), HVD_IN_PROGRESS);
+    frame_write_header(stream, FRAME_MAX_BYTES + 1);
+    assert_int_equal(frame_read(stream, FRAME_HEADER_BYTES, &bytes, &err), HVD_PROTOCOL);
 }
 
 static hvd_status_t receive_line(world_t *world, int to, int from, const control_line_t *line,
@@ -1686,16 +1685,13 @@ static hvd_status_t receive_line(world_t *world, int to, int from, const control
 static void nonsense_is_refused(void **state)
 {
     static const int64_t one[] = {1};
-    static const control_signature_t good = {
+    static const signature_t good = {
         .prescale = 1, .postscale = 1, .dtype = HVD_FLOAT32, .reduce = HVD_SUM};
     const control_line_t from_child[] = {
         {.kind = LINE_READY, .id = 99},
         {.kind = LINE_READY, .id = 0},
         {.kind = LINE_NEW, .set = 5, .name = {"x", 1}, .n_variants = 1, .variants = {good}},
-        {.kind = LINE_NEW,
-         .name = {"x", 1},
-         .n_variants = 1,
-         .variants = {{.op = CONTROL_SET_REMOVE}}},
+        {.kind = LINE_NEW, .name = {"x", 1}, .n_variants = 1, .variants = {{.op = OP_REMOVE_SET}}},
         {.kind = LINE_NEW,
          .name = {"x", 1},
          .n_variants = 1,
@@ -1714,7 +1710,7 @@ static void nonsense_is_refused(void **state)
         {.kind = LINE_NEW,
          .name = {"x", 1},
          .n_variants = 1,
-         .variants = {{.op = CONTROL_SET_ADD, .n_tensors = 1, .words = one, .n_words = 1}}},
+         .variants = {{.op = OP_ADD_SET, .n_tensors = 1, .dims = one, .n_dims_words = 1}}},
         {.kind = LINE_JOIN, .rank = 0},
         {.kind = LINE_JOIN, .rank = 4},
         {.kind = LINE_STOP, .rank = 4},
@@ -1787,12 +1783,12 @@ static void assert_same_text(control_text_t a, control_text_t b)
     assert_memory_equal(a.at, b.at, b.bytes);
 }
 
-static void assert_same_signature(const control_signature_t *a, const control_signature_t *b)
+static void assert_same_signature(const signature_t *a, const signature_t *b)
 {
     assert_true(a->op == b->op && a->dtype == b->dtype && a->reduce == b->reduce &&
                 a->root == b->root && a->prescale == b->prescale && a->postscale == b->postscale &&
-                a->n_tensors == b->n_tensors && a->n_words == b->n_words);
-    assert_memory_equal(a->words, b->words, (size_t)b->n_words * sizeof(int64_t));
+                a->n_tensors == b->n_tensors && a->n_dims_words == b->n_dims_words);
+    assert_memory_equal(a->dims, b->dims, (size_t)b->n_dims_words * sizeof(int64_t));
 }
 
 static const int64_t wire_words[] = {2, -1, 3, 0, 1, INT64_MAX - 1};
@@ -1804,8 +1800,8 @@ static const int64_t wire_sizes[] = {0, 1, 127, 128, INT64_MAX};
      .prescale = 1,                                                                                \
      .postscale = 1,                                                                               \
      .n_tensors = 3,                                                                               \
-     .words = wire_words,                                                                          \
-     .n_words = 6}
+     .dims = wire_words,                                                                           \
+     .n_dims_words = 6}
 #define SCALED_SIGNATURE                                                                           \
     {.op = HVD_BROADCAST,                                                                          \
      .reduce = HVD_PRODUCT,                                                                        \
@@ -1813,8 +1809,8 @@ static const int64_t wire_sizes[] = {0, 1, 127, 128, INT64_MAX};
      .prescale = 0.1,                                                                              \
      .postscale = -3,                                                                              \
      .n_tensors = 3,                                                                               \
-     .words = wire_words,                                                                          \
-     .n_words = 6}
+     .dims = wire_words,                                                                           \
+     .n_dims_words = 6}
 
 // Every kind of line.
 static const control_line_t lines[] = {
@@ -1846,7 +1842,7 @@ static const control_line_t lines[] = {
     {.kind = LINE_EVICTED, .id = 7},
     {.kind = LINE_STALLED, .set = 1, .name = {"x", 1}, .age_ns = UINT64_MAX},
     {.kind = LINE_ANSWER,
-     .id = 4,
+     .inquiry = 4,
      .n_items = 2,
      .payload = (const uint8_t *)"\1\2",
      .payload_bytes = 2},
@@ -1867,12 +1863,16 @@ static const control_line_t lines[] = {
      .sizes = wire_sizes,
      .n_sizes = 3},
     {.kind = RECORD_SET_REMOVE, .batch = 3, .set = 1, .name = {"x", 1}},
-    {.kind = RECORD_INQUIRE, .id = 2, .n_items = 0},
+    {.kind = RECORD_INQUIRE, .inquiry = 2, .n_items = 0},
     {.kind = RECORD_REPORT, .batch = 2, .text = {"text", 4}},
     {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5},
     {.kind = LINE_ABORT, .status = HVD_SYSTEM, .text = {"text", 4}},
-    {.kind = LINE_HEARTBEAT, .batch = 9, .id = 2, .age_ns = 77, .name = {"last", 4}},
-    {.kind = LINE_PROGRESS, .batch = 9, .id = 2, .age_ns = 77, .text = {"waits", 5}},
+    {.kind = LINE_HEARTBEAT,
+     .n_submitted = 9,
+     .n_in_flight = 2,
+     .quiet_ns = UINT64_MAX,
+     .name = {"last", 4}},
+    {.kind = LINE_PROGRESS, .batch = 9, .least_ns = 2, .longest_ns = 77, .text = {"waits", 5}},
 };
 
 static void assert_same_line(const control_line_t *got, const control_line_t *line)
@@ -1882,6 +1882,19 @@ static void assert_same_line(const control_line_t *got, const control_line_t *li
                 got->rank == line->rank && got->status == line->status &&
                 got->n_items == line->n_items && got->n_variants == line->n_variants &&
                 got->n_sizes == line->n_sizes && got->payload_bytes == line->payload_bytes);
+    if (line->kind == LINE_STALLED) {
+        assert_int_equal(got->age_ns, line->age_ns);
+    }
+    if (line->kind == LINE_ANSWER || line->kind == RECORD_INQUIRE) {
+        assert_int_equal(got->inquiry, line->inquiry);
+    }
+    if (line->kind == LINE_HEARTBEAT) {
+        assert_true(got->n_submitted == line->n_submitted &&
+                    got->n_in_flight == line->n_in_flight && got->quiet_ns == line->quiet_ns);
+    }
+    if (line->kind == LINE_PROGRESS) {
+        assert_true(got->least_ns == line->least_ns && got->longest_ns == line->longest_ns);
+    }
     assert_memory_equal(got->payload, line->payload, line->payload_bytes);
     assert_memory_equal(got->sizes, line->sizes, (size_t)line->n_sizes * sizeof(int64_t));
     if (line->name.at != NULL) {
@@ -2010,7 +2023,7 @@ int main(void)
         cmocka_unit_test(silence_is_no_standstill),
         cmocka_unit_test(a_rank_that_was_away_knows_it),
         cmocka_unit_test(one_that_was_never_heard_has_more_time),
-        cmocka_unit_test(frames_of_another_epoch_are_counted),
+        cmocka_unit_test(frames_are_cut_off_a_stream),
         cmocka_unit_test(nonsense_is_refused),
         cmocka_unit_test(trees_are_checked),
         cmocka_unit_test(lines_survive_the_wire),
