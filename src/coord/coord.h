@@ -164,9 +164,9 @@ void coord_abort(coord_t *coord, hvd_status_t cause, const char *text);
 // Tree neighbours: parent first (except on rank 0), then children.
 int coord_n_neighbours(const coord_t *coord);
 int coord_neighbour(const coord_t *coord, int i);
-// Closes open frames and gives the bytes waiting for neighbour i: whole frames (wire/control.h). The
-// caller takes bytes from the front with coord_sent; what it leaves is offered again. Every input
-// may add bytes for any neighbour: look at all of them before sleeping.
+// Closes open frames and gives the bytes waiting for neighbour i: whole frames (wire/control.h).
+// The caller takes bytes from the front with coord_sent; what it leaves is offered again. Every
+// input may add bytes for any neighbour: look at all of them before sleeping.
 size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p);
 void coord_sent(coord_t *coord, int i, size_t bytes);
 

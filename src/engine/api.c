@@ -362,7 +362,7 @@ static void send_off(hvd_ctx_t *ctx, request_t *request, const process_set_t *se
     request_register(ctx, request);
     ctx->n_submitted++;
     ctx->newest = request;
-    record_submitted(ctx, request);
+    observe_submitted(ctx->observe, &request->trace, on_board);
     if (!on_board) {
         request_enqueue(ctx, request);
     }
@@ -451,12 +451,12 @@ static void leave_board(hvd_ctx_t *ctx, request_t *request)
     pthread_mutex_lock(&ctx->board_lock);
     if (atomic_load(&request->on_board)) {
         bool full = board_wait(ctx, request);
-        if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed))) {
-            atomic_store_explicit(&request->started, ticks_now(), memory_order_relaxed);
+        if (observe_has_timeline(ctx->observe)) {
+            atomic_store_explicit(&request->trace.started, ticks_now(), memory_order_relaxed);
         }
         if (full && request->meeting == 0) {
             bool stored = riding_store(request, request->payload, request->board_members);
-            atomic_store_explicit(&request->route, ROUTE_BOARD, memory_order_relaxed);
+            atomic_store_explicit(&request->trace.route, ROUTE_BOARD, memory_order_relaxed);
             request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
         } else {
             go_on_to_engine(ctx, request, full);
@@ -628,6 +628,7 @@ static request_t *new_question(hvd_ctx_t *ctx, int ask, const int *ranks, int n,
         return NULL;
     }
     request->asked = (hvd_request_t){.name = ""};
+    request->trace.asked = NULL;
     request->ask = ask;
     request->n_sizes = n;
     request->set_ranks = cut(&request->storage, bytes);

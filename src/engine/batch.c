@@ -119,8 +119,8 @@ static void finish_riding(hvd_ctx_t *ctx, const decision_entry_t *entry, int n_m
         return;
     }
     request_t *request = request_of_tag(entry->tag);
-    record_agreed(request, ticks);
-    record_started(request, ROUTE_RIDING, n_fused, ticks);
+    trace_agreed(&request->trace, ticks);
+    trace_started(&request->trace, ROUTE_RIDING, n_fused, ticks);
     bool stored = riding_store(request, entry->result, n_members);
     request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
 }
@@ -170,7 +170,7 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
     }
     uint64_t ticks = ticks_now();
     if (decision->n_entries > 0 && decision->entries[0].result != NULL) {
-        record_cycle(ctx, ticks); // over as soon as it has begun
+        observe_cycle(ctx->observe, ticks); // over as soon as it has begun
     }
     for (int i = 0; i < decision->n_entries; i++) {
         const decision_entry_t *entry = &decision->entries[i];
@@ -180,7 +180,7 @@ void batch_add(hvd_ctx_t *ctx, const decision_t *decision)
         }
         request_t *request = entry->tag != 0 ? request_of_tag(entry->tag) : NULL;
         if (request != NULL) {
-            record_agreed(request, ticks);
+            trace_agreed(&request->trace, ticks);
         }
         b->entries[b->n_entries] = *entry;
         b->requests[b->n_entries++] = request;
@@ -210,7 +210,7 @@ void batch_add_meeting(hvd_ctx_t *ctx, request_t *request)
     b->entries[0] = (decision_entry_t){
         .tag = tag_of(request), .name = request->asked.name, .signature = &request->signature};
     b->requests[0] = request;
-    record_agreed(request, ticks_now());
+    trace_agreed(&request->trace, ticks_now());
     b->n_entries = 1;
     b->number = 0;
     b->is_meeting = true;
@@ -297,7 +297,7 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
         ctx->running_last = &ctx->running;
     }
     ctx->runner->batch = NULL;
-    counters_add_batch(ctx, b->n_entries);
+    observe_batch(ctx->observe, b->n_entries);
     for (int i = 0; i < b->n_entries; i++) {
         if (b->requests[i] != NULL) {
             request_complete(ctx, b->requests[i], HVD_OK, NULL);
@@ -312,11 +312,11 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
 static hvd_status_t start_recorded(hvd_ctx_t *ctx, batch_runner_t *r, batch_t *b, err_t *err)
 {
     uint64_t ticks = ticks_now();
-    record_cycle(ctx, ticks);
+    observe_cycle(ctx->observe, ticks);
     hvd_status_t status = start_batch(ctx, r, b, err);
     for (int i = 0; i < b->n_entries; i++) {
         if (b->requests[i] != NULL) {
-            record_started(b->requests[i], r->route, b->n_entries, ticks);
+            trace_started(&b->requests[i]->trace, r->route, b->n_entries, ticks);
         }
     }
     return status;

@@ -266,7 +266,7 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
         break;
     case DECIDE_REPORT:
         log_warn(&ctx->log, "stall", "%s", d->text);
-        monitor_dump(ctx, DUMP_STALL);
+        observe_dump(ctx->observe, DUMP_STALL);
         break;
     case DECIDE_SILENT:
         watch_silence(ctx, d);
@@ -346,9 +346,7 @@ static void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
     if (now_ns >= coord_next_tick(ctx->coord)) {
         coord_tick(ctx->coord, now_ns);
     }
-    if (now_ns >= ctx->next_gathering_ns) {
-        counters_gather(ctx, now_ns);
-    }
+    observe_gather(ctx->observe, ctx->coord, net_n_foreign(ctx->net), now_ns);
     ctx->next_housekeeping_ns = now_ns + HOUSEKEEPING_NS;
 }
 

@@ -11,11 +11,7 @@
 //   tensors.c   which memory a batch reads and writes
 //   routes.c    the ways a batch can take, and the choice; route_plan.c, route_two_level.c
 //   start.c     bringing a context up and down
-//   recorder.c  the last operations of this rank, and what is in flight
-//   counters.c  how much and how long, as numbers and as Prometheus text
-//   timeline.c  the trace users load in a browser
-//   monitor.c   the thread that looks on: writes the trace, dumps the recorder
-//   live.c      its socket, where counters and live state can be read
+//   observed.c  what observe/ is told of the context, and the public functions that ask it
 //
 // Threads: `lock` guards the request table, the queue and the sets; everything else below "owned by
 // the holder" is touched only by the thread that holds the engine (engine_held).
@@ -29,6 +25,7 @@
 #include "coll/vec.h"
 #include "coord/coord.h"
 #include "net/net.h"
+#include "observe/observe.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -90,13 +87,7 @@ struct request {
     int last_joined;
     int32_t *received_splits; // malloc'ed
 
-    // For those who look on (recorder.c). Ticks; the atomic ones are written by the holder.
-    uint64_t submitted;                   // under lock; 0 as long as it is on the board
-    atomic_uint_fast64_t agreed, started; // 0: not yet
-    atomic_int route;                     // route_t
-    int n_fused;                          // submissions that ran together
-    uint64_t thread;                      // that submitted it, as pthread_self() says
-    uint64_t bytes;                       // of its tensors on this rank
+    trace_t trace; // how far it has got, for observe/
 };
 
 #define N_REQUEST_CHUNKS 20
@@ -141,7 +132,7 @@ typedef struct batch {
 
 typedef struct batch_runner batch_runner_t; // runner.h
 
-// A route as those see it who run it, and those who look on.
+// A route as those who run it see it, and observe/.
 typedef struct route_ops {
     const char *name; // in timelines and lists
     // NULL: nothing to do. Progress ends with HVD_OK; *moved_p is set when it did something.
@@ -173,47 +164,7 @@ typedef struct control_link {
     bool farewell_seen;   // the peer's has come
 } control_link_t;
 
-typedef struct timeline timeline_t;
-typedef struct monitor monitor_t;
 typedef struct board board_t;
-
-// --- Looking on ---------------------------------------------------------------------------------
-
-#define RECORDED_OPERATIONS 1000
-#define RECORDER_SLOTS 1024    // a power of two; one is always being written
-#define RECORDED_NAME_BYTES 52 // longer names are cut
-
-// An operation that is over. Two cache lines, written once.
-typedef struct record {
-    uint64_t submitted, agreed, started, finished; // ticks; agreed, started 0: it never was
-    uint64_t bytes;
-    uint64_t thread;
-    int32_t set;
-    int32_t n_tensors;
-    int32_t n_fused;
-    int16_t status; // hvd_status_t
-    uint8_t op, dtype, route;
-    char name[RECORDED_NAME_BYTES + 1];
-} record_t;
-
-typedef struct recorder {
-    uint64_t n;               // operations ever
-    const request_t *drafted; // the next record is prepared for this one; NULL: for nobody
-    record_t ring[RECORDER_SLOTS];
-} recorder_t;
-
-// Sums since init. Under lock, except what the holder writes.
-typedef struct counters {
-    uint64_t operations[HVD_N_OPS], bytes[HVD_N_OPS], failed;
-    uint64_t by_route[N_ROUTES];
-    uint64_t n_records;             // of the recorder's that are in these sums
-    uint64_t negotiate, queue, run; // ticks
-    uint64_t in_flight, in_flight_max;
-    atomic_uint_fast64_t batches, batched; // batched: submissions in those batches
-    coord_counters_t agreement;            // as last gathered
-    coord_straggler_t *late;               // by branch, likewise
-    uint64_t strangers;                    // likewise
-} counters_t;
 
 struct hvd_ctx {
     config_t config;
@@ -240,12 +191,6 @@ struct hvd_ctx {
     unsigned n_joins;     // under lock: so often have all ranks joined
     uint64_t n_submitted; // operations, and the last of them: see failure_text.c
     const request_t *newest;
-    recorder_t *recorder;
-    counters_t counters;
-    tick_origin_t origin;
-    timeline_t *timeline;  // NULL: none is written
-    hvd_stack_fn stack_of; // the binding's; NULL: none
-    void *stack_arg;
     err_t ended;     // status != HVD_OK: nothing more will run
     bool ended_well; // all ranks agreed to stop; set by hvd_shutdown
 
@@ -255,9 +200,8 @@ struct hvd_ctx {
     request_t *_Atomic queue;   // submitted and not yet seen by coord, newest first
     atomic_int in_flight;       // requests of this rank not yet done
     atomic_bool stop_requested; // hvd_shutdown was called
-    atomic_bool timeline_on;    // there is one, and it takes events
     atomic_bool hears_all;      // every neighbour in the tree has been heard
-    monitor_t *monitor;
+    observe_t *observe;
 
     board_t *board; // NULL without shared memory; used under lock
     // A larger operation is on the board: no other batch may start before it has been decided.
@@ -294,8 +238,6 @@ struct hvd_ctx {
     uint64_t next_progress_ns; // of watch_progress, and what it saw last
     uint64_t n_submitted_seen, quiet_since_ns;
     uint64_t moved_ns; // when something of the oldest batch last moved, or it was agreed
-    uint64_t next_gathering_ns, next_late_warning_ns;
-    bool watches_arrivals; // for the timeline
     unsigned n_steps;
     bool shutting_down; // told coord
     err_t suspicion;    // a data link broke; the tree has until suspect_until_ns to say why
@@ -317,7 +259,7 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request);  // for the engine
 process_set_t *set_find(const hvd_ctx_t *ctx, int id);
 // All ranks have joined: whatever each had submitted by then, they count alike again.
 void sets_count_anew(hvd_ctx_t *ctx);
-int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest); // how many in all
+int requests_in_flight(hvd_ctx_t *ctx, const trace_t **oldest, int n_oldest); // how many in all
 
 // Any thread.
 request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle); // NULL: unknown or released
@@ -387,130 +329,9 @@ void batches_drop(hvd_ctx_t *ctx); // the job has ended
 // What the oldest waits for, of which other rank. False: that cannot be told.
 bool batch_describe(const hvd_ctx_t *ctx, char *text, size_t bytes);
 
-// --- recorder.c ---------------------------------------------------------------------------------
+// --- observed.c ---------------------------------------------------------------------------------
 
-void record_submitted(hvd_ctx_t *ctx, request_t *request);       // under lock
-void record_completed(hvd_ctx_t *ctx, const request_t *request); // under lock
-void record_cycle_now(hvd_ctx_t *ctx, uint64_t ticks);
-
-// By the holder.
-static inline void record_cycle(hvd_ctx_t *ctx, uint64_t ticks)
-{
-    if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed))) {
-        record_cycle_now(ctx, ticks);
-    }
-}
-static inline void record_agreed(request_t *request, uint64_t ticks)
-{
-    atomic_store_explicit(&request->agreed, ticks, memory_order_relaxed);
-}
-static inline void record_started(request_t *request, route_t route, int n_fused, uint64_t ticks)
-{
-    request->n_fused = n_fused;
-    atomic_store_explicit(&request->route, route, memory_order_relaxed);
-    atomic_store_explicit(&request->started, ticks, memory_order_relaxed);
-}
-
-#define MAX_FLIGHTS 64
-
-// An operation that is not over.
-typedef struct flight {
-    char name[128], where[128]; // "" where nobody said where
-    int op, set;
-    const char *state; // "waiting" for other ranks, "queued", "running"
-    const char *route; // once it runs
-    uint64_t bytes, thread;
-    uint64_t submitted; // ticks; 0: only just
-} flight_t;
-
-// This rank at one moment. Large: the monitor thread keeps one.
-typedef struct snapshot {
-    recorder_t recorder;
-    int n_in_flight, n_flights; // flights: the oldest of them
-    flight_t flights[MAX_FLIGHTS];
-    err_t ended;
-    uint64_t now; // ticks
-    double pace;  // nanoseconds a tick
-} snapshot_t;
-
-void recorder_snapshot(hvd_ctx_t *ctx, snapshot_t *snapshot); // takes the lock
-double snapshot_age_s(const snapshot_t *snapshot, uint64_t ticks);
-const record_t *snapshot_last(const snapshot_t *snapshot); // NULL: none yet
-const char *snapshot_state(const snapshot_t *snapshot); // "idle", "ended", or of the oldest flight
-// One line for the log; a page for people; lines of "key<tab>value" for hvd-info.
-void snapshot_summary(const snapshot_t *snapshot, buf_t *out);
-void snapshot_page(hvd_ctx_t *ctx, const snapshot_t *snapshot, buf_t *out);
-void snapshot_status(const hvd_ctx_t *ctx, const snapshot_t *snapshot, buf_t *out);
-
-// --- counters.c ---------------------------------------------------------------------------------
-
-void counters_page(hvd_ctx_t *ctx, buf_t *out); // Prometheus text
-
-// Under lock: adds the records that are not in the sums yet.
-void counters_catch_up(hvd_ctx_t *ctx);
-// By the holder.
-void counters_add_batch(hvd_ctx_t *ctx, int n_entries);
-// Now and then: what coord knows, and a warning about who keeps the others waiting.
-void counters_gather(hvd_ctx_t *ctx, uint64_t now_ns);
-
-// --- timeline.c ---------------------------------------------------------------------------------
-
-hvd_status_t timeline_open(hvd_ctx_t *ctx, const char *path, bool mark_cycles,
-                           timeline_t **timeline_p, err_t *err);
-// Under lock. Cheap: events are written out later.
-void timeline_add(timeline_t *timeline, const request_t *request, const record_t *record);
-void timeline_add_cycle(timeline_t *timeline, uint64_t ticks); // a batch starts
-// A rank's share of a tensor has come to rank 0.
-void timeline_add_arrival(timeline_t *timeline, const char *tensor, int rank, uint64_t ticks);
-bool timeline_is_filling(const timeline_t *timeline); // it is time to write
-// By the monitor thread.
-void timeline_write(hvd_ctx_t *ctx, timeline_t *timeline);
-void timeline_close(hvd_ctx_t *ctx, timeline_t *timeline); // writes the rest; safe on NULL
-
-// --- monitor.c ----------------------------------------------------------------------------------
-
-hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err); // the thread
-bool monitor_stop(hvd_ctx_t *ctx);     // false: it hangs in a write, and still uses the context
-bool monitor_inherits(hvd_ctx_t *ctx); // then: true if it will free that; false: it has ended
-void context_free(hvd_ctx_t *ctx); // start.c: what the monitor thread looks at, and all the rest
-void monitor_wake(hvd_ctx_t *ctx); // any thread
-typedef enum dump_reason { DUMP_SIGNAL, DUMP_STALL, DUMP_FAILURE, N_DUMP_REASONS } dump_reason_t;
-void monitor_dump(hvd_ctx_t *ctx, dump_reason_t reason); // any thread; done soon, elsewhere
-// Replaces the timeline; the old one, if any, has been written and closed on return.
-hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline, err_t *err);
-
-// --- live.c -------------------------------------------------------------------------------------
-// By the monitor thread.
-
-#define LIVE_CLIENTS 4
-#define LIVE_PATH_BYTES 108 // what an address of a Unix socket can hold
-
-typedef struct live live_t;
-
-live_t *live_open(hvd_ctx_t *ctx); // NULL: there is none, and the log says why
-void live_close(live_t *live);     // safe on NULL
-int live_wants(const live_t *live, struct pollfd fds[1 + LIVE_CLIENTS]); // how many
-void live_serve(live_t *live, snapshot_t *scratch);
-uint64_t live_deadline_ns(const live_t *live); // of the client that has waited longest
-const char *live_path(const live_t *live);
-
-// --- live_files.c -------------------------------------------------------------------------------
-// Any thread, and whoever looks for the sockets of others.
-
-#define LIVE_NAME "rank-%d.sock"  // of a socket: the rank
-#define LIVE_HIDDEN_NAME ".%d-%d" // before it listens: the rank, its process
-
-// HOROVOD_MONITOR_DIR, or where sockets are without it. False: it is too long for any.
-bool live_base_dir(const char *given, char path[LIVE_PATH_BYTES]);
-bool live_rank_of(const char *name, int *rank_p); // false: no file of that name is a rank's socket
-int live_connect(const char *path);               // a socket, or -1 with errno
-bool live_own_dir(const char *path);     // made if need be. False: errno, ENOTDIR if not ours alone
-void live_remove_base(const char *base); // if it is not the user's own and nothing is in it
-// Each removes only what is surely ours and has nobody who listens.
-bool live_remove_if_dead(const char *path);
-// In the directory of a job, and then the directory. How many sockets are left.
-int live_clean_job(const char *dir);
-// The same for all jobs below a base (NULL), or for the one of that name and its generations.
-int live_clean(const char *base, const char *job);
+hvd_status_t observed_start(hvd_ctx_t *ctx, err_t *err); // opens ctx->observe
+void context_free(hvd_ctx_t *ctx); // start.c: what the monitor thread reads, and all the rest
 
 #endif

@@ -154,7 +154,7 @@ static bool find_waiting(hvd_ctx_t *ctx, bool or_agreed, char *name, size_t byte
     pthread_mutex_lock(&ctx->lock);
     newest = ctx->newest;
     waits = newest != NULL && atomic_load(&newest->state) == REQUEST_IN_FLIGHT &&
-            (or_agreed || atomic_load(&newest->agreed) == 0);
+            (or_agreed || atomic_load(&newest->trace.agreed) == 0);
     if (waits) {
         snprintf(name, bytes, "%s", newest->asked.name);
     }

@@ -63,11 +63,7 @@ request_t *request_new(hvd_ctx_t *ctx)
     request->hash = 0;
     request->board = NULL;
     request->meeting = 0;
-    atomic_store_explicit(&request->agreed, 0, memory_order_relaxed);
-    atomic_store_explicit(&request->started, 0, memory_order_relaxed);
-    atomic_store_explicit(&request->route, ROUTE_NOTHING, memory_order_relaxed);
-    request->n_fused = 1;
-    request->submitted = 0;
+    trace_begin(&request->trace, &request->asked);
     atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
     atomic_store_explicit(&request->released, false, memory_order_release);
     atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_release);
@@ -199,8 +195,8 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 {
     atomic_fetch_add_explicit(&ctx->in_flight, 1, memory_order_relaxed);
     atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
-    if (request->submitted == 0) {
-        request->submitted = ticks_now();
+    if (request->trace.submitted == 0) {
+        request->trace.submitted = ticks_now();
     }
     request->next = atomic_load_explicit(&ctx->queue, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&ctx->queue, &request->next, request,
@@ -234,7 +230,7 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
         name_remove(ctx, request);
         request->hash = 0;
     }
-    record_completed(ctx, request);
+    observe_completed(ctx->observe, &request->trace, status);
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
     if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) { // never had by the engine
         board_note(request, status == HVD_OK);
@@ -271,12 +267,12 @@ void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
         }
     }
     if (ctx->ended.status != HVD_SHUTDOWN) {
-        monitor_dump(ctx, DUMP_FAILURE);
+        observe_dump(ctx->observe, DUMP_FAILURE);
     }
     requests_wake(ctx);
 }
 
-int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest)
+int requests_in_flight(hvd_ctx_t *ctx, const trace_t **oldest, int n_oldest)
 {
     int n_found = 0;
     int n_kept = 0;
@@ -289,7 +285,7 @@ int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest)
         n_found++;
         // One on the board has no time yet (0), and is the youngest there can be.
         int at = n_kept;
-        while (at > 0 && r->submitted - 1 < oldest[at - 1]->submitted - 1) {
+        while (at > 0 && r->trace.submitted - 1 < oldest[at - 1]->submitted - 1) {
             at--;
         }
         if (at == n_oldest) {
@@ -297,7 +293,7 @@ int requests_in_flight(hvd_ctx_t *ctx, const request_t **oldest, int n_oldest)
         }
         n_kept = MIN(n_kept + 1, n_oldest);
         memmove(&oldest[at + 1], &oldest[at], (size_t)(n_kept - at - 1) * sizeof *oldest);
-        oldest[at] = r;
+        oldest[at] = &r->trace;
     }
     return n_found;
 }

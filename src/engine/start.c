@@ -323,8 +323,7 @@ static hvd_status_t link_tree(hvd_ctx_t *ctx, err_t *err)
 {
     int n = coord_n_neighbours(ctx->coord);
     ctx->control = calloc((size_t)MAX(n, 1), sizeof *ctx->control);
-    ctx->counters.late = calloc((size_t)n + 1, sizeof *ctx->counters.late);
-    if (ctx->control == NULL || ctx->counters.late == NULL) {
+    if (ctx->control == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
     for (int i = 0; i < n; i++) {
@@ -355,7 +354,7 @@ static void free_batches(hvd_ctx_t *ctx)
 static void take_down(hvd_ctx_t *ctx)
 {
     engine_stop(ctx);
-    bool is_alone = monitor_stop(ctx);
+    bool is_alone = observe_stop(ctx->observe);
     if (ctx->runner != NULL) {
         batches_drop(ctx);
     }
@@ -371,7 +370,7 @@ static void take_down(hvd_ctx_t *ctx)
     mpi_close(ctx->mpi, ctx->ended_well);
     secure_keys_free(ctx->keys);
     boot_close(ctx->boot);
-    if (is_alone || !monitor_inherits(ctx)) {
+    if (is_alone || !observe_inherits(ctx->observe)) {
         context_free(ctx);
     }
 }
@@ -379,8 +378,7 @@ static void take_down(hvd_ctx_t *ctx)
 void context_free(hvd_ctx_t *ctx)
 {
     requests_free(ctx);
-    free(ctx->recorder);
-    free(ctx->counters.late);
+    observe_free(ctx->observe);
     free(ctx->host_of);
     free(ctx->peers.of);
     config_free(&ctx->config);
@@ -486,12 +484,6 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     hvd_status_t status;
     answers_t answers = {0};
     TRY(mark_alive(ctx, err), out);
-    ctx->origin = ticks_origin();
-    ctx->recorder = calloc(1, sizeof *ctx->recorder);
-    if (ctx->recorder == NULL) {
-        status = fail(err, HVD_NO_MEMORY, "no memory to start");
-        goto out;
-    }
     TRY(read_knobs(ctx, options, err), out);
     TRY(open_mpi(ctx, err), out);
     TRY(boot_open(&ctx->config, &ctx->log, &ctx->job, &ctx->boot, err), out);
@@ -528,14 +520,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(board_new(ctx, &ctx->board, err), out);
     boot_leave(ctx->boot);
     ctx->boot = NULL;
-    const char *timeline = ctx->config.timeline;
-    if (timeline != NULL && timeline[0] != '\0' && strcmp(timeline, "DYNAMIC") != 0 &&
-        ctx->job.rank == 0) {
-        TRY(timeline_open(ctx, timeline, ctx->config.timeline_mark_cycles, &ctx->timeline, err),
-            out);
-        atomic_store(&ctx->timeline_on, true);
-    }
-    TRY(monitor_start(ctx, err), out);
+    TRY(observed_start(ctx, err), out);
     TRY(engine_start(ctx, err), out);
     status = hear_neighbours(ctx, err);
 out:
@@ -599,39 +584,4 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
     engine_drain(ctx, clock_ns() + DRAIN_NS);
     take_down(ctx);
     return HVD_OK;
-}
-
-// --- Timeline ------------------------------------------------------------------------------------
-
-static hvd_status_t start_timeline(hvd_ctx_t *ctx, const char *path, bool mark_cycles, err_t *err)
-{
-    timeline_t *timeline;
-    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
-        return ctx == NULL ? HVD_NOT_INITIALIZED : HVD_FORKED;
-    }
-    if (ctx->config.timeline == NULL || ctx->config.timeline[0] == '\0') {
-        return fail(err, HVD_UNSUPPORTED,
-                    "HOROVOD_TIMELINE was not set at init: set it to DYNAMIC to start timelines "
-                    "later");
-    }
-    if (ctx->job.rank != 0) {
-        return HVD_OK;
-    }
-    hvd_status_t status = timeline_open(ctx, path, mark_cycles, &timeline, err);
-    return status == HVD_OK ? monitor_set_timeline(ctx, timeline, err) : status;
-}
-
-hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles, char *text,
-                                size_t text_bytes)
-{
-    err_t err = {0};
-    return err_export(&err, start_timeline(ctx, path, mark_cycles, &err), text, text_bytes);
-}
-
-hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx)
-{
-    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
-        return ctx == NULL ? HVD_NOT_INITIALIZED : HVD_FORKED;
-    }
-    return monitor_set_timeline(ctx, NULL, NULL);
 }

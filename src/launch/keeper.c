@@ -5,7 +5,7 @@
 // The agent tells it of every process group it starts and forgets, through a pipe that only the
 // agent holds. When the pipe closes, because the agent is done or because somebody killed it, the
 // keeper kills the groups that are left and removes the agent's directory, which holds the secret,
-// and the sockets of ranks that could not do it themselves (engine/live_files.c). It ignores
+// and the sockets of ranks that could not do it themselves (observe/live_files.c). It ignores
 // signals other than SIGKILL and sits in a session of its own. Cost: a pipe and a fork.
 //
 // If the keeper is killed as well, as with a whole container or a machine out of memory, the next
@@ -13,7 +13,7 @@
 #define _GNU_SOURCE
 #include "launch/launch.h"
 
-#include "engine/engine.h"
+#include "observe/observe.h"
 
 #include <dirent.h>
 #include <errno.h>

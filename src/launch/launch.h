@@ -305,7 +305,7 @@ typedef struct keeper {
     pid_t pid;
 } keeper_t;
 
-// Where the ranks of a job show themselves (engine/live_files.c), as they are told themselves.
+// Where the ranks of a job show themselves (observe/live_files.c), as they are told themselves.
 typedef struct live_place {
     const char *directory, *base, *job; // where they start; HOROVOD_MONITOR_DIR; HOROVOD_JOB_ID
 } live_place_t;

@@ -9,7 +9,7 @@
 #define _GNU_SOURCE
 #include "tools/live.h"
 
-#include "engine/engine.h"
+#include "observe/observe.h"
 
 #include <dirent.h>
 #include <errno.h>

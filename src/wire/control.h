@@ -85,7 +85,8 @@ typedef struct control_line {
     uint64_t n_submitted;
     uint32_t n_in_flight;
     uint64_t quiet_ns;
-    // PROGRESS: since something of the batch moved, on the rank where that was last and where first.
+    // PROGRESS: since something of the batch moved, on the rank where that was last and where
+    // first.
     uint64_t least_ns, longest_ns;
     control_text_t name, text;
     signature_t variants[2];

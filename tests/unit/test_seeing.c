@@ -7,6 +7,7 @@
 
 #include "../json_check.h"
 #include "engine/engine.h"
+#include "observe/internal.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -142,7 +143,7 @@ static void the_recorder_keeps_the_last_operations(void **state)
     (void)state;
     hvd_ctx_t *ctx = open_alone(NULL, NULL);
     snapshot_t *s = malloc(sizeof *s);
-    recorder_snapshot(ctx, s);
+    recorder_snapshot(ctx->observe, s);
     assert_null(snapshot_last(s));
     assert_string_equal(snapshot_state(s), "idle");
     int n = RECORDED_OPERATIONS + 100;
@@ -151,7 +152,7 @@ static void the_recorder_keeps_the_last_operations(void **state)
         snprintf(name, sizeof name, "%d.%s", i, "a name that is longer than there is room for it");
         sum(ctx, name, 1);
     }
-    recorder_snapshot(ctx, s);
+    recorder_snapshot(ctx->observe, s);
     assert_int_equal(s->recorder.n, n);
     for (int i = n - RECORDED_OPERATIONS; i < n; i++) {
         const record_t *r = &s->recorder.ring[i % RECORDER_SLOTS];
@@ -163,7 +164,7 @@ static void the_recorder_keeps_the_last_operations(void **state)
     }
     assert_ptr_equal(snapshot_last(s), &s->recorder.ring[(n - 1) % RECORDER_SLOTS]);
     buf_t page = {0};
-    snapshot_page(ctx, s, &page);
+    snapshot_page(ctx->observe, s, &page, NULL);
     buf_append(&page, "", 1);
     assert_int_equal(count((char *)page.data, "longer than"), RECORDED_OPERATIONS);
     buf_free(&page);
@@ -193,7 +194,7 @@ static void what_is_in_flight_is_told(void **state)
         start_sum(ctx, name, values, 1000, 0);
     }
     snapshot_t *s = malloc(sizeof *s);
-    recorder_snapshot(ctx, s);
+    recorder_snapshot(ctx->observe, s);
     assert_int_equal(s->n_in_flight, 100);
     assert_int_equal(s->n_flights, MAX_FLIGHTS);
     for (int i = 0; i < MAX_FLIGHTS; i++) { // the oldest, and no tab that would end a cell
@@ -202,7 +203,7 @@ static void what_is_in_flight_is_told(void **state)
         assert_string_equal(s->flights[i].name, name);
         assert_string_equal(s->flights[i].state, "waiting");
     }
-    monitor_dump(ctx, DUMP_STALL);
+    observe_dump(ctx->observe, DUMP_STALL);
     for (int i = 0; i < SAFELY_MS && count_lines(&lines, "in main.py:3") == 0; i++) {
         usleep(1000);
     }
@@ -247,7 +248,7 @@ static void shutdown_does_not_wait_for_a_disk_that_hangs(void **state)
     assert_int_equal(mkfifo(path, 0600), 0);
     const char *const env[] = {knob, NULL};
     hvd_ctx_t *ctx = open_alone(env, &lines);
-    monitor_dump(ctx, DUMP_STALL);
+    observe_dump(ctx->observe, DUMP_STALL);
     uint64_t started_ns = clock_ns();
     assert_int_equal(hvd_shutdown(ctx), HVD_OK);
     assert_in_range(clock_ns() - started_ns, 9 * NS_PER_S, 20 * NS_PER_S);
@@ -268,7 +269,7 @@ static void metrics_are_prometheus_text(void **state)
     buf_t page = {0};
     int n_values = 0;
     sum(ctx, "some", 1000);
-    counters_page(ctx, &page);
+    counters_page(ctx->observe, &page);
     buf_append(&page, "", 1);
     char *text = (char *)page.data;
     assert_non_null(strstr(text, "\nhvd_operations_total{operation=\"allreduce\"} 1\n"));
@@ -296,14 +297,14 @@ static void metrics_are_prometheus_text(void **state)
 
 // --- Timeline -----------------------------------------------------------------------------------
 
-typedef struct trace {
+typedef struct trace_file {
     char path[64];
     char knob[128];
-} trace_t;
+} trace_file_t;
 
-static trace_t new_trace(void)
+static trace_file_t new_trace(void)
 {
-    trace_t t;
+    trace_file_t t;
     snprintf(t.path, sizeof t.path, "/tmp/hvd-unit-trace-%d.json", (int)getpid());
     snprintf(t.knob, sizeof t.knob, "HOROVOD_TIMELINE=%s", t.path);
     return t;
@@ -353,25 +354,25 @@ int rename(const char *from, const char *to)
 static void the_file_parses_at_every_moment(void **state)
 {
     (void)state;
-    trace_t t = new_trace();
+    trace_file_t t = new_trace();
     hvd_ctx_t *ctx = open_alone(NULL, NULL);
     timeline_t *timeline;
     err_t err;
     char name[600];
     record_t record = {.submitted = 1, .agreed = 2, .started = 3, .finished = 4};
-    request_t request = {.asked = {.name = name}};
+    hvd_request_t request = {.name = name};
     watched_path = t.path;
     n_looks = 0;
-    assert_int_equal(timeline_open(ctx, t.path, false, &timeline, &err), HVD_OK);
+    assert_int_equal(timeline_open(ctx->observe, t.path, false, &timeline, &err), HVD_OK);
     for (int i = 0; i < 600; i++) {
         memset(name, 'a' + i % 26, sizeof name);
         name[1 + i % 500] = '\0';
         timeline_add(timeline, &request, &record);
         if (i % 7 == 0) {
-            timeline_write(ctx, timeline);
+            timeline_write(ctx->observe, timeline);
         }
     }
-    timeline_close(ctx, timeline);
+    timeline_close(ctx->observe, timeline);
     watched_path = NULL;
     assert_true(n_looks > 200);
     char *text = read_text_file(t.path);
@@ -388,20 +389,20 @@ static void the_file_parses_at_every_moment(void **state)
 static void only_files_are_replaced(void **state)
 {
     (void)state;
-    trace_t t = new_trace();
+    trace_file_t t = new_trace();
     hvd_ctx_t *ctx = open_alone(NULL, NULL);
     timeline_t *timeline;
     char link[sizeof t.path + 8];
     struct stat seen;
     err_t err;
-    assert_int_equal(timeline_open(ctx, "/dev/null", false, &timeline, &err), HVD_SYSTEM);
+    assert_int_equal(timeline_open(ctx->observe, "/dev/null", false, &timeline, &err), HVD_SYSTEM);
     assert_non_null(strstr(err.text, "'/dev/null': it is no file"));
     snprintf(link, sizeof link, "%s.link", t.path);
     int fd = open(t.path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     assert_true(fd >= 0 && symlink(t.path, link) == 0);
     close(fd);
-    assert_int_equal(timeline_open(ctx, link, false, &timeline, &err), HVD_OK);
-    timeline_close(ctx, timeline);
+    assert_int_equal(timeline_open(ctx->observe, link, false, &timeline, &err), HVD_OK);
+    timeline_close(ctx->observe, timeline);
     assert_true(lstat(link, &seen) == 0 && S_ISLNK(seen.st_mode));
     assert_true(json_file_is_valid(t.path));
     unlink(link);
@@ -412,7 +413,7 @@ static void only_files_are_replaced(void **state)
 static void names_of_all_kinds_are_json(void **state)
 {
     (void)state;
-    trace_t t = new_trace();
+    trace_file_t t = new_trace();
     const char *env[] = {t.knob, "HOROVOD_TIMELINE_MARK_CYCLES=1", NULL};
     static const char *const names[] = {
         "plain", "\"quoted\"",       "back\\slash", "new\nline", "tab\t",        "\x01\x02",
@@ -456,7 +457,7 @@ static off_t size_of(const char *path)
 static void the_file_is_bounded(void **state)
 {
     (void)state;
-    trace_t t = new_trace();
+    trace_file_t t = new_trace();
     const char *env[] = {t.knob, "HOROVOD_TIMELINE_MAX_BYTES=64K", NULL};
     static lines_t lines;
     lines.text[0] = '\0';
@@ -478,19 +479,19 @@ static void the_file_is_bounded(void **state)
 static void a_flood_is_counted(void **state)
 {
     (void)state;
-    trace_t t = new_trace();
+    trace_file_t t = new_trace();
     hvd_ctx_t *ctx = open_alone(NULL, NULL);
     timeline_t *timeline;
     err_t err;
     record_t record = {.submitted = 1, .agreed = 2, .started = 3, .finished = 4};
-    request_t request = {.asked = {.name = "flood"}};
-    assert_int_equal(timeline_open(ctx, t.path, false, &timeline, &err), HVD_OK);
+    hvd_request_t request = {.name = "flood"};
+    assert_int_equal(timeline_open(ctx->observe, t.path, false, &timeline, &err), HVD_OK);
     for (int i = 0; i < 20000; i++) {
         timeline_add(timeline, &request, &record);
     }
-    timeline_write(ctx, timeline);
+    timeline_write(ctx->observe, timeline);
     timeline_add(timeline, &request, &record);
-    timeline_close(ctx, timeline);
+    timeline_close(ctx->observe, timeline);
     char *text = read_text_file(t.path);
     assert_true(json_is_valid(text));
     const char *dropped = strstr(text, "\"DROPPED_EVENTS\"");
@@ -506,7 +507,7 @@ static void a_flood_is_counted(void **state)
 static void it_starts_and_stops(void **state)
 {
     (void)state;
-    trace_t t = new_trace();
+    trace_file_t t = new_trace();
     static const char *const env[] = {"HOROVOD_TIMELINE=DYNAMIC", NULL};
     hvd_ctx_t *ctx = open_alone(env, NULL);
     for (int turn = 0; turn < 3; turn++) {

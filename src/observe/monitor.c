@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// monitor.c - the thread that looks on, and never stands in the way of an operation.
+// monitor.c - the monitor thread, which never stands in the way of an operation.
 //
 // It writes the timeline, serves the socket of live.c and dumps the flight recorder when the job
 // stalls or fails, or the process gets SIGUSR2. Whatever may take its time (a slow disk, a client
@@ -12,7 +12,7 @@
 // those are is the only thing in the library that belongs to the process and not to a context: a
 // signal does so as well.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "observe/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@ static const char *const reason_names[N_DUMP_REASONS] = {
 };
 
 struct monitor {
-    hvd_ctx_t *ctx;
+    observe_t *observe;
     pthread_t thread;
     int bell;
     bool hears_signals;
@@ -73,9 +73,9 @@ static void ask(monitor_t *m, unsigned what)
     ring(m->bell, 1);
 }
 
-void monitor_wake(hvd_ctx_t *ctx)
+void monitor_wake(observe_t *o)
 {
-    ask(ctx->monitor, 0);
+    ask(o->monitor, 0);
 }
 
 // --- SIGUSR2 -------------------------------------------------------------------------------------
@@ -167,11 +167,9 @@ static void ignore_signals(monitor_t *m)
 
 // --- Dumps ---------------------------------------------------------------------------------------
 
-void monitor_dump(hvd_ctx_t *ctx, dump_reason_t reason)
+void observe_dump(observe_t *o, dump_reason_t reason)
 {
-    if (ctx->monitor != NULL) {
-        ask(ctx->monitor, ASKED_DUMP << reason);
-    }
+    ask(o->monitor, ASKED_DUMP << reason);
 }
 
 static hvd_status_t write_file(const char *path, const buf_t *text, err_t *err)
@@ -194,22 +192,18 @@ static hvd_status_t write_file(const char *path, const buf_t *text, err_t *err)
     return HVD_OK;
 }
 
-static void log_stacks(hvd_ctx_t *ctx, log_level_t level, const buf_t *page)
+static void log_lines(const observe_t *o, log_level_t level, buf_t *lines)
 {
-    // The lines of stacks are those behind a bar.
-    char *text = (char *)page->data;
-    for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
+    for (char *save = NULL, *line = strtok_r((char *)lines->data, "\n", &save); line != NULL;
          line = strtok_r(NULL, "\n", &save)) {
-        if (strncmp(line, "      | ", 8) == 0) {
-            log_at(&ctx->log, level, "recorder", "%s", line + 8);
-        }
+        log_at(o->job.log, level, "recorder", "%s", line);
     }
 }
 
 static void dump(monitor_t *m, dump_reason_t reason)
 {
-    hvd_ctx_t *ctx = m->ctx;
-    const char *dir = ctx->config.recorder_dir;
+    observe_t *o = m->observe;
+    const char *dir = o->job.config->recorder_dir;
     bool to_file = dir != NULL && dir[0] != '\0';
     uint64_t now_ns = clock_ns();
     if (now_ns < m->next_dump_ns[reason]) {
@@ -218,53 +212,52 @@ static void dump(monitor_t *m, dump_reason_t reason)
     m->next_dump_ns[reason] = reason == DUMP_FAILURE ? NEVER_NS // there is only one end
                               : reason == DUMP_STALL ? now_ns + DUMP_EVERY_NS
                                                      : 0;
-    buf_t summary = {0};
-    buf_t page = {0};
+    buf_t summary = {0}, page = {0}, stacks = {0};
     char path[4096] = "";
     err_t err = {0};
-    recorder_snapshot(ctx, m->scratch);
+    recorder_snapshot(o, m->scratch);
     snapshot_summary(m->scratch, &summary);
-    snapshot_page(ctx, m->scratch, &page);
+    snapshot_page(o, m->scratch, &page, &stacks);
     buf_append(&summary, "", 1);
-    buf_append(&page, "", 1);
+    buf_append(&stacks, "", 1);
     if (to_file && !page.failed) {
-        page.len--;
         snprintf(path, sizeof path, "%s/hvd-%s-rank-%d-pid-%d.txt", dir, reason_names[reason],
-                 ctx->job.rank, (int)getpid());
+                 o->job.rank, (int)getpid());
         write_file(path, &page, &err);
     }
     // A rank that had nothing to do has little to say about a failure.
     const record_t *last = snapshot_last(m->scratch);
     bool idle = reason == DUMP_FAILURE && (last == NULL || last->status == HVD_OK) && !to_file;
-    if (!summary.failed && !page.failed) {
-        log_at(&ctx->log, idle ? LOG_INFO : LOG_WARN, "recorder", "%s: %s%s%s",
+    if (!summary.failed && !stacks.failed) {
+        log_at(o->job.log, idle ? LOG_INFO : LOG_WARN, "recorder", "%s: %s%s%s",
                reason_names[reason], (char *)summary.data, to_file ? "; more: " : "",
                err.status == HVD_OK ? path : err.text);
         // The error of a failed operation has the line that submitted it.
-        log_stacks(ctx, reason == DUMP_FAILURE ? LOG_INFO : LOG_WARN, &page);
+        log_lines(o, reason == DUMP_FAILURE ? LOG_INFO : LOG_WARN, &stacks);
     }
     buf_free(&summary);
     buf_free(&page);
+    buf_free(&stacks);
 }
 
 // --- Timeline ------------------------------------------------------------------------------------
 
 static void change_timeline(monitor_t *m)
 {
-    hvd_ctx_t *ctx = m->ctx;
-    pthread_mutex_lock(&ctx->lock);
-    timeline_t *old = ctx->timeline;
-    ctx->timeline = m->next_timeline;
-    atomic_store(&ctx->timeline_on, ctx->timeline != NULL);
-    pthread_mutex_unlock(&ctx->lock);
-    timeline_close(ctx, old);
+    observe_t *o = m->observe;
+    pthread_mutex_lock(o->job.lock);
+    timeline_t *old = o->timeline;
+    o->timeline = m->next_timeline;
+    atomic_store(&o->timeline_on, o->timeline != NULL);
+    pthread_mutex_unlock(o->job.lock);
+    timeline_close(o, old);
     atomic_fetch_add(&m->n_changes, 1);
     futex_wake(&m->n_changes, INT32_MAX);
 }
 
-hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline, err_t *err)
+static hvd_status_t set_timeline(observe_t *o, timeline_t *timeline, err_t *err)
 {
-    monitor_t *m = ctx->monitor;
+    monitor_t *m = o->monitor;
     uint64_t deadline_ns = clock_ns() + ANSWER_NS;
     pthread_mutex_lock(&m->timeline_lock);
     unsigned seen = atomic_load(&m->n_changes);
@@ -282,12 +275,24 @@ hvd_status_t monitor_set_timeline(hvd_ctx_t *ctx, timeline_t *timeline, err_t *e
                        (int)(ANSWER_NS / NS_PER_S));
 }
 
+hvd_status_t observe_start_timeline(observe_t *o, const char *path, bool mark_cycles, err_t *err)
+{
+    timeline_t *timeline;
+    hvd_status_t status = timeline_open(o, path, mark_cycles, &timeline, err);
+    return status == HVD_OK ? set_timeline(o, timeline, err) : status;
+}
+
+hvd_status_t observe_stop_timeline(observe_t *o, err_t *err)
+{
+    return set_timeline(o, NULL, err);
+}
+
 // --- The thread ----------------------------------------------------------------------------------
 
 static int sleep_ms(const monitor_t *m)
 {
     uint64_t until_ns = m->live != NULL ? live_deadline_ns(m->live) : NEVER_NS;
-    if (atomic_load(&m->ctx->timeline_on)) {
+    if (atomic_load(&m->observe->timeline_on)) {
         until_ns = MIN(until_ns, clock_ns() + WRITE_EVERY_MS * NS_PER_MS);
     }
     if (until_ns == NEVER_NS) {
@@ -333,7 +338,7 @@ static void monitor_free(monitor_t *m)
 static void *monitor_main(void *arg)
 {
     monitor_t *m = arg;
-    hvd_ctx_t *ctx = m->ctx;
+    observe_t *o = m->observe;
     unsigned asked = 0;
     while ((asked & ASKED_STOP) == 0) {
         asked = listen_for(m);
@@ -345,64 +350,63 @@ static void *monitor_main(void *arg)
         if ((asked & ASKED_TIMELINE) != 0) {
             change_timeline(m);
         }
-        if (ctx->timeline != NULL) { // only this thread changes it
-            timeline_write(ctx, ctx->timeline);
+        if (o->timeline != NULL) { // only this thread changes it
+            timeline_write(o, o->timeline);
         }
         if (m->live != NULL) {
             live_serve(m->live, m->scratch);
         }
     }
-    timeline_close(ctx, ctx->timeline);
-    ctx->timeline = NULL;
+    timeline_close(o, o->timeline);
+    o->timeline = NULL;
     if (atomic_exchange(&m->parting, THREAD_ENDED) == OTHERS_LEFT) {
         monitor_free(m);
-        context_free(ctx);
+        o->job.free_owner(o->job.owner);
     } else {
         futex_wake(&m->parting, 1);
     }
     return NULL;
 }
 
-hvd_status_t monitor_start(hvd_ctx_t *ctx, err_t *err)
+hvd_status_t monitor_start(observe_t *o, err_t *err)
 {
     monitor_t *m = calloc(1, sizeof *m);
     if (m == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
-    m->ctx = ctx;
+    m->observe = o;
     pthread_mutex_init(&m->timeline_lock, NULL);
     m->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int code = m->bell < 0 ? errno : 0;
     m->scratch = malloc(sizeof *m->scratch);
     code = m->scratch == NULL ? ENOMEM : code;
     if (code == 0) {
-        m->live = live_open(ctx);
+        m->live = live_open(o);
         code = thread_start(&m->thread, "hvd-monitor", monitor_main, m);
     }
     if (code != 0) {
         monitor_free(m);
         return thread_failed(err, code, "the monitor thread");
     }
-    ctx->monitor = m;
-    if (ctx->config.dump_signal) {
+    o->monitor = m;
+    if (o->job.config->dump_signal) {
         hear_signals(m);
     }
     return HVD_OK;
 }
 
-static void end_monitor(hvd_ctx_t *ctx)
+static void end_monitor(observe_t *o)
 {
-    pthread_join(ctx->monitor->thread, NULL);
-    monitor_free(ctx->monitor);
-    ctx->monitor = NULL;
+    pthread_join(o->monitor->thread, NULL);
+    monitor_free(o->monitor);
+    o->monitor = NULL;
 }
 
-bool monitor_stop(hvd_ctx_t *ctx)
+bool observe_stop(observe_t *o)
 {
-    monitor_t *m = ctx->monitor;
+    monitor_t *m = o != NULL ? o->monitor : NULL;
     uint64_t deadline_ns = clock_ns() + STOP_NS;
     if (m == NULL) {
-        timeline_close(ctx, ctx->timeline);
         return true;
     }
     ignore_signals(m);
@@ -411,44 +415,40 @@ bool monitor_stop(hvd_ctx_t *ctx)
         futex_wait(&m->parting, NOBODY_YET, deadline_ns);
     }
     if (atomic_load(&m->parting) == THREAD_ENDED) {
-        end_monitor(ctx);
+        end_monitor(o);
         return true;
     }
-    log_warn(&ctx->log, "monitor",
+    log_warn(o->job.log, "monitor",
              "the disk has not taken the timeline or a dump of the recorder for %d s: they may "
              "stay incomplete. Look at HOROVOD_TIMELINE and HOROVOD_RECORDER_DIR",
              (int)(STOP_NS / NS_PER_S));
-    hvd_set_stack_source(ctx, NULL, NULL); // who gave these may be gone when the disk answers
-    ctx->log.level = LOG_OFF;
+    observe_set_stack_source(o, NULL, NULL); // who gave these may be gone when the disk answers
+    o->job.log->level = LOG_OFF;
     return false;
 }
 
-bool monitor_inherits(hvd_ctx_t *ctx)
+bool observe_inherits(observe_t *o)
 {
-    monitor_t *m = ctx->monitor;
+    monitor_t *m = o->monitor;
     pthread_t thread = m->thread;
     unsigned expected = NOBODY_YET;
     if (atomic_compare_exchange_strong(&m->parting, &expected, OTHERS_LEFT)) {
         pthread_detach(thread);
         return true;
     }
-    end_monitor(ctx);
+    end_monitor(o);
     return false;
 }
 
-void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg)
+void observe_set_stack_source(observe_t *o, hvd_stack_fn fn, void *arg)
 {
-    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
-        return;
-    }
-    pthread_mutex_lock(&ctx->lock);
-    ctx->stack_of = fn;
-    ctx->stack_arg = arg;
-    pthread_mutex_unlock(&ctx->lock);
+    pthread_mutex_lock(o->job.lock);
+    o->stack_of = fn;
+    o->stack_arg = arg;
+    pthread_mutex_unlock(o->job.lock);
 }
 
-const char *hvd_monitor_path(const hvd_ctx_t *ctx)
+const char *observe_socket(const observe_t *o)
 {
-    bool alive = ctx != NULL && atomic_load(ctx->alive) != 0;
-    return alive ? live_path(ctx->monitor->live) : "";
+    return live_path(o->monitor->live);
 }

@@ -11,7 +11,7 @@
 // closed. At most LIVE_CLIENTS are served at a time, each for two seconds, and the others wait in
 // the kernel's queue. Thread: the monitor thread.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "observe/internal.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -37,7 +37,7 @@ typedef struct client {
 } client_t;
 
 struct live {
-    hvd_ctx_t *ctx;
+    observe_t *observe;
     int fd;
     char base[LIVE_PATH_BYTES];
     char dir[LIVE_PATH_BYTES];
@@ -47,9 +47,9 @@ struct live {
 
 // --- Listening -----------------------------------------------------------------------------------
 
-static void name_of_job(const hvd_ctx_t *ctx, char name[JOB_BYTES])
+static void name_of_job(const observe_t *o, char name[JOB_BYTES])
 {
-    const char *given = ctx->config.job_id;
+    const char *given = o->job.config->job_id;
     if (given != NULL && given[0] != '\0') {
         size_t n = 0;
         for (; given[n] != '\0' && n + 1 < JOB_BYTES; n++) {
@@ -57,8 +57,8 @@ static void name_of_job(const hvd_ctx_t *ctx, char name[JOB_BYTES])
             name[n] = plain ? given[n] : '_';
         }
         name[n] = '\0';
-    } else if (ctx->keys != NULL) {
-        const uint8_t *id = secure_keys_job(ctx->keys);
+    } else if (o->job.keys != NULL) {
+        const uint8_t *id = secure_keys_job(o->job.keys);
         snprintf(name, JOB_BYTES, "job-%02x%02x%02x%02x", id[0], id[1], id[2], id[3]);
     } else {
         snprintf(name, JOB_BYTES, "pid-%d", (int)getpid());
@@ -84,7 +84,7 @@ static int listen_at(const char *path)
 static bool appear(live_t *live, const char *job, int turn)
 {
     char hidden[LIVE_PATH_BYTES];
-    int rank = live->ctx->job.rank;
+    int rank = live->observe->job.rank;
     char suffix[16] = "";
     if (turn > 0) {
         snprintf(suffix, sizeof suffix, "-%d", turn + 1);
@@ -126,31 +126,31 @@ static void tell_why_not(const live_t *live)
         {ENOENT, "it cannot be made: the directory above it is not there"},
         {ENAMETOOLONG, "it is too long: the path of a socket has at most 107 bytes"},
     };
-    const char *why = strerror(errno), *given = live->ctx->config.monitor_dir;
+    const char *why = strerror(errno), *given = live->observe->job.config->monitor_dir;
     bool is_given = given != NULL && given[0] != '\0';
-    bool is_loud = (is_given || errno == ENOTDIR) && live->ctx->job.local_rank == 0;
+    bool is_loud = (is_given || errno == ENOTDIR) && live->observe->job.local_rank == 0;
     for (size_t i = 0; i < N_ELEMENTS(reasons); i++) {
         why = reasons[i].code == errno ? reasons[i].why : why;
     }
-    log_at(&live->ctx->log, is_loud ? LOG_WARN : LOG_INFO, "monitor", "no live state in '%s': %s",
-           is_given ? given : live->base, why);
+    log_at(live->observe->job.log, is_loud ? LOG_WARN : LOG_INFO, "monitor",
+           "no live state in '%s': %s", is_given ? given : live->base, why);
 }
 
-live_t *live_open(hvd_ctx_t *ctx)
+live_t *live_open(observe_t *o)
 {
     char job[JOB_BYTES];
     live_t *live = calloc(1, sizeof *live);
-    if (live == NULL || !ctx->config.monitor) {
+    if (live == NULL || !o->job.config->monitor) {
         free(live);
         return NULL;
     }
-    live->ctx = ctx;
+    live->observe = o;
     live->fd = -1;
     for (int i = 0; i < LIVE_CLIENTS; i++) {
         live->clients[i].fd = -1;
     }
-    name_of_job(ctx, job);
-    live_base_dir(ctx->config.monitor_dir, live->base); // too long: nothing below it will fit
+    name_of_job(o, job);
+    live_base_dir(o->job.config->monitor_dir, live->base); // too long: nothing below it will fit
     // Again where somebody has just removed a directory that was left empty.
     for (int turn = 0, n = 0; live->fd < 0 && n < 2 * N_TRIES; n++) {
         if (!appear(live, job, turn) && errno == EEXIST) {
@@ -164,7 +164,7 @@ live_t *live_open(hvd_ctx_t *ctx)
         free(live);
         return NULL;
     }
-    if (ctx->job.local_rank == 0) {
+    if (o->job.local_rank == 0) {
         live_clean(live->base, NULL);
     }
     return live;
@@ -191,7 +191,7 @@ void live_close(live_t *live)
     }
     fd_close(live->fd);
     unlink(live->path);
-    if (live->ctx->ended.status != HVD_SHUTDOWN) {
+    if (live->observe->job.ended->status != HVD_SHUTDOWN) {
         live_clean_job(live->dir); // who died could not tidy up
     }
     rmdir(live->dir); // unless somebody is left in it
@@ -206,27 +206,27 @@ const char *live_path(const live_t *live)
 
 // --- Serving -------------------------------------------------------------------------------------
 
-static void page_metrics(hvd_ctx_t *ctx, snapshot_t *scratch, buf_t *out)
+static void page_metrics(observe_t *o, snapshot_t *scratch, buf_t *out)
 {
     (void)scratch;
-    counters_page(ctx, out);
+    counters_page(o, out);
 }
 
-static void page_status(hvd_ctx_t *ctx, snapshot_t *scratch, buf_t *out)
+static void page_status(observe_t *o, snapshot_t *scratch, buf_t *out)
 {
-    recorder_snapshot(ctx, scratch);
-    snapshot_status(ctx, scratch, out);
+    recorder_snapshot(o, scratch);
+    snapshot_status(o, scratch, out);
 }
 
-static void page_recorder(hvd_ctx_t *ctx, snapshot_t *scratch, buf_t *out)
+static void page_recorder(observe_t *o, snapshot_t *scratch, buf_t *out)
 {
-    recorder_snapshot(ctx, scratch);
-    snapshot_page(ctx, scratch, out);
+    recorder_snapshot(o, scratch);
+    snapshot_page(o, scratch, out, NULL);
 }
 
 static const struct page {
     const char *path, *type;
-    void (*print)(hvd_ctx_t *ctx, snapshot_t *scratch, buf_t *out);
+    void (*print)(observe_t *o, snapshot_t *scratch, buf_t *out);
 } pages[] = {
     {"/metrics", "text/plain; version=0.0.4", page_metrics},
     {"/status", "text/plain", page_status},
@@ -246,7 +246,7 @@ static void answer(live_t *live, client_t *c, snapshot_t *scratch)
         if (asked) {
             result = "200 OK";
             type = pages[i].type;
-            pages[i].print(live->ctx, scratch, &body);
+            pages[i].print(live->observe, scratch, &body);
         }
     }
     if (result[0] != '2') {

@@ -4,11 +4,11 @@
 //
 // A submission carries stamps of where it has got to; when it ends, one record of two cache lines
 // goes into a ring, and from there into the counters and the timeline. On the shortest way
-// (board.c) most of the record is written while the rank would wait anyway; the price is one read
-// of the processor's own clock and some plain stores. What is in flight is read off the table of
-// requests when somebody wants to know. Memory is fixed.
-// Threads: under the context's lock, except the stamps, which the holder writes (engine.h).
-#include "engine/engine.h"
+// (engine/board.c) most of the record is written while the rank would wait anyway; the price is one
+// read of the processor's own clock and some plain stores. What is in flight the engine lists when
+// somebody wants to know. Memory is fixed.
+// Threads: under lock, except the stamps, which the holder writes.
+#include "observe/internal.h"
 
 #include <unistd.h>
 
@@ -17,18 +17,18 @@
 #define HVD_UNRECORDED 0
 #endif
 
-static uint64_t tensor_bytes(const request_t *request)
+static uint64_t tensor_bytes(const hvd_request_t *asked)
 {
     uint64_t elements = 0;
-    for (int t = 0; t < request->asked.n_tensors; t++) {
-        const hvd_tensor_t *tensor = &request->tensors[t];
+    for (int t = 0; t < asked->n_tensors; t++) {
+        const hvd_tensor_t *tensor = &asked->tensors[t];
         uint64_t n = 1;
         for (int d = 0; d < tensor->n_dims; d++) {
             n *= (uint64_t)tensor->shape[d];
         }
         elements += n;
     }
-    return elements * hvd_dtype_bytes(request->asked.dtype);
+    return elements * hvd_dtype_bytes(asked->dtype);
 }
 
 static record_t *next_record(recorder_t *recorder)
@@ -37,11 +37,11 @@ static record_t *next_record(recorder_t *recorder)
 }
 
 // What is known as soon as it is submitted.
-static void draft(record_t *record, const request_t *request)
+static void draft(record_t *record, const trace_t *trace)
 {
-    const hvd_request_t *asked = &request->asked;
-    record->bytes = request->bytes;
-    record->thread = request->thread;
+    const hvd_request_t *asked = trace->asked;
+    record->bytes = trace->bytes;
+    record->thread = trace->thread;
     record->set = asked->process_set;
     record->n_tensors = asked->n_tensors;
     record->op = (uint8_t)asked->op;
@@ -51,74 +51,69 @@ static void draft(record_t *record, const request_t *request)
     record->name[bytes] = '\0';
 }
 
-static void complete(record_t *record, const request_t *request)
+static void complete(record_t *record, const trace_t *trace, hvd_status_t status)
 {
-    record->submitted = request->submitted;
-    record->agreed = atomic_load_explicit(&request->agreed, memory_order_relaxed);
-    record->started = atomic_load_explicit(&request->started, memory_order_relaxed);
+    record->submitted = trace->submitted;
+    record->agreed = atomic_load_explicit(&trace->agreed, memory_order_relaxed);
+    record->started = atomic_load_explicit(&trace->started, memory_order_relaxed);
     record->finished = ticks_now();
-    record->n_fused = request->n_fused;
-    record->status = (int16_t)request->status;
-    record->route = (uint8_t)atomic_load_explicit(&request->route, memory_order_relaxed);
+    record->n_fused = trace->n_fused;
+    record->status = (int16_t)status;
+    record->route = (uint8_t)atomic_load_explicit(&trace->route, memory_order_relaxed);
 }
 
-void record_submitted(hvd_ctx_t *ctx, request_t *request)
+void observe_submitted(observe_t *o, trace_t *trace, bool is_next)
 {
-    counters_t *counters = &ctx->counters;
     if (HVD_UNRECORDED) {
         return;
     }
-    if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed))) {
-        request->submitted = ticks_now(); // else only if it does not end on the board
+    if (observe_has_timeline(o)) {
+        trace->submitted = ticks_now(); // else only if it does not end on the board
     }
-    request->thread = (uint64_t)(uintptr_t)pthread_self();
-    request->bytes = tensor_bytes(request);
-    counters_catch_up(ctx);
-    counters->in_flight++;
-    counters->in_flight_max = MAX(counters->in_flight_max, counters->in_flight);
-    // On the board it will most likely be the next to end, and now is the time to write most of it.
-    if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) {
-        draft(next_record(ctx->recorder), request);
-        ctx->recorder->drafted = request;
+    trace->thread = (uint64_t)(uintptr_t)pthread_self();
+    trace->bytes = tensor_bytes(trace->asked);
+    counters_submitted(o);
+    if (is_next) { // now is the time to write most of it
+        draft(next_record(o->recorder), trace);
+        o->recorder->drafted = trace;
     }
 }
 
-void record_completed(hvd_ctx_t *ctx, const request_t *request)
+void observe_completed(observe_t *o, const trace_t *trace, hvd_status_t status)
 {
-    recorder_t *recorder = ctx->recorder;
-    if (UNLIKELY(request->ask != ASK_OPERATION) || HVD_UNRECORDED) {
+    recorder_t *recorder = o->recorder;
+    if (UNLIKELY(trace->asked == NULL) || HVD_UNRECORDED) {
         return;
     }
     record_t *record = next_record(recorder);
-    bool is_drafted = recorder->drafted == request;
+    bool is_drafted = recorder->drafted == trace;
     if (!is_drafted) {
-        draft(record, request);
+        draft(record, trace);
     }
-    complete(record, request);
+    complete(record, trace, status);
     recorder->drafted = NULL;
     recorder->n++;
     if (!is_drafted) { // else while the next one waits
-        counters_catch_up(ctx);
+        counters_catch_up(o);
     }
-    if (UNLIKELY(atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed)) &&
-        ctx->timeline != NULL) {
-        timeline_add(ctx->timeline, request, record);
-        if (timeline_is_filling(ctx->timeline)) {
-            monitor_wake(ctx);
+    if (observe_has_timeline(o) && o->timeline != NULL) {
+        timeline_add(o->timeline, trace->asked, record);
+        if (timeline_is_filling(o->timeline)) {
+            monitor_wake(o);
         }
     }
 }
 
-void record_cycle_now(hvd_ctx_t *ctx, uint64_t ticks)
+void observe_mark_cycle(observe_t *o, uint64_t ticks)
 {
-    pthread_mutex_lock(&ctx->lock);
-    if (ctx->timeline != NULL) {
-        timeline_add_cycle(ctx->timeline, ticks);
+    pthread_mutex_lock(o->job.lock);
+    if (o->timeline != NULL) {
+        timeline_add_cycle(o->timeline, ticks);
     }
-    pthread_mutex_unlock(&ctx->lock);
+    pthread_mutex_unlock(o->job.lock);
 }
 
-// --- Looking at it -------------------------------------------------------------------------------
+// --- A rank at one moment ------------------------------------------------------------------------
 
 static void cut_copy(char *to, size_t bytes, const char *from)
 {
@@ -130,37 +125,38 @@ static void cut_copy(char *to, size_t bytes, const char *from)
     }
 }
 
-static void describe(const request_t *r, flight_t *f)
+static void describe(const observe_t *o, const trace_t *t, flight_t *f)
 {
-    bool started = atomic_load_explicit(&r->started, memory_order_relaxed) != 0;
-    bool agreed = atomic_load_explicit(&r->agreed, memory_order_relaxed) != 0;
-    int route = atomic_load_explicit(&r->route, memory_order_relaxed);
-    bool is_operation = r->ask == ASK_OPERATION;
-    cut_copy(f->name, sizeof f->name, is_operation ? r->asked.name : "change of process sets");
-    cut_copy(f->where, sizeof f->where, is_operation ? r->asked.where : NULL);
-    f->op = is_operation ? (int)r->asked.op : HVD_BARRIER;
-    f->set = is_operation ? r->asked.process_set : 0;
+    bool started = atomic_load_explicit(&t->started, memory_order_relaxed) != 0;
+    bool agreed = atomic_load_explicit(&t->agreed, memory_order_relaxed) != 0;
+    int route = atomic_load_explicit(&t->route, memory_order_relaxed);
+    static const hvd_request_t change = {.op = HVD_BARRIER, .name = "change of process sets"};
+    const hvd_request_t *asked = t->asked != NULL ? t->asked : &change;
+    cut_copy(f->name, sizeof f->name, asked->name);
+    cut_copy(f->where, sizeof f->where, asked->where);
+    f->op = (int)asked->op;
+    f->set = asked->process_set;
     f->state = started && agreed ? "running" : agreed ? "queued" : "waiting";
-    f->route = started ? routes[route].name : "-";
-    f->bytes = is_operation ? r->bytes : 0;
-    f->thread = is_operation ? r->thread : 0;
-    f->submitted = r->submitted;
+    f->route = started ? o->job.route_name(route) : "-";
+    f->bytes = t->asked != NULL ? t->bytes : 0;
+    f->thread = t->asked != NULL ? t->thread : 0;
+    f->submitted = t->submitted;
 }
 
-void recorder_snapshot(hvd_ctx_t *ctx, snapshot_t *s)
+void recorder_snapshot(observe_t *o, snapshot_t *s)
 {
-    const request_t *oldest[MAX_FLIGHTS];
-    pthread_mutex_lock(&ctx->lock);
-    s->recorder = *ctx->recorder;
-    s->n_in_flight = requests_in_flight(ctx, oldest, MAX_FLIGHTS);
+    const trace_t *oldest[MAX_FLIGHTS];
+    pthread_mutex_lock(o->job.lock);
+    s->recorder = *o->recorder;
+    s->n_in_flight = o->job.in_flight(o->job.owner, oldest, MAX_FLIGHTS);
     s->n_flights = MIN(s->n_in_flight, MAX_FLIGHTS);
     for (int i = 0; i < s->n_flights; i++) {
-        describe(oldest[i], &s->flights[i]);
+        describe(o, oldest[i], &s->flights[i]);
     }
-    s->ended = ctx->ended;
+    s->ended = *o->job.ended;
     s->now = ticks_now();
-    pthread_mutex_unlock(&ctx->lock);
-    s->pace = ticks_pace(&ctx->origin);
+    pthread_mutex_unlock(o->job.lock);
+    s->pace = ticks_pace(&o->origin);
 }
 
 static double seconds(const snapshot_t *s, uint64_t from, uint64_t to)
@@ -168,7 +164,7 @@ static double seconds(const snapshot_t *s, uint64_t from, uint64_t to)
     return from != 0 && to > from ? (double)(to - from) * s->pace / 1e9 : 0.0;
 }
 
-double snapshot_age_s(const snapshot_t *s, uint64_t ticks)
+static double age_s(const snapshot_t *s, uint64_t ticks)
 {
     return seconds(s, ticks, s->now);
 }
@@ -218,7 +214,7 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
     for (int i = 0; i < MIN(s->n_flights, SUMMARY_FLIGHTS); i++) {
         const flight_t *f = &s->flights[i];
         buf_printf(out, "%s %s '%s' %s for %.1f s%s%s", i == 0 ? ":" : ",",
-                   hvd_op_name((hvd_op_t)f->op), f->name, f->state, snapshot_age_s(s, f->submitted),
+                   hvd_op_name((hvd_op_t)f->op), f->name, f->state, age_s(s, f->submitted),
                    f->where[0] != '\0' ? " from " : "", f->where);
     }
     if (last == NULL) {
@@ -226,7 +222,7 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
     } else {
         buf_printf(out, "; last of %llu finished: %s '%s' %.1f s ago",
                    (unsigned long long)s->recorder.n, hvd_op_name((hvd_op_t)last->op), last->name,
-                   snapshot_age_s(s, last->finished));
+                   age_s(s, last->finished));
         if (last->status != HVD_OK) {
             buf_printf(out, " (%s)", hvd_status_name((hvd_status_t)last->status));
         }
@@ -234,95 +230,98 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
 }
 
 // Where the thread is now, as the binding tells it; each line behind a bar.
-static void put_stack(hvd_ctx_t *ctx, const char *heading, uint64_t thread, buf_t *out)
+static void put_stack(observe_t *o, const char *heading, uint64_t thread, buf_t *out, buf_t *stacks)
 {
     char text[STACK_BYTES];
-    pthread_mutex_lock(&ctx->lock);
-    hvd_stack_fn stack_of = ctx->stack_of;
-    void *arg = ctx->stack_arg;
-    pthread_mutex_unlock(&ctx->lock);
+    pthread_mutex_lock(o->job.lock);
+    hvd_stack_fn stack_of = o->stack_of;
+    void *arg = o->stack_arg;
+    pthread_mutex_unlock(o->job.lock);
     if (stack_of == NULL || thread == 0) {
         return;
     }
     size_t bytes = MIN(stack_of(arg, thread, text, sizeof text - 1), sizeof text - 1);
     text[bytes] = '\0';
-    if (bytes > 0) {
-        buf_printf(out, "%s", heading);
-    }
-    for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
-         line = strtok_r(NULL, "\n", &save)) {
+    char *save = NULL, *first = strtok_r(text, "\n", &save);
+    const char *line = first != NULL && heading != NULL ? heading : first;
+    while (line != NULL) {
         buf_printf(out, "      | %s\n", line);
+        if (stacks != NULL) {
+            buf_printf(stacks, "%s\n", line);
+        }
+        line = line == heading ? first : strtok_r(NULL, "\n", &save);
     }
 }
 
-static void put_flights(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
+static void put_flights(observe_t *o, const snapshot_t *s, buf_t *out, buf_t *stacks)
 {
     buf_printf(out, "in flight: %d\n", s->n_in_flight);
     for (int i = 0; i < s->n_flights; i++) {
         const flight_t *f = &s->flights[i];
         buf_printf(out, "  %s %s '%s', set %d, %llu bytes, %s for %.6f s%s%s\n",
                    hvd_op_name((hvd_op_t)f->op), f->route, f->name, f->set,
-                   (unsigned long long)f->bytes, f->state, snapshot_age_s(s, f->submitted),
+                   (unsigned long long)f->bytes, f->state, age_s(s, f->submitted),
                    f->where[0] != '\0' ? ", from " : "", f->where);
         bool same_thread = i > 0 && f->thread == s->flights[i - 1].thread;
         if (!same_thread) {
-            put_stack(ctx, "", f->thread, out);
+            put_stack(o, NULL, f->thread, out, stacks);
         }
     }
     // A rank that others wait for is in its program: where, only its thread can tell. After a
     // failure nothing is in flight any more, and the last to submit is whom it hit.
     const record_t *last = snapshot_last(s);
     if (s->n_flights == 0 && last != NULL) {
-        put_stack(ctx, "      | the thread that submitted the last operation is now here:\n",
-                  last->thread, out);
+        put_stack(o, "the thread that submitted the last operation is now here:", last->thread, out,
+                  stacks);
     }
 }
 
-static void put_record(const snapshot_t *s, uint64_t number, const record_t *r, buf_t *out)
+static void put_record(const observe_t *o, const snapshot_t *s, uint64_t number, const record_t *r,
+                       buf_t *out)
 {
     uint64_t agreed = r->agreed != 0 ? r->agreed : r->finished;
     uint64_t started = r->started != 0 ? r->started : agreed;
     buf_printf(
         out, "%8llu %12.6f %-13s %-9s %-8s %4d %6d %6d %12llu %12.1f %11.1f %11.1f  %-12s %s\n",
-        (unsigned long long)number, snapshot_age_s(s, r->finished), hvd_op_name((hvd_op_t)r->op),
-        routes[r->route].name, hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors,
+        (unsigned long long)number, age_s(s, r->finished), hvd_op_name((hvd_op_t)r->op),
+        o->job.route_name(r->route), hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors,
         r->n_fused, (unsigned long long)r->bytes, 1e6 * seconds(s, r->submitted, agreed),
         1e6 * seconds(s, agreed, started), 1e6 * seconds(s, started, r->finished),
         r->status == HVD_OK ? "ok" : hvd_status_name((hvd_status_t)r->status), r->name);
 }
 
-void snapshot_page(hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
+void snapshot_page(observe_t *o, const snapshot_t *s, buf_t *out, buf_t *stacks)
 {
     uint64_t n = s->recorder.n;
     uint64_t first = n > RECORDED_OPERATIONS ? n - RECORDED_OPERATIONS : 0;
-    buf_printf(out, "rank %d of %d, pid %d, %s\n", ctx->job.rank, ctx->job.size, (int)getpid(),
+    buf_printf(out, "rank %d of %d, pid %d, %s\n", o->job.rank, o->job.size, (int)getpid(),
                snapshot_state(s));
     if (s->ended.status != HVD_OK) {
         buf_printf(out, "ended: %s\n", s->ended.text);
     }
-    put_flights(ctx, s, out);
+    put_flights(o, s, out, stacks);
     buf_printf(out, "finished: %llu, newest first\n", (unsigned long long)n);
     buf_printf(out, "%8s %12s %-13s %-9s %-8s %4s %6s %6s %12s %12s %11s %11s  %-12s %s\n",
                "number", "seconds ago", "operation", "route", "dtype", "set", "group", "fused",
                "bytes", "negotiate us", "queue us", "run us", "status", "name");
     for (uint64_t i = n; i > first; i--) {
-        put_record(s, i, &s->recorder.ring[(i - 1) % RECORDER_SLOTS], out);
+        put_record(o, s, i, &s->recorder.ring[(i - 1) % RECORDER_SLOTS], out);
     }
 }
 
-void snapshot_status(const hvd_ctx_t *ctx, const snapshot_t *s, buf_t *out)
+void snapshot_status(const observe_t *o, const snapshot_t *s, buf_t *out)
 {
     const record_t *last = snapshot_last(s);
-    buf_printf(out, "rank\t%d\nsize\t%d\npid\t%d\nstate\t%s\noperations\t%llu\n", ctx->job.rank,
-               ctx->job.size, (int)getpid(), snapshot_state(s), (unsigned long long)s->recorder.n);
+    buf_printf(out, "rank\t%d\nsize\t%d\npid\t%d\nstate\t%s\noperations\t%llu\n", o->job.rank,
+               o->job.size, (int)getpid(), snapshot_state(s), (unsigned long long)s->recorder.n);
     if (last != NULL) {
-        buf_printf(out, "finished\t%.6f\t%s\t%s\n", snapshot_age_s(s, last->finished),
+        buf_printf(out, "finished\t%.6f\t%s\t%s\n", age_s(s, last->finished),
                    hvd_op_name((hvd_op_t)last->op), last->name);
     }
     buf_printf(out, "in_flight\t%d\n", s->n_in_flight);
     for (int i = 0; i < s->n_flights; i++) {
         const flight_t *f = &s->flights[i];
-        buf_printf(out, "flight\t%s\t%.6f\t%s\t%d\t%s\n", f->state, snapshot_age_s(s, f->submitted),
+        buf_printf(out, "flight\t%s\t%.6f\t%s\t%d\t%s\n", f->state, age_s(s, f->submitted),
                    hvd_op_name((hvd_op_t)f->op), f->set, f->name);
     }
     if (s->ended.status != HVD_OK) {

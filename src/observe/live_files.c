@@ -16,7 +16,7 @@
 // directory of mode 0700; a directory only when it is empty and such a socket has gone from it, or
 // it is ours by its place (below /tmp/hvd-<uid>) or its name (that of the job). Any thread.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "observe/observe.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -5,14 +5,42 @@
 // Every finished operation adds its record, at the latest when somebody asks; times are kept in
 // ticks and become nanoseconds then. One row of the table below is one metric of the Prometheus
 // text.
-// Threads: under the context's lock; the sums about batches are written by the holder alone.
-#include "engine/engine.h"
+// Threads: under lock; the sums about batches are written by the holder alone.
+#include "observe/internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #define GATHER_NS (20 * NS_PER_MS)
 #define LATE_WARNING_NS (60 * NS_PER_S)
 #define LATE_LEAST_NS (5 * NS_PER_MS) // on average; less is nobody's fault
+
+// Sums since init. Under lock, except what the holder writes.
+struct counters {
+    uint64_t operations[HVD_N_OPS], bytes[HVD_N_OPS], failed;
+    uint64_t on_board, riding;
+    uint64_t n_records;             // of the recorder's that are in these sums
+    uint64_t negotiate, queue, run; // ticks
+    uint64_t in_flight, in_flight_max;
+    atomic_uint_fast64_t batches, batched; // batched: submissions in those batches
+    // As last gathered by the holder.
+    uint64_t next_gathering_ns, next_late_warning_ns;
+    bool watches_arrivals; // for the timeline
+    coord_counters_t agreement;
+    uint64_t strangers;
+    coord_straggler_t late[]; // by branch
+};
+
+counters_t *counters_new(int n_branches)
+{
+    counters_t *c;
+    return calloc(1, sizeof *c + (size_t)n_branches * sizeof *c->late);
+}
+
+void counters_free(counters_t *c)
+{
+    free(c);
+}
 
 // --- Adding up -----------------------------------------------------------------------------------
 
@@ -21,12 +49,13 @@ static uint64_t between(uint64_t from, uint64_t to)
     return to > from ? to - from : 0;
 }
 
-static void add(counters_t *c, const record_t *record)
+static void add(const observe_t *o, counters_t *c, const record_t *record)
 {
     c->in_flight--;
     c->operations[record->op]++;
     c->bytes[record->op] += record->bytes;
-    c->by_route[record->route]++;
+    c->on_board += record->route == o->job.board_route;
+    c->riding += record->route == o->job.riding_route;
     c->failed += record->status != HVD_OK;
     if (record->agreed != 0) {
         c->negotiate += between(record->submitted, record->agreed);
@@ -35,13 +64,21 @@ static void add(counters_t *c, const record_t *record)
     }
 }
 
-void counters_catch_up(hvd_ctx_t *ctx)
+void counters_catch_up(observe_t *o)
 {
-    const recorder_t *recorder = ctx->recorder;
-    counters_t *c = &ctx->counters;
+    const recorder_t *recorder = o->recorder;
+    counters_t *c = o->counters;
     for (; c->n_records < recorder->n; c->n_records++) {
-        add(c, &recorder->ring[c->n_records % RECORDER_SLOTS]);
+        add(o, c, &recorder->ring[c->n_records % RECORDER_SLOTS]);
     }
+}
+
+void counters_submitted(observe_t *o)
+{
+    counters_t *c = o->counters;
+    counters_catch_up(o);
+    c->in_flight++;
+    c->in_flight_max = MAX(c->in_flight_max, c->in_flight);
 }
 
 // Only the holder writes: no need for the bus.
@@ -51,71 +88,68 @@ static void add_alone(atomic_uint_fast64_t *sum, uint64_t n)
                           memory_order_relaxed);
 }
 
-void counters_add_batch(hvd_ctx_t *ctx, int n_entries)
+void observe_batch(observe_t *o, int n_entries)
 {
-    add_alone(&ctx->counters.batches, 1);
-    add_alone(&ctx->counters.batched, (uint64_t)n_entries);
+    add_alone(&o->counters->batches, 1);
+    add_alone(&o->counters->batched, (uint64_t)n_entries);
 }
 
 // --- What coord and net know ---------------------------------------------------------------------
 
-static void warn_of(hvd_ctx_t *ctx, const coord_straggler_t *late, uint64_t now_ns)
+static void warn_of(observe_t *o, const coord_straggler_t *late, uint64_t now_ns)
 {
     double part = (double)late->late_ns * 100.0 / (double)MAX(late->elapsed_ns, 1);
     bool often = late->n_last * 2 > late->n_steps && late->late_ns >= late->n_last * LATE_LEAST_NS;
-    if (ctx->config.straggler_percent <= 0 || !often || part < ctx->config.straggler_percent ||
-        now_ns < ctx->next_late_warning_ns) {
+    if (o->job.config->straggler_percent <= 0 || !often ||
+        part < o->job.config->straggler_percent || now_ns < o->counters->next_late_warning_ns) {
         return;
     }
     char whom[64] = "";
     if (late->n_ranks > 1) {
         snprintf(whom, sizeof whom, ", or one of the %d ranks behind it,", late->n_ranks - 1);
     }
-    log_warn(&ctx->log, "late",
+    log_warn(o->job.log, "late",
              "rank %d%s is last in %llu of %llu steps, +%.3g ms: the others wait for it %.0f %% of "
              "the time",
              late->rank, whom, (unsigned long long)late->n_last, (unsigned long long)late->n_steps,
              (double)late->late_ns / (double)late->n_last / (double)NS_PER_MS, MIN(part, 100.0));
-    ctx->next_late_warning_ns = now_ns + LATE_WARNING_NS;
-}
-
-static int n_branches(const hvd_ctx_t *ctx)
-{
-    int n_parents = ctx->job.rank > 0 ? 1 : 0;
-    return ctx->n_control - n_parents + 1;
+    o->counters->next_late_warning_ns = now_ns + LATE_WARNING_NS;
 }
 
 static void on_arrival(void *arg, const char *name, int rank)
 {
-    hvd_ctx_t *ctx = arg;
-    pthread_mutex_lock(&ctx->lock);
-    if (ctx->timeline != NULL) {
-        timeline_add_arrival(ctx->timeline, name, rank, ticks_now());
+    observe_t *o = arg;
+    pthread_mutex_lock(o->job.lock);
+    if (o->timeline != NULL) {
+        timeline_add_arrival(o->timeline, name, rank, ticks_now());
     }
-    pthread_mutex_unlock(&ctx->lock);
+    pthread_mutex_unlock(o->job.lock);
 }
 
-void counters_gather(hvd_ctx_t *ctx, uint64_t now_ns)
+void observe_gather(observe_t *o, coord_t *coord, uint64_t n_strangers, uint64_t now_ns)
 {
     coord_straggler_t late;
-    counters_t *c = &ctx->counters;
-    ctx->next_gathering_ns = now_ns + GATHER_NS;
-    coord_counters_t agreement = coord_counters(ctx->coord);
+    counters_t *c = o->counters;
+    if (now_ns < c->next_gathering_ns) {
+        return;
+    }
+    c->next_gathering_ns = now_ns + GATHER_NS;
+    coord_counters_t agreement = coord_counters(coord);
     bool has_news = agreement.n_steps != c->agreement.n_steps || c->late[0].n_ranks == 0;
-    pthread_mutex_lock(&ctx->lock);
-    for (int b = 0; has_news && b < n_branches(ctx); b++) {
-        c->late[b] = coord_straggler(ctx->coord, b);
+    pthread_mutex_lock(o->job.lock);
+    for (int b = 0; has_news && b < o->job.n_branches; b++) {
+        c->late[b] = coord_straggler(coord, b);
     }
     c->agreement = agreement;
-    c->strangers = net_n_foreign(ctx->net);
-    pthread_mutex_unlock(&ctx->lock);
-    if (coord_worst_straggler(ctx->coord, &late)) {
-        warn_of(ctx, &late, now_ns);
+    c->strangers = n_strangers;
+    pthread_mutex_unlock(o->job.lock);
+    if (coord_worst_straggler(coord, &late)) {
+        warn_of(o, &late, now_ns);
     }
-    bool watches = atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed);
-    if (UNLIKELY(watches != ctx->watches_arrivals)) {
-        ctx->watches_arrivals = watches;
-        coord_watch(ctx->coord, watches ? on_arrival : NULL, ctx);
+    bool watches = observe_has_timeline(o);
+    if (UNLIKELY(watches != c->watches_arrivals)) {
+        c->watches_arrivals = watches;
+        coord_watch(coord, watches ? on_arrival : NULL, o);
     }
 }
 
@@ -126,16 +160,16 @@ static uint64_t as_ns(uint64_t ticks, double pace)
     return (uint64_t)((double)ticks * pace);
 }
 
-static hvd_counters_t read_counters(hvd_ctx_t *ctx)
+hvd_counters_t observe_counters(observe_t *o)
 {
-    pthread_mutex_lock(&ctx->lock);
-    counters_catch_up(ctx);
-    const counters_t *c = &ctx->counters;
-    double pace = ticks_pace(&ctx->origin);
+    pthread_mutex_lock(o->job.lock);
+    counters_catch_up(o);
+    const counters_t *c = o->counters;
+    double pace = ticks_pace(&o->origin);
     hvd_counters_t out = {
         .failed = c->failed,
-        .on_board = c->by_route[ROUTE_BOARD],
-        .riding = c->by_route[ROUTE_RIDING],
+        .on_board = c->on_board,
+        .riding = c->riding,
         .batches = atomic_load_explicit(&c->batches, memory_order_relaxed),
         .batched = atomic_load_explicit(&c->batched, memory_order_relaxed),
         .cache_hits = c->agreement.n_known,
@@ -150,36 +184,22 @@ static hvd_counters_t read_counters(hvd_ctx_t *ctx)
     };
     memcpy(out.operations, c->operations, sizeof out.operations);
     memcpy(out.bytes, c->bytes, sizeof out.bytes);
-    pthread_mutex_unlock(&ctx->lock);
+    pthread_mutex_unlock(o->job.lock);
     return out;
 }
 
-hvd_status_t hvd_counters(hvd_ctx_t *ctx, hvd_counters_t *counters_p, size_t bytes)
+int observe_stragglers(observe_t *o, hvd_late_t *late, int n_late)
 {
-    if (ctx == NULL || atomic_load(ctx->alive) == 0) {
-        return ctx == NULL ? HVD_NOT_INITIALIZED : HVD_FORKED;
-    }
-    hvd_counters_t counters = read_counters(ctx);
-    memset(counters_p, 0, bytes); // what a newer caller asks for counts as zero
-    memcpy(counters_p, &counters, MIN(bytes, sizeof counters));
-    return HVD_OK;
-}
-
-int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late)
-{
-    if (ctx == NULL || atomic_load(ctx->alive) == 0 || n_branches(ctx) < 2) {
-        return 0;
-    }
-    int n = n_branches(ctx);
-    pthread_mutex_lock(&ctx->lock);
+    int n = o->job.n_branches > 1 ? o->job.n_branches : 0;
+    pthread_mutex_lock(o->job.lock);
     for (int b = 0; b < MIN(n, n_late); b++) {
-        const coord_straggler_t *seen = &ctx->counters.late[b];
+        const coord_straggler_t *seen = &o->counters->late[b];
         late[b] = (hvd_late_t){.rank = seen->rank,
                                .n_ranks = seen->n_ranks,
                                .n_last = seen->n_last,
                                .late_ns = seen->late_ns};
     }
-    pthread_mutex_unlock(&ctx->lock);
+    pthread_mutex_unlock(o->job.lock);
     return n;
 }
 
@@ -232,13 +252,13 @@ static void put_value(buf_t *out, const metric_t *m, const char *label, uint64_t
     }
 }
 
-static void put_late(hvd_ctx_t *ctx, buf_t *out)
+static void put_late(observe_t *o, buf_t *out)
 {
     buf_printf(out, "# HELP hvd_last_total steps in which the rank (or one behind it) came last\n"
                     "# TYPE hvd_last_total counter\n");
-    pthread_mutex_lock(&ctx->lock);
-    int n = n_branches(ctx) > 1 ? n_branches(ctx) : 0;
-    const coord_straggler_t *late = ctx->counters.late;
+    pthread_mutex_lock(o->job.lock);
+    int n = o->job.n_branches > 1 ? o->job.n_branches : 0;
+    const coord_straggler_t *late = o->counters->late;
     for (int b = 0; b < n; b++) {
         buf_printf(out, "hvd_last_total{rank=\"%d\",ranks=\"%d\"} %llu\n", late[b].rank,
                    late[b].n_ranks, (unsigned long long)late[b].n_last);
@@ -249,16 +269,16 @@ static void put_late(hvd_ctx_t *ctx, buf_t *out)
         buf_printf(out, "hvd_late_seconds_total{rank=\"%d\",ranks=\"%d\"} %.9f\n", late[b].rank,
                    late[b].n_ranks, (double)late[b].late_ns / (double)NS_PER_S);
     }
-    pthread_mutex_unlock(&ctx->lock);
+    pthread_mutex_unlock(o->job.lock);
 }
 
-void counters_page(hvd_ctx_t *ctx, buf_t *out)
+void counters_page(observe_t *o, buf_t *out)
 {
-    hvd_counters_t counters = read_counters(ctx);
+    hvd_counters_t counters = observe_counters(o);
     buf_printf(out,
                "# HELP hvd_info which rank this is\n# TYPE hvd_info gauge\n"
                "hvd_info{rank=\"%d\",size=\"%d\",version=\"%s\"} 1\n",
-               ctx->job.rank, ctx->job.size, hvd_version());
+               o->job.rank, o->job.size, hvd_version());
     for (size_t i = 0; i < N_ELEMENTS(metrics); i++) {
         const metric_t *m = &metrics[i];
         const uint64_t *value = (const uint64_t *)(const void *)((char *)&counters + m->at);
@@ -272,5 +292,5 @@ void counters_page(hvd_ctx_t *ctx, buf_t *out)
             put_value(out, m, "", *value);
         }
     }
-    put_late(ctx, out);
+    put_late(o, out);
 }

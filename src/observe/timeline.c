@@ -6,7 +6,7 @@
 // A JSON array of events. Each tensor is a "process" of the trace with two spans per operation:
 // NEGOTIATE_<OP> until all ranks had submitted it, with a mark for each rank whose share came; then
 // <OP>, with how long it queued and how it ran inside. Operations are noted as small structs under
-// the context's lock, which costs about as much as a lookup of the name; the monitor thread turns
+// the engine's lock, which costs about as much as a lookup of the name; the monitor thread turns
 // them into text and writes.
 //
 // The file parses at every moment, also after a kill in the middle of a write. A kill can tear a
@@ -20,7 +20,7 @@
 // The size is bounded. A full disk, like a full file, ends the timeline with one warning, not the
 // training; events that come faster than they can be written are counted and left out.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "observe/internal.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -69,7 +69,7 @@ typedef struct backlog {
 
 struct timeline {
     bool mark_cycles;
-    // Under the context's lock.
+    // Under lock.
     backlog_t filling;
     map_t pids; // tensor name -> pid
     intptr_t n_pids;
@@ -89,7 +89,7 @@ struct timeline {
     char *path, *new_path;
 };
 
-// --- Noting, under the context's lock ------------------------------------------------------------
+// --- Noting, under lock --------------------------------------------------------------------------
 
 static int32_t pid_of(timeline_t *t, const char *tensor)
 {
@@ -127,15 +127,15 @@ bool timeline_is_filling(const timeline_t *t)
     return t->filling.n_events == MAX_EVENTS / 2;
 }
 
-void timeline_add(timeline_t *t, const request_t *request, const record_t *record)
+void timeline_add(timeline_t *t, const hvd_request_t *asked, const record_t *record)
 {
     event_t *e = new_event(t, EVENT_OPERATION);
     if (e == NULL) {
         return;
     }
-    e->pid = pid_of(t, request->asked.name);
+    e->pid = pid_of(t, asked->name);
     e->op = record->op;
-    e->is_adasum = request->asked.op == HVD_ALLREDUCE && request->asked.reduce == HVD_ADASUM;
+    e->is_adasum = asked->op == HVD_ALLREDUCE && asked->reduce == HVD_ADASUM;
     e->dtype = record->dtype;
     e->route = record->route;
     e->status = record->status;
@@ -147,8 +147,8 @@ void timeline_add(timeline_t *t, const request_t *request, const record_t *recor
     e->started = record->started;
     e->finished = record->finished;
     e->n_dims = 0;
-    if (request->asked.n_tensors > 0) {
-        const hvd_tensor_t *first = &request->tensors[0];
+    if (asked->n_tensors > 0) {
+        const hvd_tensor_t *first = &asked->tensors[0];
         e->n_dims = (int16_t)first->n_dims;
         for (int d = 0; d < MIN(first->n_dims, SHOWN_DIMS); d++) {
             e->dims[d] = first->shape[d];
@@ -250,14 +250,14 @@ static hvd_status_t remake(timeline_t *t, off_t room, err_t *err)
     return HVD_OK;
 }
 
-static void give_up(hvd_ctx_t *ctx, timeline_t *t, const char *why)
+static void give_up(observe_t *o, timeline_t *t, const char *why)
 {
-    log_warn(&ctx->log, "timeline", "cannot write more to '%s': %s. The timeline ends here",
+    log_warn(o->job.log, "timeline", "cannot write more to '%s': %s. The timeline ends here",
              t->path, why);
     t->is_over = true;
 }
 
-static bool has_room(hvd_ctx_t *ctx, timeline_t *t)
+static bool has_room(observe_t *o, timeline_t *t)
 {
     err_t err;
     if (t->end + (off_t)t->piece_bytes <= t->room_end) {
@@ -265,19 +265,19 @@ static bool has_room(hvd_ctx_t *ctx, timeline_t *t)
     }
     off_t most = t->max_bytes - (off_t)strlen(CLOSING) - t->end;
     if (remake(t, MIN(MAX(t->end, FIRST_ROOM_BYTES), most), &err) != HVD_OK) {
-        give_up(ctx, t, strerror(errno));
+        give_up(o, t, strerror(errno));
         return false;
     }
     return true;
 }
 
-static void write_piece(hvd_ctx_t *ctx, timeline_t *t)
+static void write_piece(observe_t *o, timeline_t *t)
 {
-    if (t->piece_bytes > 0 && !t->is_over && has_room(ctx, t)) {
+    if (t->piece_bytes > 0 && !t->is_over && has_room(o, t)) {
         if (write_at(t->fd, t->piece, t->piece_bytes, t->end)) {
             t->end += (off_t)t->piece_bytes;
         } else {
-            give_up(ctx, t, strerror(errno));
+            give_up(o, t, strerror(errno));
             fill_with_blanks(t->fd, t->end, t->end + (off_t)t->piece_bytes);
         }
     }
@@ -286,9 +286,9 @@ static void write_piece(hvd_ctx_t *ctx, timeline_t *t)
 
 // One event, with the comma that parts it from the last one. If it does not fit into this page, the
 // rest of the page stays blank.
-static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...) PRINTF_LIKE(3, 4);
+static void put(observe_t *o, timeline_t *t, const char *format, ...) PRINTF_LIKE(3, 4);
 
-static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...)
+static void put(observe_t *o, timeline_t *t, const char *format, ...)
 {
     char line[LINE_BYTES];
     va_list args;
@@ -297,7 +297,7 @@ static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...)
     va_end(args);
     size_t bytes = MIN((size_t)MAX(wanted, 0), sizeof line - 1);
     if (t->piece_bytes + bytes > (size_t)(PAGE_BYTES - t->end % PAGE_BYTES)) {
-        write_piece(ctx, t);
+        write_piece(o, t);
         if (bytes > (size_t)(PAGE_BYTES - t->end % PAGE_BYTES)) {
             t->end += PAGE_BYTES - t->end % PAGE_BYTES;
         }
@@ -306,17 +306,17 @@ static void put(hvd_ctx_t *ctx, timeline_t *t, const char *format, ...)
     t->piece_bytes += bytes;
 }
 
-static bool is_full(hvd_ctx_t *ctx, timeline_t *t)
+static bool is_full(observe_t *o, timeline_t *t)
 {
     off_t needed = LAST_WORDS_BYTES + (OPERATION_LINES + SKIPPED_LINES) * LINE_BYTES;
     if (!t->is_over && t->end + (off_t)t->piece_bytes + needed > t->max_bytes) {
-        put(ctx, t,
+        put(o, t,
             ",\n{\"name\": \"TIMELINE_FULL\", \"ph\": \"i\", \"s\": \"g\", \"ts\": %.3f, \"pid\": "
             "0}",
             (double)(ticks_now() - t->start_ticks) * t->us_per_tick);
-        write_piece(ctx, t);
+        write_piece(o, t);
         t->is_over = true;
-        log_warn(&ctx->log, "timeline",
+        log_warn(o->job.log, "timeline",
                  "'%s' is full at %lld bytes and ends here; HOROVOD_TIMELINE_MAX_BYTES allows more",
                  t->path, (long long)t->max_bytes);
     }
@@ -363,18 +363,18 @@ static void escape(const char *name, char *out, size_t bytes)
     out[n] = '\0';
 }
 
-static void put_names(hvd_ctx_t *ctx, timeline_t *t)
+static void put_names(observe_t *o, timeline_t *t)
 {
     const char *names = (const char *)t->writing.names.data;
-    for (size_t at = 0; at < t->writing.names.len && !is_full(ctx, t);) {
+    for (size_t at = 0; at < t->writing.names.len && !is_full(o, t);) {
         char name[NAME_SHOWN];
         int pid = ++t->n_named;
         escape(names + at, name, sizeof name);
-        put(ctx, t,
+        put(o, t,
             ",\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": "
             "\"%s\"}}",
             pid, name);
-        put(ctx, t,
+        put(o, t,
             ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": "
             "{\"sort_index\": %d}}",
             pid, pid);
@@ -406,7 +406,7 @@ static void shape_text(const event_t *e, char *text, size_t bytes)
     snprintf(text + n, bytes - n, "%s]", e->n_dims > SHOWN_DIMS ? ", ..." : "");
 }
 
-static void put_operation(hvd_ctx_t *ctx, timeline_t *t, const event_t *e)
+static void put_operation(observe_t *o, timeline_t *t, const event_t *e)
 {
     char op[32];
     char shape[SHOWN_DIMS * 24 + 32];
@@ -415,71 +415,71 @@ static void put_operation(hvd_ctx_t *ctx, timeline_t *t, const event_t *e)
     uint64_t agreed = e->agreed != 0 ? MAX(e->agreed, e->submitted) : e->finished;
     uint64_t started = MAX(e->started, agreed);
     uint64_t finished = MAX(e->finished, started);
-    put(ctx, t, ",\n{\"name\": \"NEGOTIATE_%s\", \"ph\": \"B\", \"ts\": %.3f, \"pid\": %d}", op,
+    put(o, t, ",\n{\"name\": \"NEGOTIATE_%s\", \"ph\": \"B\", \"ts\": %.3f, \"pid\": %d}", op,
         micros(t, e->submitted), e->pid);
-    put(ctx, t, ",\n{\"ph\": \"E\", \"ts\": %.3f, \"pid\": %d}", micros(t, agreed), e->pid);
+    put(o, t, ",\n{\"ph\": \"E\", \"ts\": %.3f, \"pid\": %d}", micros(t, agreed), e->pid);
     if (e->agreed == 0) { // it never came to run
         return;
     }
-    put(ctx, t, ",\n{\"name\": \"%s\", \"ph\": \"B\", \"ts\": %.3f, \"pid\": %d}", op,
+    put(o, t, ",\n{\"name\": \"%s\", \"ph\": \"B\", \"ts\": %.3f, \"pid\": %d}", op,
         micros(t, agreed), e->pid);
     if (started > agreed) {
-        put(ctx, t,
+        put(o, t,
             ",\n{\"name\": \"QUEUE\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
             micros(t, agreed), micros(t, started) - micros(t, agreed), e->pid);
     }
-    put(ctx, t, ",\n{\"name\": \"%s_%s\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
-        routes[e->route].name, op, micros(t, started), micros(t, finished) - micros(t, started),
-        e->pid);
-    put(ctx, t,
+    put(o, t, ",\n{\"name\": \"%s_%s\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
+        o->job.route_name(e->route), op, micros(t, started),
+        micros(t, finished) - micros(t, started), e->pid);
+    put(o, t,
         ",\n{\"ph\": \"E\", \"ts\": %.3f, \"pid\": %d, \"args\": {\"dtype\": \"%s\", \"shape\": "
         "\"%s\", \"tensors\": %d, \"bytes\": %llu, \"fused\": %d, \"status\": \"%s\"}}",
         micros(t, finished), e->pid, hvd_dtype_name((hvd_dtype_t)e->dtype), shape, e->n_tensors,
         (unsigned long long)e->bytes, e->n_fused, hvd_status_name((hvd_status_t)e->status));
 }
 
-static void put_event(hvd_ctx_t *ctx, timeline_t *t, const event_t *e)
+static void put_event(observe_t *o, timeline_t *t, const event_t *e)
 {
     switch ((event_kind_t)e->kind) {
     case EVENT_OPERATION:
-        put_operation(ctx, t, e);
+        put_operation(o, t, e);
         break;
     case EVENT_CYCLE:
-        put(ctx, t,
+        put(o, t,
             ",\n{\"name\": \"CYCLE_START\", \"ph\": \"i\", \"s\": \"g\", \"ts\": %.3f, \"pid\": 0}",
             micros(t, e->submitted));
         break;
     case EVENT_ARRIVAL:
-        put(ctx, t, ",\n{\"name\": \"%d\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": 0, \"pid\": %d}",
+        put(o, t, ",\n{\"name\": \"%d\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": 0, \"pid\": %d}",
             e->rank, micros(t, e->submitted), e->pid);
         break;
     }
 }
 
-void timeline_write(hvd_ctx_t *ctx, timeline_t *t)
+void timeline_write(observe_t *o, timeline_t *t)
 {
-    pthread_mutex_lock(&ctx->lock);
+    pthread_mutex_lock(o->job.lock);
     backlog_t backlog = t->filling;
     t->filling = t->writing;
     t->writing = backlog;
-    pthread_mutex_unlock(&ctx->lock);
-    t->us_per_tick = ticks_pace(&ctx->origin) / 1000.0;
-    put_names(ctx, t);
-    for (int i = 0; i < t->writing.n_events && !is_full(ctx, t); i++) {
-        put_event(ctx, t, &t->writing.events[i]);
+    pthread_mutex_unlock(o->job.lock);
+    t->us_per_tick = ticks_pace(&o->origin) / 1000.0;
+    put_names(o, t);
+    for (int i = 0; i < t->writing.n_events && !is_full(o, t); i++) {
+        put_event(o, t, &t->writing.events[i]);
     }
     if (t->writing.n_dropped > 0) {
-        put(ctx, t,
+        put(o, t,
             ",\n{\"name\": \"DROPPED_EVENTS\", \"ph\": \"i\", \"s\": \"g\", \"ts\": %.3f, \"pid\": "
             "0, \"args\": {\"events\": %llu}}",
             micros(t, ticks_now()), (unsigned long long)t->writing.n_dropped);
     }
-    write_piece(ctx, t);
+    write_piece(o, t);
     buf_clear(&t->writing.names);
     t->writing.n_events = 0;
     t->writing.n_dropped = 0;
     if (t->is_over) {
-        atomic_store(&ctx->timeline_on, false);
+        atomic_store(&o->timeline_on, false);
     }
 }
 
@@ -500,18 +500,18 @@ static void timeline_free(timeline_t *t)
     free(t);
 }
 
-static void put_head(hvd_ctx_t *ctx, timeline_t *t)
+static void put_head(observe_t *o, timeline_t *t)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    put(ctx, t,
+    put(o, t,
         "\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 0, \"args\": "
         "{\"start_time_since_epoch_in_micros\": %lld}}",
         (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
-    put(ctx, t,
+    put(o, t,
         ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": 0, \"args\": "
         "{\"sort_index\": 0}}");
-    write_piece(ctx, t);
+    write_piece(o, t);
 }
 
 // The file that is to be replaced: where links lead to. Nothing but a file must be.
@@ -530,7 +530,7 @@ static hvd_status_t find_file(timeline_t *t, const char *path, err_t *err)
     return HVD_OK;
 }
 
-hvd_status_t timeline_open(hvd_ctx_t *ctx, const char *path, bool mark_cycles,
+hvd_status_t timeline_open(observe_t *o, const char *path, bool mark_cycles,
                            timeline_t **timeline_p, err_t *err)
 {
     hvd_status_t status;
@@ -547,10 +547,10 @@ hvd_status_t timeline_open(hvd_ctx_t *ctx, const char *path, bool mark_cycles,
     }
     t->start_ticks = ticks_now();
     t->mark_cycles = mark_cycles;
-    t->max_bytes = (off_t)ctx->config.timeline_max_bytes;
+    t->max_bytes = (off_t)o->job.config->timeline_max_bytes;
     TRY(find_file(t, path, err), free_timeline);
     TRY(remake(t, MIN(FIRST_ROOM_BYTES, t->max_bytes / 2), err), free_timeline);
-    put_head(ctx, t);
+    put_head(o, t);
     *timeline_p = t;
     return HVD_OK;
 
@@ -559,13 +559,13 @@ free_timeline:
     return status;
 }
 
-void timeline_close(hvd_ctx_t *ctx, timeline_t *t)
+void timeline_close(observe_t *o, timeline_t *t)
 {
     err_t err;
     if (t != NULL) {
-        timeline_write(ctx, t);
+        timeline_write(o, t);
         if (remake(t, 0, &err) != HVD_OK) {
-            log_debug(&ctx->log, "timeline", "%s: blanks stay at its end", err.text);
+            log_debug(o->job.log, "timeline", "%s: blanks stay at its end", err.text);
         }
         timeline_free(t);
     }

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// observe.h - what a rank can tell about itself while it works, and after it has failed.
+//
+//   observe.c   bringing it up and down
+//   recorder.c  the last operations of this rank, and what is in flight
+//   counters.c  how much and how long, as numbers and as Prometheus text
+//   timeline.c  the trace users load in a browser
+//   monitor.c   the monitor thread: writes the trace, dumps the recorder
+//   live.c      its socket, where counters and live state can be read
+//
+// Owns: the ring of records, the sums, the timeline's file, the monitor thread and its socket. The
+// requests, the lock that guards them and these records, and how the job ended are the engine's,
+// which hands them in once (observe_job_t) and stamps a trace_t in each of its requests.
+//
+// Threads: "under lock" is under observe_job_t.lock; "the holder" is the thread that drives the
+// engine. Nothing here makes an operation wait: what may take time happens on the monitor thread.
+#ifndef HVD_OBSERVE_H
+#define HVD_OBSERVE_H
+
+#include "coord/coord.h"
+#include "wire/secure.h"
+
+#include <pthread.h>
+
+// --- One submission -----------------------------------------------------------------------------
+
+// How far it has got. In ticks; the atomic ones are written by the holder.
+typedef struct trace {
+    const hvd_request_t *asked; // lives as long as the submission; NULL: a change of process sets
+    uint64_t submitted;         // under lock; 0 as long as it is on the board
+    atomic_uint_fast64_t agreed, started; // 0: not yet
+    atomic_int route;                     // a number that observe_job_t.route_name knows
+    int n_fused;                          // submissions that ran together
+    uint64_t thread;                      // that submitted it, as pthread_self() says
+    uint64_t bytes;                       // of its tensors on this rank
+} trace_t;
+
+static inline void trace_begin(trace_t *trace, const hvd_request_t *asked)
+{
+    trace->asked = asked;
+    trace->submitted = 0;
+    trace->n_fused = 1;
+    atomic_store_explicit(&trace->agreed, 0, memory_order_relaxed);
+    atomic_store_explicit(&trace->started, 0, memory_order_relaxed);
+    atomic_store_explicit(&trace->route, 0, memory_order_relaxed);
+}
+
+// By the holder.
+static inline void trace_agreed(trace_t *trace, uint64_t ticks)
+{
+    atomic_store_explicit(&trace->agreed, ticks, memory_order_relaxed);
+}
+
+static inline void trace_started(trace_t *trace, int route, int n_fused, uint64_t ticks)
+{
+    trace->n_fused = n_fused;
+    atomic_store_explicit(&trace->route, route, memory_order_relaxed);
+    atomic_store_explicit(&trace->started, ticks, memory_order_relaxed);
+}
+
+// --- Up and down --------------------------------------------------------------------------------
+
+typedef struct observe_job {
+    int rank, size, local_rank;
+    int n_branches; // this rank and those below it in the tree of the agreement
+    const config_t *config;
+    const secure_keys_t *keys; // names a job that has no name; NULL: a job of one rank
+    log_t *log;
+    pthread_mutex_t *lock;
+    const err_t *ended;                   // under lock; status != HVD_OK: the job is over
+    const char *(*route_name)(int route); // in timelines and lists
+    int board_route, riding_route;        // those that have counters of their own
+    // Under lock: the oldest that are in flight, and how many there are in all.
+    int (*in_flight)(void *owner, const trace_t **oldest, int n_oldest);
+    void (*free_owner)(void *owner); // see observe_inherits
+    void *owner;
+} observe_job_t;
+
+typedef struct recorder recorder_t;
+typedef struct counters counters_t;
+typedef struct timeline timeline_t;
+typedef struct monitor monitor_t;
+
+// Read it with the functions below only.
+typedef struct observe {
+    observe_job_t job;
+    atomic_bool timeline_on; // there is one, and it takes events
+    tick_origin_t origin;
+    recorder_t *recorder;
+    counters_t *counters;
+    timeline_t *timeline;  // under lock; NULL: none is written
+    hvd_stack_fn stack_of; // under lock; the binding's; NULL: none
+    void *stack_arg;
+    monitor_t *monitor;
+} observe_t;
+
+// Begins the timeline that HOROVOD_TIMELINE asks for, and starts the monitor thread.
+hvd_status_t observe_open(const observe_job_t *job, observe_t **observe_p, err_t *err);
+// Ends the monitor thread. False: it hangs in a write, and still uses what it was handed.
+bool observe_stop(observe_t *observe); // safe on NULL
+// After that: true if the thread will call free_owner when it is through; false: it has ended.
+bool observe_inherits(observe_t *observe);
+void observe_free(observe_t *observe); // the thread has ended; safe on NULL
+
+// --- What happens -------------------------------------------------------------------------------
+
+// Under lock. is_next: most likely no other operation ends before this one.
+void observe_submitted(observe_t *observe, trace_t *trace, bool is_next);
+void observe_completed(observe_t *observe, const trace_t *trace, hvd_status_t status);
+
+static inline bool observe_has_timeline(const observe_t *observe)
+{
+    return UNLIKELY(atomic_load_explicit(&observe->timeline_on, memory_order_relaxed));
+}
+
+void observe_mark_cycle(observe_t *observe, uint64_t ticks);
+
+// By the holder: a batch starts.
+static inline void observe_cycle(observe_t *observe, uint64_t ticks)
+{
+    if (observe_has_timeline(observe)) {
+        observe_mark_cycle(observe, ticks);
+    }
+}
+
+// By the holder: a batch of so many submissions has run.
+void observe_batch(observe_t *observe, int n_entries);
+// By the holder, now and then: takes over what coord knows, and warns of a rank that keeps the
+// others waiting.
+void observe_gather(observe_t *observe, coord_t *coord, uint64_t n_strangers, uint64_t now_ns);
+
+// Any thread; done soon, on the monitor thread.
+typedef enum dump_reason { DUMP_SIGNAL, DUMP_STALL, DUMP_FAILURE, N_DUMP_REASONS } dump_reason_t;
+void observe_dump(observe_t *observe, dump_reason_t reason);
+
+// --- What can be asked, by any thread -----------------------------------------------------------
+
+hvd_counters_t observe_counters(observe_t *observe);
+int observe_stragglers(observe_t *observe, hvd_late_t *late, int n_late); // as hvd_stragglers()
+// Replaces the timeline; the one before, if any, has been written and closed on return.
+hvd_status_t observe_start_timeline(observe_t *observe, const char *path, bool mark_cycles,
+                                    err_t *err);
+hvd_status_t observe_stop_timeline(observe_t *observe, err_t *err);
+void observe_set_stack_source(observe_t *observe, hvd_stack_fn fn, void *arg);
+const char *observe_socket(const observe_t *observe); // "": there is none
+
+// --- live_files.c -------------------------------------------------------------------------------
+// Any thread, and whoever looks for the sockets of others.
+
+#define LIVE_PATH_BYTES 108       // what an address of a Unix socket can hold
+#define LIVE_NAME "rank-%d.sock"  // of a socket: the rank
+#define LIVE_HIDDEN_NAME ".%d-%d" // before it listens: the rank, its process
+#define MAX_FLIGHTS 64            // that a rank tells of
+
+// HOROVOD_MONITOR_DIR, or where sockets are without it. False: it is too long for any.
+bool live_base_dir(const char *given, char path[LIVE_PATH_BYTES]);
+bool live_rank_of(const char *name, int *rank_p); // false: no file of that name is a rank's socket
+int live_connect(const char *path);               // a socket, or -1 with errno
+bool live_own_dir(const char *path);     // made if need be. False: errno, ENOTDIR if not ours alone
+void live_remove_base(const char *base); // if it is not the user's own and nothing is in it
+// Each removes only what is surely ours and has nobody who listens.
+bool live_remove_if_dead(const char *path);
+// In the directory of a job, and then the directory. How many sockets are left.
+int live_clean_job(const char *dir);
+// The same for all jobs below a base (NULL), or for the one of that name and its generations.
+int live_clean(const char *base, const char *job);
+
+#endif
