@@ -8,6 +8,7 @@
 #ifndef HVD_BASE_H
 #define HVD_BASE_H
 
+#include "base/guard.h"
 #include "base/op.h"
 
 #include <pthread.h>

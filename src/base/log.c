@@ -102,3 +102,11 @@ void log_write(const log_t *log, log_level_t level, const char *component, const
     }
     errno = saved_errno;
 }
+
+#if defined(HVD_CHECKS)
+void invariant_broken(const char *what, const char *file, int line)
+{
+    fprintf(stderr, "%s:%d: broken: %s\n", file, line, what);
+    __builtin_trap();
+}
+#endif

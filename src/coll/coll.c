@@ -34,7 +34,6 @@ const algorithm_t coll_algorithms[] = {
      "long tensors: fewest bytes, neighbours only"},
     {HVD_REDUCESCATTER, "pairwise", ROUNDS_ONCE, plan_reducescatter_pairwise,
      "half types: adds in float32 and rounds once; one step, everybody to everybody"},
-    {HVD_BARRIER, "dissemination", 0, plan_barrier_dissemination, "all"},
 };
 const int coll_n_algorithms = (int)N_ELEMENTS(coll_algorithms);
 
@@ -68,11 +67,6 @@ static const char *const other_ways[] = {"stream", "two_level"};
 
 // --- What fits -----------------------------------------------------------------------------------
 
-static bool reduces(hvd_op_t op)
-{
-    return op == HVD_ALLREDUCE || op == HVD_REDUCESCATTER;
-}
-
 static bool serves(const algorithm_t *row, const coll_args_t *args)
 {
     if (row->op != args->op) {
@@ -81,7 +75,7 @@ static bool serves(const algorithm_t *row, const coll_args_t *args)
     if ((row->flags & NEEDS_EQUAL_BLOCKS) && !args->equal_blocks) {
         return false;
     }
-    if (!reduces(args->op)) {
+    if (!op_has(args->op, OP_REDUCES)) {
         return true;
     }
     const bool wants_adasum = args->reduce == HVD_ADASUM;
@@ -96,11 +90,11 @@ static bool serves(const algorithm_t *row, const coll_args_t *args)
 // What the bounds of `choices` are about.
 static size_t deciding_bytes(const coll_args_t *args)
 {
-    switch (args->op) {
-    case HVD_ALLGATHER:
-    case HVD_REDUCESCATTER:
+    switch (op_infos[args->op].layout) {
+    case LAYOUT_GATHERED:
+    case LAYOUT_SCATTERED:
         return sum_of(args->blocks, args->size);
-    case HVD_ALLTOALL:
+    case LAYOUT_EXCHANGED:
         return args->equal_blocks ? args->send_bytes[0] : SIZE_MAX;
     default:
         return args->bytes;
@@ -163,8 +157,8 @@ static void list_names(hvd_op_t op, char *text, size_t bytes)
     }
 }
 
-// Reads one "operation=algorithm"; *row_p is NULL for the engine's other ways.
-static hvd_status_t parse_pair(word_t pair, hvd_op_t *op_p, const algorithm_t **row_p, err_t *err)
+// Reads one "operation=algorithm": a plan, or one of the engine's other ways.
+static hvd_status_t parse_pair(word_t pair, hvd_op_t *op_p, coll_forced_t *forced_p, err_t *err)
 {
     const char *equals = memchr(pair.at, '=', pair.length);
     const size_t left = equals != NULL ? (size_t)(equals - pair.at) : pair.length;
@@ -182,15 +176,16 @@ static hvd_status_t parse_pair(word_t pair, hvd_op_t *op_p, const algorithm_t **
                     (int)pair.length, pair.at);
     }
     *op_p = (hvd_op_t)op;
-    *row_p = NULL;
+    *forced_p = (coll_forced_t){0};
     for (int i = 0; i < coll_n_algorithms; i++) {
         if (coll_algorithms[i].op == *op_p && is_word(name, coll_algorithms[i].name)) {
-            *row_p = &coll_algorithms[i];
+            forced_p->plan = &coll_algorithms[i];
             return HVD_OK;
         }
     }
     for (size_t i = 0; i < N_ELEMENTS(other_ways); i++) {
         if (is_word(name, other_ways[i])) {
+            forced_p->way = other_ways[i];
             return HVD_OK;
         }
     }
@@ -202,23 +197,21 @@ static hvd_status_t parse_pair(word_t pair, hvd_op_t *op_p, const algorithm_t **
                 names[0] != '\0' ? names : "no choice");
 }
 
-// *row_p: what is forced for the operation, the last one if several are; NULL if nothing is.
-static hvd_status_t find_forced(hvd_op_t op, const char *forced, const algorithm_t **row_p,
-                                err_t *err)
+hvd_status_t coll_forced(hvd_op_t op, const char *text, coll_forced_t *forced_p, err_t *err)
 {
-    *row_p = NULL;
-    while (forced != NULL && forced[0] != '\0') {
-        const word_t pair = cut(forced, ',', &forced);
+    *forced_p = (coll_forced_t){0};
+    while (text != NULL && text[0] != '\0') {
+        const word_t pair = cut(text, ',', &text);
         hvd_op_t pair_op;
-        const algorithm_t *row;
+        coll_forced_t pair_forced;
         if (pair.length == 0) {
             continue;
         }
-        const hvd_status_t status = parse_pair(pair, &pair_op, &row, err);
+        const hvd_status_t status = parse_pair(pair, &pair_op, &pair_forced, err);
         if (status != HVD_OK) {
             return status;
         }
-        *row_p = pair_op == op ? row : *row_p;
+        *forced_p = pair_op == op ? pair_forced : *forced_p;
     }
     return HVD_OK;
 }
@@ -247,14 +240,14 @@ static const algorithm_t *choose_by_table(const coll_args_t *args)
 
 const algorithm_t *coll_choose(const coll_args_t *args, const char *forced, err_t *err)
 {
-    const algorithm_t *row;
-    if (find_forced(args->op, forced, &row, err) != HVD_OK) {
+    coll_forced_t by_user;
+    if (coll_forced(args->op, forced, &by_user, err) != HVD_OK) {
         return NULL;
     }
-    if (row != NULL && serves(row, args)) {
-        return row;
+    if (by_user.plan != NULL && serves(by_user.plan, args)) {
+        return by_user.plan;
     }
-    row = choose_by_table(args);
+    const algorithm_t *row = choose_by_table(args);
     if (row == NULL) {
         fail(err, HVD_UNSUPPORTED,
              "no algorithm does %s with %s of %s; try another reduction or type",

@@ -13,6 +13,7 @@
 #define HVD_COLL_H
 
 #include "coll/reduce.h"
+#include "coll/vec.h"
 #include "net/net.h"
 
 // --- Plans ---------------------------------------------------------------------------------------
@@ -70,8 +71,7 @@ typedef struct coll_args {
     hvd_op_t op;
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;
-    // A factor other than 1 is to be applied: by LOAD_ACC and RECV_ACC; by SCALE and STORE_ACC.
-    bool scale_before, scale_after;
+    bool scale_after; // the result is to be multiplied: by SCALE and STORE_ACC
     int member, size;
     int root;                 // broadcast: a member
     size_t bytes;             // allreduce, broadcast: of the tensor
@@ -79,14 +79,23 @@ typedef struct coll_args {
     const size_t *send_bytes; // alltoall: to each member (contiguous in input, member order)
     const size_t *recv_bytes; // alltoall: from each member (contiguous in output, member order)
     bool equal_blocks;        // alltoall: every member sends the same to every member (all know it)
-    const int *host_of;       // host of each member; NULL: all on different hosts
     size_t segment_bytes;
 } coll_args_t;
+
+// One collective: what, among whom, from where to where. All it points to outlives the run.
+typedef struct coll_task {
+    coll_args_t args;
+    const int *ranks;           // global rank of each member
+    const vec_t *in, *out;      // blocks lie member after member
+    double prescale, postscale; // 1 where nothing is reduced
+    // Equal on all members, and growing from task to task on each rank.
+    uint64_t number;
+} coll_task_t;
 
 enum { // what an algorithm needs
     NEEDS_EQUAL_BLOCKS = 1 << 0,
     NEEDS_ADASUM = 1 << 1,      // serves HVD_ADASUM only
-    NEEDS_NO_PRESCALE = 1 << 2, // cannot apply scale_before itself; the caller packs scaled input
+    NEEDS_NO_PRESCALE = 1 << 2, // has no LOAD_ACC and RECV_ACC: the caller scales the input
     ROUNDS_ONCE = 1 << 3,       // exact for half types: accumulates in float32
 };
 
@@ -100,6 +109,15 @@ typedef struct algorithm {
 
 extern const algorithm_t coll_algorithms[];
 extern const int coll_n_algorithms;
+
+// What HOROVOD_ALGORITHM ("allreduce=ring,alltoall=bruck") says of an operation, the last if it
+// says several things; both NULL: nothing.
+typedef struct coll_forced {
+    const algorithm_t *plan;
+    const char *way; // of the engine, which needs no plan: "stream", "two_level"
+} coll_forced_t;
+
+hvd_status_t coll_forced(hvd_op_t op, const char *text, coll_forced_t *forced_p, err_t *err);
 
 // The row to use: forced by `forced` ("allreduce=ring,alltoall=bruck") where it fits, else by the
 // choice table (op, bytes, members). NULL only if nothing serves the request, with err set.
@@ -124,7 +142,7 @@ typedef struct exec_run {
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;
     double prescale, postscale;
-    uint32_t epoch, batch; // stamped on every message and checked on arrival
+    uint64_t batch; // stamped on every message and checked on arrival
     size_t segment_bytes;
     // Link to a member on LANE_DATA; NULL with err set when it cannot be had.
     net_link_t *(*link_of)(void *arg, int member, err_t *err);

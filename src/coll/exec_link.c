@@ -2,7 +2,7 @@
 //
 // exec_link.c - the executor's messages.
 //
-// On the wire a message is a header of 16 bytes (epoch, batch, bytes) and its payload. Headers are
+// On the wire a message is a header of 16 bytes (batch, bytes) and its payload. Headers are
 // read as soon as their receive is at the head of its queue, even while it waits for other steps:
 // what is not due is noticed at once, and no header blocks a link. Short messages are sent from a
 // small copy together with their header: one call to the link, and the tensor is free at once.
@@ -27,8 +27,7 @@ static void stage_message(exec_t *exec, peer_t *peer, int32_t s)
 {
     const step_t *step = step_at(exec, s);
     buf_t header = {.data = peer->stage, .cap = sizeof peer->stage};
-    put_u32(&header, exec->run.epoch);
-    put_u32(&header, exec->run.batch);
+    put_u64(&header, exec->run.batch);
     put_u64(&header, step->bytes);
     peer->staged = HEADER_BYTES;
     peer->staged_sent = 0;
@@ -99,19 +98,17 @@ hvd_status_t exec_send_to(exec_t *exec, peer_t *peer)
 static hvd_status_t check_header(exec_t *exec, const peer_t *peer, const step_t *step)
 {
     reader_t reader = reader_of(peer->header, HEADER_BYTES);
-    const uint32_t epoch = get_u32(&reader), batch = get_u32(&reader);
-    const uint64_t bytes = get_u64(&reader);
+    const uint64_t batch = get_u64(&reader), bytes = get_u64(&reader);
     const exec_run_t *run = &exec->run;
-    if (LIKELY(epoch == run->epoch && batch == run->batch && bytes == step->bytes)) {
+    if (LIKELY(batch == run->batch && bytes == step->bytes)) {
         return HVD_OK;
     }
     return fail(
         &exec->err, HVD_PROTOCOL,
-        "rank %d sent a message of epoch %" PRIu32 ", batch %" PRIu32 ", %" PRIu64
-        " bytes where epoch %" PRIu32 ", batch %" PRIu32
-        ", %zu bytes was due: its plan differs from "
-        "this one; check that all ranks run the same version with the same HOROVOD_ settings",
-        peer->link->peer, epoch, batch, bytes, run->epoch, run->batch, step->bytes);
+        "rank %d sent %" PRIu64 " bytes of batch %" PRIu64 " where %zu bytes of batch %" PRIu64
+        " were due: its plan differs from this one; check that all ranks run the same version with "
+        "the same HOROVOD_ settings",
+        peer->link->peer, bytes, batch, step->bytes, run->batch);
 }
 
 // Long messages that go straight into place leave the link's own memory out.

@@ -338,17 +338,6 @@ static bool blocks_are_alike(const coll_args_t *args)
     return most / UNEVEN_FACTOR <= least;
 }
 
-bool mpi_can_run(const coll_args_t *args, size_t total_bytes)
-{
-    bool reduces = args->op == HVD_ALLREDUCE || args->op == HVD_REDUCESCATTER;
-    bool has_type = type_of[args->dtype] != WORLD || dtype_is_half(args->dtype);
-    if (args->op == HVD_ALLGATHER && !blocks_are_alike(args)) {
-        return false;
-    }
-    // Widening doubles half types.
-    return total_bytes <= INT_MAX / 2 && (!reduces || (has_type && op_of[args->reduce] != WORLD));
-}
-
 // Counts and where each block starts, in units of `unit` bytes.
 static void lay_out(const size_t *bytes, int n, size_t unit, int *counts, int *offsets)
 {
@@ -435,6 +424,17 @@ static run_t *const run_of[HVD_N_OPS] = {
     [HVD_ALLGATHER] = run_allgather,         [HVD_ALLTOALL] = run_alltoall,
     [HVD_REDUCESCATTER] = run_reducescatter,
 };
+
+bool mpi_can_run(const coll_args_t *args, size_t total_bytes)
+{
+    bool reduces = op_has(args->op, OP_REDUCES);
+    bool has_type = type_of[args->dtype] != WORLD || dtype_is_half(args->dtype);
+    if (run_of[args->op] == NULL || (args->op == HVD_ALLGATHER && !blocks_are_alike(args))) {
+        return false;
+    }
+    // Widening doubles half types.
+    return total_bytes <= INT_MAX / 2 && (!reduces || (has_type && op_of[args->reduce] != WORLD));
+}
 
 // --- The worker ----------------------------------------------------------------------------------
 

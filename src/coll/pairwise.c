@@ -80,7 +80,7 @@ static void add_up(const coll_args_t *args, plan_t *plan, size_t output_at)
         }
         stored[slot] = plan_local(plan, STEP_STORE_ACC, PLACE(BUF_OUTPUT, result.at), acc,
                                   window.bytes, BEHIND(ready));
-        if (args->op == HVD_ALLREDUCE) {
+        if (op_infos[args->op].layout == LAYOUT_WHOLE) {
             send_result(args, plan, result, stored[slot]);
         }
     }

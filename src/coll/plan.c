@@ -151,7 +151,7 @@ int member_around(const coll_args_t *args, int member)
 range_t range_of_member(const coll_args_t *args, int member)
 {
     const int i = member_around(args, member);
-    if (args->op == HVD_ALLREDUCE) {
+    if (op_infos[args->op].layout == LAYOUT_WHOLE) {
         return range_part(args->bytes, hvd_dtype_bytes(args->dtype), i, args->size);
     }
     return (range_t){sum_of(args->blocks, i), args->blocks[i]};

@@ -86,6 +86,5 @@ plan_fn_t plan_allgather_ring, plan_allgather_bruck;
 plan_fn_t plan_broadcast_binomial, plan_broadcast_chain;
 plan_fn_t plan_alltoall_pairwise, plan_alltoall_bruck;
 plan_fn_t plan_reducescatter_ring, plan_reducescatter_halving, plan_reducescatter_pairwise;
-plan_fn_t plan_barrier_dissemination;
 
 #endif

@@ -167,7 +167,7 @@ void reduce_pair(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, c
                  size_t n)
 {
     const void *const inputs[2] = {a, b};
-    best_kernels()->fold[dtype][fold_of[op]](dst, NULL, inputs, 2, n, 1.0, false);
+    best_kernels()->fold[dtype][fold_of[op]](dst, NULL, inputs, 2, n, 1.0);
 }
 
 // Whatever the kernels cannot do in one go: a factor on the inputs, or one on integers.
@@ -195,31 +195,9 @@ void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
                  const void *const *inputs, int k, size_t n, double pre, double post)
 {
     if (pre == 1.0 && (post == 1.0 || dtype_is_floating(dtype))) {
-        best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post, false);
+        best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post);
     } else {
         fold_through_accumulators(dtype, op, dst, also_dst, inputs, k, n, pre, post);
-    }
-}
-
-// A line that has just been read is in the cache anyway: writing past it would not save anything.
-static bool is_worth_passing_cache(hvd_dtype_t dtype, const void *dst, const void *const *inputs,
-                                   int k)
-{
-    bool is_input = false;
-    for (int j = 0; j < k; j++) {
-        is_input |= inputs[j] == dst;
-    }
-    return !is_input && (uintptr_t)dst % hvd_dtype_bytes(dtype) == 0;
-}
-
-void reduce_many_past_cache(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
-                            const void *const *inputs, int k, size_t n, double pre, double post)
-{
-    const bool in_one_go = pre == 1.0 && (post == 1.0 || dtype_is_floating(dtype));
-    if (in_one_go && is_worth_passing_cache(dtype, dst, inputs, k)) {
-        best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post, true);
-    } else {
-        reduce_many(dtype, op, dst, also_dst, inputs, k, n, pre, post);
     }
 }
 

@@ -21,12 +21,6 @@ void reduce_pair(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, c
 void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
                  const void *const *inputs, int k, size_t n, double pre, double post);
 
-// The same for a dst that is longer than the caches and not read again soon: it is written past
-// them, at up to twice the speed. also_dst is written as usual. A fence at the end makes the result
-// visible before whatever the caller publishes next.
-void reduce_many_past_cache(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
-                            const void *const *inputs, int k, size_t n, double pre, double post);
-
 // dst[i] = factor * src[i]; dst may be src. factor 1 is a copy.
 void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, double factor);
 

@@ -30,14 +30,6 @@ static inline void f16_store(char *p, __m256 v)
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline void f16_stream(char *p, __m256 v)
-{
-    _mm_stream_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
-
-#define vec_stream(p, v) _mm256_stream_si256((__m256i *)(p), (__m256i)(v))
-#define stream_fence() _mm_sfence()
-
 static inline __m256i widen_u16(const char *p)
 {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));

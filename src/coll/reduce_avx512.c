@@ -31,14 +31,6 @@ static inline void f16_store(char *p, __m512 v)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline void f16_stream(char *p, __m512 v)
-{
-    _mm256_stream_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-}
-
-#define vec_stream(p, v) _mm512_stream_si512((__m512i *)(p), (__m512i)(v))
-#define stream_fence() _mm_sfence()
-
 static inline __m512i widen_u16(const char *p)
 {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));

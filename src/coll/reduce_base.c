@@ -113,15 +113,6 @@ static inline void f16_store(char *p, lanes_f32 v)
     }
 }
 
-#define f16_stream f16_store
-#if defined(__SSE2__)
-#define vec_stream(p, v) _mm_stream_si128((__m128i *)(p), (__m128i)(v))
-#define stream_fence() _mm_sfence()
-#else
-#define vec_stream(p, v) __builtin_memcpy((p), &(v), sizeof v)
-#define stream_fence() ((void)0)
-#endif
-
 static inline lanes_u32 widen_u16(const char *p)
 {
     lanes_u16 narrow;

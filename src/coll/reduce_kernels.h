@@ -12,10 +12,9 @@
 typedef enum fold { FOLD_SUM, FOLD_MIN, FOLD_MAX, FOLD_PRODUCT, N_FOLDS } fold_t;
 
 // dst[i] = post * fold(inputs[0][i], ..., inputs[k-1][i]); post is used by floating types only.
-// dst and also_dst (may be NULL) may be any of the inputs. past_cache: dst, aligned to its
-// elements, is written past the caches.
+// dst and also_dst (may be NULL) may be any of the inputs.
 typedef void fold_fn_t(void *dst, void *also_dst, const void *const *inputs, int k, size_t n,
-                       double post, bool past_cache);
+                       double post);
 // dst[i] = factor * src[i], or dst[i] op factor * src[i]; each side of its own type.
 typedef void map_fn_t(void *dst, const void *src, size_t n, double factor);
 

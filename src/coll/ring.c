@@ -18,7 +18,7 @@
 static int reduce_around(const coll_args_t *args, plan_t *plan, size_t slot_bytes)
 {
     const int m = args->member, last = args->size - 2;
-    const bool scatters = args->op == HVD_REDUCESCATTER;
+    const bool scatters = op_infos[args->op].layout == LAYOUT_SCATTERED;
     const int next = member_around(args, m + 1), before = member_around(args, m - 1);
     int slot_read[2] = {NO_STEP, NO_STEP}; // the last send out of each slot
     int received = NO_STEP;

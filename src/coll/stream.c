@@ -60,7 +60,7 @@ struct stream {
     slot_guard_t *guards; // by slot
     uint64_t *done_seen;  // `done` of every rank, as last seen
 
-    stream_run_t run;
+    coll_task_t run;
     member_t *members;
     int n, me;
     size_t slice_bytes;
@@ -229,7 +229,7 @@ static void lay_out(stream_t *s)
 
 static uint64_t key(const stream_t *s, uint64_t slices)
 {
-    return s->run.collective << SLICE_BITS | slices;
+    return s->run.number << SLICE_BITS | slices;
 }
 
 static void publish(stream_t *s, atomic_uint_fast64_t *counter, uint64_t slices)
@@ -504,9 +504,23 @@ static bool try_collect(stream_t *s, uint64_t i)
     return true;
 }
 
+bool stream_serves(hvd_op_t op)
+{
+    switch (op) {
+    case HVD_ALLREDUCE:
+    case HVD_REDUCESCATTER:
+    case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
+    case HVD_BROADCAST:
+        return true;
+    default:
+        return false;
+    }
+}
+
 // --- Running ------------------------------------------------------------------------------------
 
-hvd_status_t stream_start(stream_t *s, const stream_run_t *run, err_t *err)
+hvd_status_t stream_start(stream_t *s, const coll_task_t *run, err_t *err)
 {
     s->run = *run;
     s->n = run->args.size;

@@ -10,23 +10,15 @@
 #define HVD_COLL_STREAM_H
 
 #include "coll/coll.h"
-#include "coll/vec.h"
 #include "net/shm.h"
 
 typedef struct stream stream_t;
 
-typedef struct stream_run {
-    coll_args_t args; // arrays must stay valid until the run is finished
-    const int *ranks; // global rank of each member, all on this host
-    const vec_t *in;  // reducescatter, alltoall: member after member
-    const vec_t *out; // allgather, alltoall: member after member
-    double prescale, postscale;
-    uint64_t collective; // a number equal on all members that grows from run to run on each rank
-} stream_run_t;
-
+// Does it know the stages of this operation?
+bool stream_serves(hvd_op_t op);
 hvd_status_t stream_new(domain_t *shm, int my_rank, int n_ranks, stream_t **stream_p, err_t *err);
 void stream_free(stream_t *stream);
-hvd_status_t stream_start(stream_t *stream, const stream_run_t *run, err_t *err);
+hvd_status_t stream_start(stream_t *stream, const coll_task_t *task, err_t *err);
 // HVD_OK: finished. HVD_IN_PROGRESS: a peer is not as far yet; *moved_p tells whether anything was
 // done.
 hvd_status_t stream_progress(stream_t *stream, bool *moved_p);

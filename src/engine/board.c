@@ -22,13 +22,13 @@
 // bytes lie in the cache line of the word itself: a round then costs no more than the journeys of
 // that line from core to core.
 //
-// Larger allreduces meet on the board too: there the ranks only agree, without a message, that all
-// have come, and which number their stream through shared memory shall have; then the engine runs
-// it at once. That is safe because a rank comes to such a meeting only with nothing else in flight,
-// and starts nothing else before the meeting is decided: no order with other batches can differ.
+// Larger allreduces use the board too: there the ranks only agree, without a message, that all have
+// come, and which number their stream through shared memory shall have; then the engine runs it at
+// once. That is safe because a rank comes with such a one only if nothing else is in flight, and
+// starts nothing else before it is decided: no order with other batches can differ.
 // Threads: arrive under the context's lock; wait by the thread that waits.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "engine/run.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@
 #define ROUND_OF(word) ((word) >> 32)
 #define COUNT_OF(word) ((word) & (CLOSED - 1))
 
-struct seen {
+struct board_seen {
     uint64_t hash;
     uint32_t n_suspended; // times to go the long way before trying again
     uint32_t n_closed;    // rounds in a row that did not fill
@@ -58,7 +58,7 @@ struct board {
     int local;           // this rank among those of the host
     size_t bytes_each;   // room for one contribution
     size_t bytes_beside; // and for one beside the word
-    seen_t seen[N_SEEN];
+    board_seen_t seen[N_SEEN];
 };
 
 // Numbers stay aligned: 8 bytes each, or 4, or none when the ranks of the host are too many.
@@ -97,13 +97,13 @@ void board_free(board_t *x)
 // Everything that must be equal on all members, in one number.
 static uint64_t hash_of(const request_t *r, const process_set_t *set)
 {
-    const hvd_request_t *a = &r->asked;
+    const signature_t *a = &r->signature;
     struct {
         uint64_t name, set;
         double prescale, postscale;
         uint32_t op, dtype, reduce, n_tensors;
-    } key = {r->hash,         set->hash,          r->signature.prescale, r->signature.postscale,
-             (uint32_t)a->op, (uint32_t)a->dtype, (uint32_t)a->reduce,   (uint32_t)a->n_tensors};
+    } key = {r->hash,         set->hash,          a->prescale,         a->postscale,
+             (uint32_t)a->op, (uint32_t)a->dtype, (uint32_t)a->reduce, (uint32_t)a->n_tensors};
     uint64_t hash = hash_bytes(r->signature.dims,
                                (size_t)r->signature.n_dims_words * sizeof *r->signature.dims, 0);
     return hash_bytes(&key, sizeof key, hash);
@@ -127,12 +127,12 @@ static board_place_t *find_place(board_t *x, uint64_t hash)
 }
 
 // Under lock. Where this request should be tried, or NULL for the long way.
-static seen_t *look_up(board_t *x, request_t *r, const process_set_t *set)
+static board_seen_t *look_up(board_t *x, request_t *r, const process_set_t *set)
 {
     uint64_t hash = hash_of(r, set);
-    seen_t *seen = &x->seen[hash % N_SEEN];
+    board_seen_t *seen = &x->seen[hash % N_SEEN];
     if (UNLIKELY(seen->hash != hash)) {
-        *seen = (seen_t){.hash = hash};
+        *seen = (board_seen_t){.hash = hash};
         return NULL;
     }
     if (UNLIKELY(seen->n_suspended > 0)) {
@@ -146,7 +146,7 @@ static seen_t *look_up(board_t *x, request_t *r, const process_set_t *set)
     return seen;
 }
 
-static bool is_meeting(const board_t *x, const request_t *r)
+static bool only_agrees(const board_t *x, const request_t *r)
 {
     return r->payload == NULL || r->payload_bytes > x->bytes_each;
 }
@@ -154,7 +154,7 @@ static bool is_meeting(const board_t *x, const request_t *r)
 static uint8_t *contribution(const board_t *x, const request_t *r, board_place_t *place, int local,
                              uint64_t round)
 {
-    size_t bytes = is_meeting(x, r) ? sizeof(uint64_t) : r->payload_bytes;
+    size_t bytes = only_agrees(x, r) ? sizeof(uint64_t) : r->payload_bytes;
     size_t at = (size_t)local * 2 + (round & 1);
     return bytes <= x->bytes_beside ? place->beside + at * x->bytes_beside
                                     : place->bytes + at * x->bytes_each;
@@ -162,7 +162,7 @@ static uint8_t *contribution(const board_t *x, const request_t *r, board_place_t
 
 // Ranks that keep missing each other should not wait for each other. Every member sees how every
 // round ended, so all of them suspend the board for the same number of times.
-static void note(seen_t *seen, bool full)
+static void note(board_seen_t *seen, bool full)
 {
     seen->n_closed = full ? 0 : seen->n_closed + 1;
     if (seen->n_closed > FREE_MISSES) {
@@ -172,27 +172,39 @@ static void note(seen_t *seen, bool full)
 
 // --- Arriving -----------------------------------------------------------------------------------
 
+static bool serves(hvd_op_t op, hvd_reduce_t reduce)
+{
+    return op_has(op, OP_RIDES) && reduce != HVD_ADASUM;
+}
+
 // What this rank brings to the board: its contribution, or for larger operations where it stands.
-static bool fits(const hvd_ctx_t *ctx, const request_t *r)
+static bool fits(hvd_ctx_t *ctx, const request_t *r)
 {
     if (r->payload != NULL && r->payload_bytes <= ctx->board->bytes_each) {
         return true;
     }
-    return r->asked.op == HVD_ALLREDUCE && r->asked.reduce != HVD_ADASUM &&
-           atomic_load_explicit(&ctx->in_flight, memory_order_relaxed) == 0 &&
-           !atomic_load_explicit(&ctx->board_busy, memory_order_relaxed) &&
-           ctx->config.algorithm[0] == '\0';
+    return serves(r->signature.op, r->signature.reduce) &&
+           atomic_load_explicit(&ctx->requests.n_in_flight, memory_order_relaxed) == 0 &&
+           !board_is_busy(ctx) && ctx->config.algorithm[0] == '\0';
 }
 
-static bool is_eligible(const hvd_ctx_t *ctx, const request_t *r, const process_set_t *set)
+static bool is_eligible(hvd_ctx_t *ctx, const request_t *r, const process_set_t *set,
+                        unsigned flags)
 {
-    return ctx->board != NULL && (r->asked.flags & HVD_WAITS) != 0 && set->on_this_host &&
-           set->n > 1 && set->n <= BOARD_MEMBERS && fits(ctx, r);
+    return ctx->board != NULL && (flags & HVD_WAITS) != 0 && set->on_this_host && set->n > 1 &&
+           set->n <= BOARD_MEMBERS && fits(ctx, r);
+}
+
+bool board_takes(const way_case_t *given)
+{
+    const coll_args_t *a = given->args;
+    return given->is_waited_for && given->one_host && given->has_stream && a->size > 1 &&
+           a->size <= BOARD_MEMBERS && serves(a->op, a->reduce) && given->algorithm[0] == '\0';
 }
 
 static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
 {
-    if (is_meeting(ctx->board, r)) {
+    if (only_agrees(ctx->board, r)) {
         uint64_t clock = atomic_load(&ctx->stream_clock);
         memcpy(to, &clock, sizeof clock);
     } else {
@@ -200,26 +212,27 @@ static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
     }
 }
 
-bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
+bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsigned flags)
 {
+    LOCKED(ctx);
     board_t *x = ctx->board;
-    r->board = NULL;
-    r->board_closed = 0;
-    if (!is_eligible(ctx, r, set)) {
+    r->board.place = NULL;
+    r->board.closed = 0;
+    if (!is_eligible(ctx, r, set, flags)) {
         return false;
     }
-    seen_t *seen = look_up(x, r, set);
+    board_seen_t *seen = look_up(x, r, set);
     if (seen == NULL) {
         return false;
     }
     board_place_t *place = seen->place;
-    r->board = place;
-    r->board_seen = seen;
+    r->board.place = place;
+    r->board.seen = seen;
     uint_fast64_t word = atomic_load_explicit(&place->word, memory_order_acquire);
     uint64_t next;
     do {
         if ((word & CLOSED) != 0) {
-            r->board_closed = word; // to be opened again when the long way is through
+            r->board.closed = word; // to be opened again when the long way is through
             note(seen, false);
             return false;
         }
@@ -228,13 +241,13 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
         contribute(ctx, r, contribution(x, r, place, x->local, ROUND_OF(next)));
     } while (!atomic_compare_exchange_weak_explicit(&place->word, &word, next, memory_order_acq_rel,
                                                     memory_order_acquire));
-    r->board_round = (uint32_t)ROUND_OF(next);
-    r->board_members = set->n;
-    if (is_meeting(x, r)) {
+    r->board.round = (uint32_t)ROUND_OF(next);
+    r->board.n_members = set->n;
+    if (only_agrees(x, r)) {
         atomic_store(&ctx->board_busy, true);
     }
     for (int m = 0; m < set->n; m++) {
-        r->board_local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
+        r->board.local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
     }
     return true;
 }
@@ -244,8 +257,8 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
 // Full, or already left behind by a faster rank: what we wait for has happened.
 static bool is_full(const request_t *r, uint64_t word)
 {
-    return (uint32_t)ROUND_OF(word) != r->board_round ||
-           ((word & CLOSED) == 0 && COUNT_OF(word) == (uint64_t)r->board_members);
+    return (uint32_t)ROUND_OF(word) != r->board.round ||
+           ((word & CLOSED) == 0 && COUNT_OF(word) == (uint64_t)r->board.n_members);
 }
 
 static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
@@ -253,7 +266,7 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
     bool crowded = net_oversubscribed(ctx->net);
     int spins = crowded ? PATIENCE_CROWDED_SPINS : PATIENCE_SPINS;
     int patience = spins + (crowded ? PATIENCE_YIELDS : 0);
-    uint_fast64_t word = atomic_load_explicit(&r->board->word, memory_order_acquire);
+    uint_fast64_t word = atomic_load_explicit(&r->board.place->word, memory_order_acquire);
     for (int i = 0; i < patience; i++) {
         if (is_full(r, word)) {
             return true;
@@ -271,10 +284,10 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
             spins = i;
             patience = spins + PATIENCE_YIELDS;
         }
-        word = atomic_load_explicit(&r->board->word, memory_order_acquire);
+        word = atomic_load_explicit(&r->board.place->word, memory_order_acquire);
     }
     while (!is_full(r, word) && (word & CLOSED) == 0) { // close it, unless it fills first
-        if (atomic_compare_exchange_weak(&r->board->word, &word, word | CLOSED)) {
+        if (atomic_compare_exchange_weak(&r->board.place->word, &word, word | CLOSED)) {
             return false;
         }
     }
@@ -284,13 +297,13 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
 // The members' contributions, in their order, so that every rank computes the same bits.
 static void add_up(const board_t *x, request_t *r)
 {
-    hvd_dtype_t acc = acc_dtype(r->asked.dtype);
-    hvd_reduce_t op = r->asked.reduce == HVD_AVERAGE ? HVD_SUM : r->asked.reduce;
+    hvd_dtype_t acc = acc_dtype(r->signature.dtype);
+    hvd_reduce_t op = r->signature.reduce == HVD_AVERAGE ? HVD_SUM : r->signature.reduce;
     const void *inputs[BOARD_MEMBERS];
-    for (int m = 0; m < r->board_members; m++) {
-        inputs[m] = contribution(x, r, r->board, r->board_local[m], r->board_round);
+    for (int m = 0; m < r->board.n_members; m++) {
+        inputs[m] = contribution(x, r, r->board.place, r->board.local[m], r->board.round);
     }
-    reduce_many(acc, op, r->payload, NULL, inputs, r->board_members,
+    reduce_many(acc, op, r->payload, NULL, inputs, r->board.n_members,
                 r->payload_bytes / hvd_dtype_bytes(acc), 1.0, 1.0);
 }
 
@@ -299,28 +312,31 @@ static void add_up(const board_t *x, request_t *r)
 static uint64_t agreed_number(const board_t *x, const request_t *r)
 {
     uint64_t highest = 0;
-    for (int m = 0; m < r->board_members; m++) {
+    for (int m = 0; m < r->board.n_members; m++) {
         uint64_t clock;
-        memcpy(&clock, contribution(x, r, r->board, r->board_local[m], r->board_round),
+        memcpy(&clock, contribution(x, r, r->board.place, r->board.local[m], r->board.round),
                sizeof clock);
         highest = MAX(highest, clock);
     }
-    uint64_t next = MAX(highest + 1, (highest & ~STREAMS_OF_BATCH) + PHASES_PER_BATCH);
-    return (next & ~STREAMS_OF_BATCH) == (highest & ~STREAMS_OF_BATCH) ? next : 0;
+    uint64_t next =
+        MAX(highest + 1, highest / STREAMS_PER_BATCH * STREAMS_PER_BATCH + PHASES_PER_BATCH);
+    return next / STREAMS_PER_BATCH == highest / STREAMS_PER_BATCH ? next : 0;
 }
 
-bool board_wait(hvd_ctx_t *ctx, request_t *r)
+// True: everyone came; the payload holds the result, or `stream` the number of the stream to run.
+// False: it must go the long way.
+static bool wait_for_round(hvd_ctx_t *ctx, request_t *r)
 {
     bool full = wait_until_full(ctx, r);
     if (UNLIKELY(!full)) {
-        r->board_closed = atomic_load(&r->board->word);
-    } else if (is_meeting(ctx->board, r)) {
-        r->meeting = agreed_number(ctx->board, r);
-        full = r->meeting != 0;
+        r->board.closed = atomic_load(&r->board.place->word);
+    } else if (only_agrees(ctx->board, r)) {
+        r->board.stream = agreed_number(ctx->board, r);
+        full = r->board.stream != 0;
     } else {
         add_up(ctx->board, r);
     }
-    if (!full && is_meeting(ctx->board, r)) {
+    if (!full && only_agrees(ctx->board, r)) {
         atomic_store(&ctx->board_busy, false);
     }
     return full;
@@ -328,17 +344,58 @@ bool board_wait(hvd_ctx_t *ctx, request_t *r)
 
 void board_note(request_t *r, bool full)
 {
-    if (r->board_seen->place == r->board) { // still about the same hash
-        note(r->board_seen, full);
+    if (r->board.seen->place == r->board.place) { // still about the same hash
+        note(r->board.seen, full);
     }
 }
 
 void board_reopen(request_t *r)
 {
-    if (r->board != NULL && r->board_closed != 0) {
-        uint_fast64_t word = r->board_closed;
+    if (r->board.place != NULL && r->board.closed != 0) {
+        uint_fast64_t word = r->board.closed;
         uint64_t open = ROUND_OF(word) << 32; // count 0: the next to arrive starts a round
-        atomic_compare_exchange_strong(&r->board->word, &word, open);
-        r->board_closed = 0;
+        atomic_compare_exchange_strong(&r->board.place->word, &word, open);
+        r->board.closed = 0;
     }
+}
+
+// --- In hvd_wait ---------------------------------------------------------------------------------
+
+static void go_on_to_engine(hvd_ctx_t *ctx, request_t *request, bool full)
+{
+    lock_take(&ctx->lock);
+    board_note(request, full);
+    bool over = ctx->ended.status != HVD_OK;
+    if (over) {
+        atomic_store(&ctx->board_busy, false);
+    } else {
+        request_enqueue(ctx, request);
+    }
+    lock_release(&ctx->lock);
+    if (over) {
+        request_complete(ctx, request, ctx->ended.status, ctx->ended.text);
+    } else {
+        engine_nudge(ctx);
+    }
+}
+
+// A request on the board is looked after by whoever asks for it first: it ends there, or goes on
+// to the engine. Two threads that wait for one handle take turns here.
+void board_finish(hvd_ctx_t *ctx, request_t *request)
+{
+    lock_take(&ctx->board_lock);
+    if (atomic_load(&request->board.waits)) {
+        bool full = wait_for_round(ctx, request);
+        if (observe_has_timeline(ctx->observe)) {
+            atomic_store_explicit(&request->trace.started, ticks_now(), memory_order_relaxed);
+        }
+        if (full && request->board.stream == 0) {
+            bool stored = riding_store(request, request->payload, request->board.n_members);
+            atomic_store_explicit(&request->trace.way, WAY_BOARD, memory_order_relaxed);
+            request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
+        } else {
+            go_on_to_engine(ctx, request, full);
+        }
+    }
+    lock_release(&ctx->board_lock);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// failure_text.c - what this rank tells of itself, and words for the silence of another.
+// failure_text.c - what this rank tells of itself, and how a silent rank is described.
 //
 // coord/ counts heartbeats; here they get their content (which operation was submitted last, and
 // how long ago; what runs, and how long ago something of it moved) and their meaning: a neighbour
@@ -18,40 +18,40 @@
 #define PROGRESS_NS (250 * NS_PER_MS)
 
 // What runs here, and since when nothing of it has moved. Links that are being made count as
-// moving: how long that may take has limits of its own. Meetings on the board are not told of:
-// they need nothing but shared memory.
+// moving: how long that may take has limits of its own. What the board agreed to is not told of:
+// it needs nothing but shared memory.
 static coord_progress_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     const batch_t *batch = ctx->running;
     coord_progress_t progress = {0};
     char who[PEER_TEXT_BYTES], what[160];
-    if (batch == NULL || batch->is_meeting) {
+    if (batch == NULL || batch->by_board) {
         return progress;
     }
     progress.is_running = true;
     progress.batch = batch->number;
     progress.least_ns = net_is_opening(ctx->net) ? 0 : now_ns - MIN(ctx->moved_ns, now_ns);
     progress.longest_ns = progress.least_ns;
-    if (progress.longest_ns >= PROGRESS_NS && batch_describe(ctx, what, sizeof what)) {
+    if (progress.longest_ns >= PROGRESS_NS && run_describe(ctx, what, sizeof what)) {
         snprintf(progress.text, sizeof progress.text, "%s waits in '%.64s': %s",
                  peer_name(&ctx->peers, ctx->job.rank, who), batch->entries[0].name, what);
     }
     return progress;
 }
 
-void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
+void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns)
 {
-    if (now_ns < ctx->next_progress_ns) {
+    if (now_ns < ctx->next_activity_ns) {
         return;
     }
     coord_activity_t activity = {0};
-    pthread_mutex_lock(&ctx->lock);
-    activity.n_submitted = ctx->n_submitted;
-    if (ctx->newest != NULL) {
-        snprintf(activity.last, sizeof activity.last, "%s", ctx->newest->asked.name);
+    lock_take(&ctx->lock);
+    activity.n_submitted = ctx->requests.n_submitted;
+    if (ctx->requests.newest != NULL) {
+        snprintf(activity.last, sizeof activity.last, "%s", ctx->requests.newest->name);
     }
-    pthread_mutex_unlock(&ctx->lock);
-    activity.n_in_flight = (uint32_t)MAX(atomic_load(&ctx->in_flight), 0);
+    lock_release(&ctx->lock);
+    activity.n_in_flight = (uint32_t)MAX(atomic_load(&ctx->requests.n_in_flight), 0);
     if (activity.n_submitted != ctx->n_submitted_seen || ctx->quiet_since_ns == 0) {
         ctx->n_submitted_seen = activity.n_submitted;
         ctx->quiet_since_ns = now_ns;
@@ -60,7 +60,7 @@ void watch_progress(hvd_ctx_t *ctx, uint64_t now_ns)
     coord_progress_t progress = look_at_batch(ctx, now_ns);
     coord_set_activity(ctx->coord, &activity);
     coord_set_progress(ctx->coord, &progress);
-    ctx->next_progress_ns = now_ns + PROGRESS_NS;
+    ctx->next_activity_ns = now_ns + PROGRESS_NS;
 }
 
 static void describe_silence(const hvd_ctx_t *ctx, const decision_t *d, char *text, size_t bytes)
@@ -89,7 +89,7 @@ static void warn_of_absence(hvd_ctx_t *ctx, uint64_t away_ns)
              (double)away_ns / (double)NS_PER_S);
 }
 
-void watch_silence(hvd_ctx_t *ctx, const decision_t *d)
+void report_silence(hvd_ctx_t *ctx, const decision_t *d)
 {
     char who[PEER_TEXT_BYTES], text[HVD_TEXT_BYTES - 256];
     double seconds = (double)d->silent_ns / (double)NS_PER_S;
@@ -119,7 +119,7 @@ void watch_silence(hvd_ctx_t *ctx, const decision_t *d)
     }
 }
 
-void watch_stuck(hvd_ctx_t *ctx, const decision_t *d)
+void report_stuck(hvd_ctx_t *ctx, const decision_t *d)
 {
     err_t err;
     fail(&err, HVD_PEER_LOST,
@@ -141,8 +141,8 @@ static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end)
     warn_of_absence(ctx, away_ns);
     fail(end, end->status,
          "rank %d did not run for %.1f s (it was stopped, or had no core to run on) and the other "
-         "ranks have gone on without it: epoch %u is over for it. They said: %.700s",
-         ctx->job.rank, (double)away_ns / (double)NS_PER_S, ctx->epoch, told);
+         "ranks have gone on without it. They said: %.700s",
+         ctx->job.rank, (double)away_ns / (double)NS_PER_S, told);
 }
 
 // The name of something this rank still waits for, agreed already or not.
@@ -151,14 +151,14 @@ static bool find_waiting(hvd_ctx_t *ctx, bool or_agreed, char *name, size_t byte
     const request_t *newest;
     bool waits;
     name[0] = '\0';
-    pthread_mutex_lock(&ctx->lock);
-    newest = ctx->newest;
+    lock_take(&ctx->lock);
+    newest = ctx->requests.newest;
     waits = newest != NULL && atomic_load(&newest->state) == REQUEST_IN_FLIGHT &&
             (or_agreed || atomic_load(&newest->trace.agreed) == 0);
     if (waits) {
-        snprintf(name, bytes, "%s", newest->asked.name);
+        snprintf(name, bytes, "%s", newest->name);
     }
-    pthread_mutex_unlock(&ctx->lock);
+    lock_release(&ctx->lock);
     return waits;
 }
 
@@ -176,7 +176,7 @@ static void explain_shutdown(hvd_ctx_t *ctx, int rank, err_t *end)
          who, waits ? ", but others wait in '" : "", name, waits ? "'" : "");
 }
 
-void watch_explain_end(hvd_ctx_t *ctx, err_t *end)
+void explain_end(hvd_ctx_t *ctx, err_t *end)
 {
     char name[128];
     int rank = coord_end_rank(ctx->coord);

@@ -3,13 +3,13 @@
 // observed.c - the engine as observe/ sees it: what only the engine knows, handed in once, and the
 // public functions that ask observe/.
 // Threads: any, like the public functions; the callbacks under the lock, on the monitor thread.
-#include "engine/engine.h"
+#include "engine/run.h"
 
 // --- What observe/ asks --------------------------------------------------------------------------
 
-static const char *route_name(int route)
+static const char *way_name(int way)
 {
-    return routes[route].name;
+    return ways[way].name;
 }
 
 static int list_in_flight(void *owner, const trace_t **oldest, int n_oldest)
@@ -35,9 +35,9 @@ hvd_status_t observed_start(hvd_ctx_t *ctx, err_t *err)
         .log = &ctx->log,
         .lock = &ctx->lock,
         .ended = &ctx->ended,
-        .route_name = route_name,
-        .board_route = ROUTE_BOARD,
-        .riding_route = ROUTE_RIDING,
+        .way_name = way_name,
+        .board_way = WAY_BOARD,
+        .riding_way = WAY_RIDING,
         .in_flight = list_in_flight,
         .free_owner = free_context,
         .owner = ctx,

@@ -24,47 +24,48 @@ static int chunk_of(uint32_t index)
 static request_t *request_at(hvd_ctx_t *ctx, uint32_t index)
 {
     int k = chunk_of(index);
-    request_t *chunk = atomic_load_explicit(&ctx->chunks[k], memory_order_acquire);
+    request_t *chunk = atomic_load_explicit(&ctx->requests.chunks[k], memory_order_acquire);
     return &chunk[index - FIRST_CHUNK * ((1u << k) - 1)];
 }
 
 static request_t *grow_table(hvd_ctx_t *ctx)
 {
-    uint32_t index = atomic_load_explicit(&ctx->n_requests, memory_order_relaxed);
+    uint32_t index = atomic_load_explicit(&ctx->requests.n, memory_order_relaxed);
     int k = chunk_of(index);
     if (k >= N_REQUEST_CHUNKS) {
         return NULL;
     }
-    if (atomic_load_explicit(&ctx->chunks[k], memory_order_relaxed) == NULL) {
+    if (atomic_load_explicit(&ctx->requests.chunks[k], memory_order_relaxed) == NULL) {
         request_t *chunk = calloc((size_t)FIRST_CHUNK << k, sizeof *chunk);
         if (chunk == NULL) {
             return NULL;
         }
-        atomic_store_explicit(&ctx->chunks[k], chunk, memory_order_release);
+        atomic_store_explicit(&ctx->requests.chunks[k], chunk, memory_order_release);
     }
     request_t *request = request_at(ctx, index);
     atomic_store_explicit(&request->handle, ONE_GENERATION + index + 1, memory_order_relaxed);
-    atomic_store_explicit(&ctx->n_requests, index + 1, memory_order_release);
+    atomic_store_explicit(&ctx->requests.n, index + 1, memory_order_release);
     return request;
 }
 
 request_t *request_new(hvd_ctx_t *ctx)
 {
-    request_t *request = ctx->free_requests;
+    LOCKED(ctx);
+    request_t *request = ctx->requests.free;
     if (request != NULL) {
-        ctx->free_requests = request->next;
+        ctx->requests.free = request->next;
     } else if ((request = grow_table(ctx)) == NULL) {
         return NULL;
     }
     request->next = NULL;
     request->status = HVD_OK;
     request->last_joined = -1;
-    request->ask = ASK_OPERATION;
     request->hash = 0;
-    request->board = NULL;
-    request->meeting = 0;
-    trace_begin(&request->trace, &request->asked);
-    atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
+    request->board.place = NULL;
+    request->board.closed = 0;
+    request->board.stream = 0;
+    atomic_store_explicit(&request->board.waits, false, memory_order_relaxed);
+    trace_begin(&request->trace);
     atomic_store_explicit(&request->released, false, memory_order_release);
     atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_release);
     return request;
@@ -75,7 +76,7 @@ request_t *request_new(hvd_ctx_t *ctx)
 request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle)
 {
     uint32_t index = HANDLE_INDEX(handle);
-    if (index >= atomic_load_explicit(&ctx->n_requests, memory_order_acquire)) {
+    if (index >= atomic_load_explicit(&ctx->requests.n, memory_order_acquire)) {
         return NULL;
     }
     request_t *request = request_at(ctx, index);
@@ -87,24 +88,24 @@ request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle)
 
 void request_recycle(hvd_ctx_t *ctx, request_t *request)
 {
-    for (int i = 0; i < request->asked.n_tensors; i++) {
+    for (int i = 0; i < request->signature.n_tensors; i++) {
         free(request->owned[i]);
     }
     free(request->text);
     request->text = NULL;
     free(request->received_splits);
     request->received_splits = NULL;
-    request->asked.n_tensors = 0;
+    request->signature.n_tensors = 0;
     hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
     atomic_store_explicit(&request->handle, handle + ONE_GENERATION, memory_order_relaxed);
     atomic_store_explicit(&request->state, REQUEST_FREE, memory_order_relaxed);
-    request->next = ctx->free_requests;
-    ctx->free_requests = request;
+    request->next = ctx->requests.free;
+    ctx->requests.free = request;
 }
 
 void requests_free(hvd_ctx_t *ctx)
 {
-    uint32_t n = atomic_load(&ctx->n_requests);
+    uint32_t n = atomic_load(&ctx->requests.n);
     for (uint32_t i = 0; i < n; i++) {
         request_t *request = request_at(ctx, i);
         if (atomic_load(&request->state) != REQUEST_FREE) {
@@ -113,29 +114,34 @@ void requests_free(hvd_ctx_t *ctx)
         buf_free(&request->storage);
     }
     for (int k = 0; k < N_REQUEST_CHUNKS; k++) {
-        free(atomic_load(&ctx->chunks[k]));
+        free(atomic_load(&ctx->requests.chunks[k]));
     }
-    free(ctx->by_name);
-    for (int i = 0; i < ctx->n_sets; i++) {
-        free(ctx->sets[i]);
-    }
-    free(ctx->sets);
+    free(ctx->requests.by_name);
+}
+
+void *request_cut(request_t *request, size_t bytes)
+{
+    buf_t *storage = &request->storage;
+    size_t pad = -storage->len & 7;
+    storage->len += pad + bytes;
+    INVARIANT(storage->len <= storage->cap);
+    return storage->data + storage->len - bytes;
 }
 
 // --- Names in flight -----------------------------------------------------------------------------
 
 static request_t **chain_of(hvd_ctx_t *ctx, uint64_t hash)
 {
-    return &ctx->by_name[hash & (uint64_t)(ctx->n_by_name - 1)];
+    return &ctx->requests.by_name[hash & (uint64_t)(ctx->requests.n_by_name - 1)];
 }
 
 request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name)
 {
-    if (ctx->n_by_name == 0) {
+    if (ctx->requests.n_by_name == 0) {
         return NULL;
     }
     for (request_t *r = *chain_of(ctx, hash); r != NULL; r = r->next_same_hash) {
-        if (r->hash == hash && r->asked.process_set == set && strcmp(r->asked.name, name) == 0) {
+        if (r->hash == hash && r->process_set == set && strcmp(r->name, name) == 0) {
             return r;
         }
     }
@@ -163,15 +169,15 @@ static void name_remove(hvd_ctx_t *ctx, request_t *request)
 // Keeps the chains short. Failing to grow only makes them longer.
 static void names_grow(hvd_ctx_t *ctx)
 {
-    int n = ctx->n_by_name > 0 ? 2 * ctx->n_by_name : 1024;
+    int n = ctx->requests.n_by_name > 0 ? 2 * ctx->requests.n_by_name : 1024;
     request_t **table = calloc((size_t)n, sizeof *table);
     if (table == NULL) {
         return;
     }
-    free(ctx->by_name);
-    ctx->by_name = table;
-    ctx->n_by_name = n;
-    uint32_t n_requests = atomic_load(&ctx->n_requests);
+    free(ctx->requests.by_name);
+    ctx->requests.by_name = table;
+    ctx->requests.n_by_name = n;
+    uint32_t n_requests = atomic_load(&ctx->requests.n);
     for (uint32_t i = 0; i < n_requests; i++) {
         request_t *r = request_at(ctx, i);
         if (r->hash != 0 && atomic_load(&r->state) == REQUEST_IN_FLIGHT) {
@@ -182,7 +188,9 @@ static void names_grow(hvd_ctx_t *ctx)
 
 void request_register(hvd_ctx_t *ctx, request_t *request)
 {
-    if ((unsigned)ctx->n_by_name < atomic_load_explicit(&ctx->n_requests, memory_order_relaxed)) {
+    LOCKED(ctx);
+    if ((unsigned)ctx->requests.n_by_name <
+        atomic_load_explicit(&ctx->requests.n, memory_order_relaxed)) {
         uint64_t hash = request->hash;
         request->hash = 0; // not in the table yet: the growing must not insert it
         names_grow(ctx);
@@ -193,13 +201,14 @@ void request_register(hvd_ctx_t *ctx, request_t *request)
 
 void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 {
-    atomic_fetch_add_explicit(&ctx->in_flight, 1, memory_order_relaxed);
-    atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
+    LOCKED(ctx);
+    atomic_fetch_add_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
+    atomic_store_explicit(&request->board.waits, false, memory_order_relaxed);
     if (request->trace.submitted == 0) {
         request->trace.submitted = ticks_now();
     }
-    request->next = atomic_load_explicit(&ctx->queue, memory_order_relaxed);
-    while (!atomic_compare_exchange_weak_explicit(&ctx->queue, &request->next, request,
+    request->next = atomic_load_explicit(&ctx->requests.queue, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&ctx->requests.queue, &request->next, request,
                                                   memory_order_release, memory_order_relaxed)) {
     }
 }
@@ -208,9 +217,8 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 
 void requests_wake(hvd_ctx_t *ctx)
 {
-    if (UNLIKELY(atomic_load(&ctx->n_waiting) > 0)) {
-        atomic_fetch_add(&ctx->progress_word, 1);
-        futex_wake(&ctx->progress_word, INT32_MAX);
+    if (UNLIKELY(atomic_load(&ctx->baton.n_waiting) > 0)) {
+        engine_wake_waiters(ctx);
     }
 }
 
@@ -218,33 +226,34 @@ void requests_wake(hvd_ctx_t *ctx)
 // so after the lock here either it has seen DONE or it is seen.
 void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, const char *text)
 {
-    hvd_done_fn done = request->asked.done;
-    void *arg = request->asked.arg;
+    hvd_done_fn done = request->done;
+    void *arg = request->arg;
     hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
     request->status = status;
     if (UNLIKELY(status != HVD_OK)) {
         request->text = strdup(text != NULL && text[0] != '\0' ? text : hvd_status_text(status));
     }
-    pthread_mutex_lock(&ctx->lock);
+    lock_take(&ctx->lock);
     if (request->hash != 0) {
         name_remove(ctx, request);
         request->hash = 0;
     }
     observe_completed(ctx->observe, &request->trace, status);
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
-    if (atomic_load_explicit(&request->on_board, memory_order_relaxed)) { // never had by the engine
+    if (atomic_load_explicit(&request->board.waits,
+                             memory_order_relaxed)) { // never had by the engine
         board_note(request, status == HVD_OK);
-        atomic_store_explicit(&request->on_board, false, memory_order_relaxed);
+        atomic_store_explicit(&request->board.waits, false, memory_order_relaxed);
     } else {
-        atomic_fetch_sub_explicit(&ctx->in_flight, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
         board_reopen(request);
     }
     atomic_store_explicit(&request->state, REQUEST_DONE, memory_order_release);
     if (released) {
         request_recycle(ctx, request);
     }
-    pthread_mutex_unlock(&ctx->lock);
-    atomic_store_explicit(&ctx->has_completed, true, memory_order_relaxed);
+    lock_release(&ctx->lock);
+    atomic_store_explicit(&ctx->baton.has_completed, true, memory_order_relaxed);
     if (done != NULL) {
         done(arg, handle, status);
     }
@@ -252,16 +261,16 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
 
 void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
 {
-    pthread_mutex_lock(&ctx->lock);
+    lock_take(&ctx->lock);
     if (ctx->ended.status == HVD_OK) {
         fail(&ctx->ended, status, "%s", text);
     }
-    pthread_mutex_unlock(&ctx->lock); // nothing is enqueued from here on
-    atomic_store(&ctx->queue, NULL);
-    uint32_t n = atomic_load(&ctx->n_requests);
+    lock_release(&ctx->lock); // nothing is enqueued from here on
+    atomic_store(&ctx->requests.queue, NULL);
+    uint32_t n = atomic_load(&ctx->requests.n);
     for (uint32_t i = 0; i < n; i++) {
         request_t *request = request_at(ctx, i);
-        bool mine = !atomic_load(&request->on_board); // else its waiter ends it, see leave_board
+        bool mine = !atomic_load(&request->board.waits); // else its waiter ends it, see leave_board
         if (mine && atomic_load(&request->state) == REQUEST_IN_FLIGHT) {
             request_complete(ctx, request, status, text);
         }
@@ -276,7 +285,7 @@ int requests_in_flight(hvd_ctx_t *ctx, const trace_t **oldest, int n_oldest)
 {
     int n_found = 0;
     int n_kept = 0;
-    uint32_t n = atomic_load_explicit(&ctx->n_requests, memory_order_relaxed);
+    uint32_t n = atomic_load_explicit(&ctx->requests.n, memory_order_relaxed);
     for (uint32_t i = 0; i < n; i++) {
         const request_t *r = request_at(ctx, i);
         if (atomic_load_explicit(&r->state, memory_order_relaxed) != REQUEST_IN_FLIGHT) {
@@ -296,76 +305,4 @@ int requests_in_flight(hvd_ctx_t *ctx, const trace_t **oldest, int n_oldest)
         oldest[at] = &r->trace;
     }
     return n_found;
-}
-
-// --- Process sets as the API sees them -----------------------------------------------------------
-
-process_set_t *set_find(const hvd_ctx_t *ctx, int id)
-{
-    for (int i = 0; i < ctx->n_sets; i++) {
-        if (ctx->sets[i]->id == id) {
-            return ctx->sets[i];
-        }
-    }
-    return NULL;
-}
-
-void sets_count_anew(hvd_ctx_t *ctx)
-{
-    pthread_mutex_lock(&ctx->lock);
-    ctx->n_joins++;
-    for (int i = 0; i < ctx->n_sets; i++) {
-        memset(ctx->sets[i]->n_nameless, 0, sizeof ctx->sets[i]->n_nameless);
-    }
-    pthread_mutex_unlock(&ctx->lock);
-}
-
-static process_set_t *set_copy(hvd_ctx_t *ctx, int id)
-{
-    int n;
-    const int *ranks = coord_set_ranks(ctx->coord, id, &n);
-    process_set_t *set = malloc(sizeof *set + (size_t)n * sizeof *set->ranks);
-    if (set == NULL) {
-        return NULL;
-    }
-    *set = (process_set_t){
-        .id = id, .n = n, .ranks = (int *)(set + 1), .member = -1, .on_this_host = true};
-    for (int i = 0; i < n; i++) {
-        set->ranks[i] = ranks[i];
-        set->member = ranks[i] == ctx->job.rank ? i : set->member;
-        set->on_this_host &= ctx->host_of[ranks[i]] == ctx->host_of[ctx->job.rank];
-    }
-    set->hash = hash_bytes(ranks, (size_t)n * sizeof *ranks, (uint64_t)id);
-    return set;
-}
-
-bool set_register(hvd_ctx_t *ctx, int id)
-{
-    process_set_t *set = set_copy(ctx, id);
-    pthread_mutex_lock(&ctx->lock);
-    process_set_t **sets = realloc(ctx->sets, (size_t)(ctx->n_sets + 1) * sizeof *sets);
-    if (sets != NULL) {
-        ctx->sets = sets;
-    }
-    bool ok = set != NULL && sets != NULL;
-    if (ok) {
-        ctx->sets[ctx->n_sets++] = set;
-    } else {
-        free(set);
-    }
-    pthread_mutex_unlock(&ctx->lock);
-    return ok;
-}
-
-void set_forget(hvd_ctx_t *ctx, int id)
-{
-    pthread_mutex_lock(&ctx->lock);
-    for (int i = 0; i < ctx->n_sets; i++) {
-        if (ctx->sets[i]->id == id) {
-            free(ctx->sets[i]);
-            ctx->sets[i] = ctx->sets[--ctx->n_sets];
-            break;
-        }
-    }
-    pthread_mutex_unlock(&ctx->lock);
 }

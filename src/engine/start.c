@@ -226,7 +226,7 @@ static hvd_status_t connect_ranks(hvd_ctx_t *ctx, answers_t *answers, err_t *err
     net_job_t job = {
         .rank = ctx->job.rank,
         .size = ctx->job.size,
-        .epoch = ctx->epoch,
+        .epoch = 0,
         .host_of = ctx->host_of,
         .config = &ctx->config,
         .log = &ctx->log,
@@ -340,26 +340,15 @@ static hvd_status_t link_tree(hvd_ctx_t *ctx, err_t *err)
 
 // --- Up and down ---------------------------------------------------------------------------------
 
-static void free_batches(hvd_ctx_t *ctx)
-{
-    while (ctx->free_batches != NULL) {
-        batch_t *b = ctx->free_batches;
-        ctx->free_batches = b->next;
-        free(b->entries);
-        free(b->requests);
-        free(b);
-    }
-}
-
 static void take_down(hvd_ctx_t *ctx)
 {
-    engine_stop(ctx);
     bool is_alone = observe_stop(ctx->observe);
     if (ctx->runner != NULL) {
         batches_drop(ctx);
     }
-    free_batches(ctx);
-    batch_runner_free(ctx->runner);
+    batches_free(ctx);
+    runner_free(ctx->runner);
+    runner_free(ctx->rider);
     board_free(ctx->board);
     for (int i = 0; i < ctx->n_control; i++) {
         buf_free(&ctx->control[i].partial);
@@ -378,6 +367,7 @@ static void take_down(hvd_ctx_t *ctx)
 void context_free(hvd_ctx_t *ctx)
 {
     requests_free(ctx);
+    process_sets_free(ctx);
     observe_free(ctx->observe);
     free(ctx->host_of);
     free(ctx->peers.of);
@@ -386,8 +376,8 @@ void context_free(hvd_ctx_t *ctx)
     if (ctx->alive != NULL) {
         munmap(ctx->alive, (size_t)sysconf(_SC_PAGESIZE));
     }
-    pthread_mutex_destroy(&ctx->board_lock);
-    pthread_mutex_destroy(&ctx->lock);
+    lock_free(&ctx->board_lock);
+    lock_free(&ctx->lock);
     free(ctx);
 }
 
@@ -456,19 +446,20 @@ static hvd_status_t attach_mpi(hvd_ctx_t *ctx, const hvd_options_t *options, err
 
 static bool has_ended(hvd_ctx_t *ctx)
 {
-    pthread_mutex_lock(&ctx->lock);
+    lock_take(&ctx->lock);
     bool ended = ctx->ended.status != HVD_OK;
-    pthread_mutex_unlock(&ctx->lock);
+    lock_release(&ctx->lock);
     return ended;
 }
 
 // Links that cannot be made end the job after HOROVOD_GLOO_TIMEOUT_SECONDS. Whoever is only slow
 // beyond that is left to its heartbeats.
-static hvd_status_t hear_neighbours(hvd_ctx_t *ctx, err_t *err)
+static hvd_status_t
+hear_neighbours(hvd_ctx_t *ctx, err_t *err) NOT_ANALYSED // takes the engine back only if it fails
 {
     uint64_t deadline = clock_ns() + (uint64_t)(2 * ctx->config.peer_timeout * (double)NS_PER_S);
     while (!atomic_load(&ctx->hears_all) && !has_ended(ctx) && clock_ns() < deadline) {
-        futex_wait(&ctx->progress_word, atomic_load(&ctx->progress_word), clock_ns() + NS_PER_MS);
+        engine_wait_a_little(ctx);
     }
     if (atomic_load(&ctx->hears_all) || !has_ended(ctx) || ctx->ended.status == HVD_SHUTDOWN) {
         return HVD_OK; // of a neighbour that has come and gone the first operation tells
@@ -516,7 +507,8 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(open_coord(ctx, err), out);
     TRY(define_sets(ctx, options, err), out);
     TRY(link_tree(ctx, err), out);
-    TRY(batch_runner_new(ctx, &ctx->runner, err), out);
+    TRY(runner_new(ctx, &ctx->runner, err), out);
+    TRY(runner_new(ctx, &ctx->rider, err), out);
     TRY(board_new(ctx, &ctx->board, err), out);
     boot_leave(ctx->boot);
     ctx->boot = NULL;
@@ -531,7 +523,7 @@ out:
 }
 
 hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *text,
-                      size_t text_bytes)
+                      size_t text_bytes) NOT_ANALYSED // holds the engine until engine_start
 {
     err_t err = {0};
     hvd_ctx_t *ctx =
@@ -541,9 +533,10 @@ hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *tex
         return err_export(&err, HVD_NO_MEMORY, text, text_bytes);
     }
     memset(ctx, 0, sizeof *ctx);
-    pthread_mutex_init(&ctx->lock, NULL);
-    pthread_mutex_init(&ctx->board_lock, NULL);
+    lock_init(&ctx->lock);
+    lock_init(&ctx->board_lock);
     ctx->running_last = &ctx->running;
+    baton_take(ctx);
     ctx->now_ns = clock_ns();
     hvd_status_t status = bring_up(ctx, options, &err);
     if (status != HVD_OK) {
@@ -567,12 +560,12 @@ hvd_status_t hvd_stop(hvd_ctx_t *ctx)
     engine_notify(ctx);
     uint64_t deadline = clock_ns() + SHUTDOWN_NS;
     while (!has_ended(ctx) && clock_ns() < deadline) {
-        futex_wait(&ctx->progress_word, atomic_load(&ctx->progress_word), clock_ns() + NS_PER_MS);
+        engine_wait_a_little(ctx);
     }
     return has_ended(ctx) ? HVD_OK : HVD_TIMEOUT;
 }
 
-hvd_status_t hvd_shutdown(hvd_ctx_t *ctx)
+hvd_status_t hvd_shutdown(hvd_ctx_t *ctx) NOT_ANALYSED // the baton ends with the context
 {
     hvd_status_t status = hvd_stop(ctx);
     if (status != HVD_OK && status != HVD_TIMEOUT) {

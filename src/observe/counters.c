@@ -54,8 +54,8 @@ static void add(const observe_t *o, counters_t *c, const record_t *record)
     c->in_flight--;
     c->operations[record->op]++;
     c->bytes[record->op] += record->bytes;
-    c->on_board += record->route == o->job.board_route;
-    c->riding += record->route == o->job.riding_route;
+    c->on_board += record->route == o->job.board_way;
+    c->riding += record->route == o->job.riding_way;
     c->failed += record->status != HVD_OK;
     if (record->agreed != 0) {
         c->negotiate += between(record->submitted, record->agreed);
@@ -119,11 +119,11 @@ static void warn_of(observe_t *o, const coord_straggler_t *late, uint64_t now_ns
 static void on_arrival(void *arg, const char *name, int rank)
 {
     observe_t *o = arg;
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     if (o->timeline != NULL) {
         timeline_add_arrival(o->timeline, name, rank, ticks_now());
     }
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
 }
 
 void observe_gather(observe_t *o, coord_t *coord, uint64_t n_strangers, uint64_t now_ns)
@@ -136,13 +136,13 @@ void observe_gather(observe_t *o, coord_t *coord, uint64_t n_strangers, uint64_t
     c->next_gathering_ns = now_ns + GATHER_NS;
     coord_counters_t agreement = coord_counters(coord);
     bool has_news = agreement.n_steps != c->agreement.n_steps || c->late[0].n_ranks == 0;
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     for (int b = 0; has_news && b < o->job.n_branches; b++) {
         c->late[b] = coord_straggler(coord, b);
     }
     c->agreement = agreement;
     c->strangers = n_strangers;
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
     if (coord_worst_straggler(coord, &late)) {
         warn_of(o, &late, now_ns);
     }
@@ -162,7 +162,7 @@ static uint64_t as_ns(uint64_t ticks, double pace)
 
 hvd_counters_t observe_counters(observe_t *o)
 {
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     counters_catch_up(o);
     const counters_t *c = o->counters;
     double pace = ticks_pace(&o->origin);
@@ -184,14 +184,14 @@ hvd_counters_t observe_counters(observe_t *o)
     };
     memcpy(out.operations, c->operations, sizeof out.operations);
     memcpy(out.bytes, c->bytes, sizeof out.bytes);
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
     return out;
 }
 
 int observe_stragglers(observe_t *o, hvd_late_t *late, int n_late)
 {
     int n = o->job.n_branches > 1 ? o->job.n_branches : 0;
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     for (int b = 0; b < MIN(n, n_late); b++) {
         const coord_straggler_t *seen = &o->counters->late[b];
         late[b] = (hvd_late_t){.rank = seen->rank,
@@ -199,7 +199,7 @@ int observe_stragglers(observe_t *o, hvd_late_t *late, int n_late)
                                .n_last = seen->n_last,
                                .late_ns = seen->late_ns};
     }
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
     return n;
 }
 
@@ -256,7 +256,7 @@ static void put_late(observe_t *o, buf_t *out)
 {
     buf_printf(out, "# HELP hvd_last_total steps in which the rank (or one behind it) came last\n"
                     "# TYPE hvd_last_total counter\n");
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     int n = o->job.n_branches > 1 ? o->job.n_branches : 0;
     const coord_straggler_t *late = o->counters->late;
     for (int b = 0; b < n; b++) {
@@ -269,7 +269,7 @@ static void put_late(observe_t *o, buf_t *out)
         buf_printf(out, "hvd_late_seconds_total{rank=\"%d\",ranks=\"%d\"} %.9f\n", late[b].rank,
                    late[b].n_ranks, (double)late[b].late_ns / (double)NS_PER_S);
     }
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
 }
 
 void counters_page(observe_t *o, buf_t *out)

@@ -79,7 +79,7 @@ void counters_page(observe_t *observe, buf_t *out); // Prometheus text
 hvd_status_t timeline_open(observe_t *observe, const char *path, bool mark_cycles,
                            timeline_t **timeline_p, err_t *err);
 // Under lock. Cheap: events are written out later.
-void timeline_add(timeline_t *timeline, const hvd_request_t *asked, const record_t *record);
+void timeline_add(timeline_t *timeline, const trace_t *trace, const record_t *record);
 void timeline_add_cycle(timeline_t *timeline, uint64_t ticks); // a batch starts
 // A rank's share of a tensor has come to rank 0.
 void timeline_add_arrival(timeline_t *timeline, const char *tensor, int rank, uint64_t ticks);

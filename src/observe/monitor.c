@@ -245,11 +245,11 @@ static void dump(monitor_t *m, dump_reason_t reason)
 static void change_timeline(monitor_t *m)
 {
     observe_t *o = m->observe;
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     timeline_t *old = o->timeline;
     o->timeline = m->next_timeline;
     atomic_store(&o->timeline_on, o->timeline != NULL);
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
     timeline_close(o, old);
     atomic_fetch_add(&m->n_changes, 1);
     futex_wake(&m->n_changes, INT32_MAX);
@@ -442,10 +442,10 @@ bool observe_inherits(observe_t *o)
 
 void observe_set_stack_source(observe_t *o, hvd_stack_fn fn, void *arg)
 {
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     o->stack_of = fn;
     o->stack_arg = arg;
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
 }
 
 const char *observe_socket(const observe_t *o)

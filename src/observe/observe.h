@@ -27,23 +27,37 @@
 
 // How far it has got. In ticks; the atomic ones are written by the holder.
 typedef struct trace {
-    const hvd_request_t *asked; // lives as long as the submission; NULL: a change of process sets
-    uint64_t submitted;         // under lock; 0 as long as it is on the board
+    // What was submitted; lives as long as the submission.
+    const signature_t *signature;
+    const hvd_tensor_t *tensors; // as given, signature->n_tensors of them
+    const char *name, *where;    // where: NULL if nobody said
+    int set;
+    uint64_t submitted;                   // under lock; 0 as long as it is on the board
     atomic_uint_fast64_t agreed, started; // 0: not yet
-    atomic_int route;                     // a number that observe_job_t.route_name knows
+    atomic_int way;                       // a number that observe_job_t.way_name knows
     int n_fused;                          // submissions that ran together
     uint64_t thread;                      // that submitted it, as pthread_self() says
     uint64_t bytes;                       // of its tensors on this rank
 } trace_t;
 
-static inline void trace_begin(trace_t *trace, const hvd_request_t *asked)
+static inline void trace_begin(trace_t *trace)
 {
-    trace->asked = asked;
     trace->submitted = 0;
     trace->n_fused = 1;
     atomic_store_explicit(&trace->agreed, 0, memory_order_relaxed);
     atomic_store_explicit(&trace->started, 0, memory_order_relaxed);
-    atomic_store_explicit(&trace->route, 0, memory_order_relaxed);
+    atomic_store_explicit(&trace->way, 0, memory_order_relaxed);
+}
+
+static inline void trace_describe(trace_t *trace, const signature_t *signature,
+                                  const hvd_tensor_t *tensors, const char *name, const char *where,
+                                  int set)
+{
+    trace->signature = signature;
+    trace->tensors = tensors;
+    trace->name = name;
+    trace->where = where;
+    trace->set = set;
 }
 
 // By the holder.
@@ -52,10 +66,10 @@ static inline void trace_agreed(trace_t *trace, uint64_t ticks)
     atomic_store_explicit(&trace->agreed, ticks, memory_order_relaxed);
 }
 
-static inline void trace_started(trace_t *trace, int route, int n_fused, uint64_t ticks)
+static inline void trace_started(trace_t *trace, int way, int n_fused, uint64_t ticks)
 {
     trace->n_fused = n_fused;
-    atomic_store_explicit(&trace->route, route, memory_order_relaxed);
+    atomic_store_explicit(&trace->way, way, memory_order_relaxed);
     atomic_store_explicit(&trace->started, ticks, memory_order_relaxed);
 }
 
@@ -67,10 +81,10 @@ typedef struct observe_job {
     const config_t *config;
     const secure_keys_t *keys; // names a job that has no name; NULL: a job of one rank
     log_t *log;
-    pthread_mutex_t *lock;
-    const err_t *ended;                   // under lock; status != HVD_OK: the job is over
-    const char *(*route_name)(int route); // in timelines and lists
-    int board_route, riding_route;        // those that have counters of their own
+    lock_t *lock;
+    const err_t *ended;               // under lock; status != HVD_OK: the job is over
+    const char *(*way_name)(int way); // in timelines and lists
+    int board_way, riding_way;        // those that have counters of their own
     // Under lock: the oldest that are in flight, and how many there are in all.
     int (*in_flight)(void *owner, const trace_t **oldest, int n_oldest);
     void (*free_owner)(void *owner); // see observe_inherits

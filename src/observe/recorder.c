@@ -17,18 +17,18 @@
 #define HVD_UNRECORDED 0
 #endif
 
-static uint64_t tensor_bytes(const hvd_request_t *asked)
+static uint64_t tensor_bytes(const trace_t *trace)
 {
     uint64_t elements = 0;
-    for (int t = 0; t < asked->n_tensors; t++) {
-        const hvd_tensor_t *tensor = &asked->tensors[t];
+    for (int t = 0; t < trace->signature->n_tensors; t++) {
+        const hvd_tensor_t *tensor = &trace->tensors[t];
         uint64_t n = 1;
         for (int d = 0; d < tensor->n_dims; d++) {
             n *= (uint64_t)tensor->shape[d];
         }
         elements += n;
     }
-    return elements * hvd_dtype_bytes(asked->dtype);
+    return elements * hvd_dtype_bytes(trace->signature->dtype);
 }
 
 static record_t *next_record(recorder_t *recorder)
@@ -39,15 +39,15 @@ static record_t *next_record(recorder_t *recorder)
 // What is known as soon as it is submitted.
 static void draft(record_t *record, const trace_t *trace)
 {
-    const hvd_request_t *asked = trace->asked;
+    const signature_t *signature = trace->signature;
     record->bytes = trace->bytes;
     record->thread = trace->thread;
-    record->set = asked->process_set;
-    record->n_tensors = asked->n_tensors;
-    record->op = (uint8_t)asked->op;
-    record->dtype = (uint8_t)asked->dtype;
-    size_t bytes = strnlen(asked->name, RECORDED_NAME_BYTES);
-    memcpy(record->name, asked->name, bytes);
+    record->set = trace->set;
+    record->n_tensors = signature->n_tensors;
+    record->op = (uint8_t)signature->op;
+    record->dtype = (uint8_t)signature->dtype;
+    size_t bytes = strnlen(trace->name, RECORDED_NAME_BYTES);
+    memcpy(record->name, trace->name, bytes);
     record->name[bytes] = '\0';
 }
 
@@ -59,7 +59,7 @@ static void complete(record_t *record, const trace_t *trace, hvd_status_t status
     record->finished = ticks_now();
     record->n_fused = trace->n_fused;
     record->status = (int16_t)status;
-    record->route = (uint8_t)atomic_load_explicit(&trace->route, memory_order_relaxed);
+    record->route = (uint8_t)atomic_load_explicit(&trace->way, memory_order_relaxed);
 }
 
 void observe_submitted(observe_t *o, trace_t *trace, bool is_next)
@@ -71,7 +71,7 @@ void observe_submitted(observe_t *o, trace_t *trace, bool is_next)
         trace->submitted = ticks_now(); // else only if it does not end on the board
     }
     trace->thread = (uint64_t)(uintptr_t)pthread_self();
-    trace->bytes = tensor_bytes(trace->asked);
+    trace->bytes = tensor_bytes(trace);
     counters_submitted(o);
     if (is_next) { // now is the time to write most of it
         draft(next_record(o->recorder), trace);
@@ -82,7 +82,7 @@ void observe_submitted(observe_t *o, trace_t *trace, bool is_next)
 void observe_completed(observe_t *o, const trace_t *trace, hvd_status_t status)
 {
     recorder_t *recorder = o->recorder;
-    if (UNLIKELY(trace->asked == NULL) || HVD_UNRECORDED) {
+    if (UNLIKELY(op_is_about_sets(trace->signature->op)) || HVD_UNRECORDED) {
         return;
     }
     record_t *record = next_record(recorder);
@@ -97,7 +97,7 @@ void observe_completed(observe_t *o, const trace_t *trace, hvd_status_t status)
         counters_catch_up(o);
     }
     if (observe_has_timeline(o) && o->timeline != NULL) {
-        timeline_add(o->timeline, trace->asked, record);
+        timeline_add(o->timeline, trace, record);
         if (timeline_is_filling(o->timeline)) {
             monitor_wake(o);
         }
@@ -106,11 +106,11 @@ void observe_completed(observe_t *o, const trace_t *trace, hvd_status_t status)
 
 void observe_mark_cycle(observe_t *o, uint64_t ticks)
 {
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     if (o->timeline != NULL) {
         timeline_add_cycle(o->timeline, ticks);
     }
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
 }
 
 // --- A rank at one moment ------------------------------------------------------------------------
@@ -129,24 +129,23 @@ static void describe(const observe_t *o, const trace_t *t, flight_t *f)
 {
     bool started = atomic_load_explicit(&t->started, memory_order_relaxed) != 0;
     bool agreed = atomic_load_explicit(&t->agreed, memory_order_relaxed) != 0;
-    int route = atomic_load_explicit(&t->route, memory_order_relaxed);
-    static const hvd_request_t change = {.op = HVD_BARRIER, .name = "change of process sets"};
-    const hvd_request_t *asked = t->asked != NULL ? t->asked : &change;
-    cut_copy(f->name, sizeof f->name, asked->name);
-    cut_copy(f->where, sizeof f->where, asked->where);
-    f->op = (int)asked->op;
-    f->set = asked->process_set;
+    int route = atomic_load_explicit(&t->way, memory_order_relaxed);
+    bool about_sets = op_is_about_sets(t->signature->op);
+    cut_copy(f->name, sizeof f->name, about_sets ? "change of process sets" : t->name);
+    cut_copy(f->where, sizeof f->where, t->where);
+    f->op = (int)(about_sets ? HVD_BARRIER : t->signature->op);
+    f->set = t->set;
     f->state = started && agreed ? "running" : agreed ? "queued" : "waiting";
-    f->route = started ? o->job.route_name(route) : "-";
-    f->bytes = t->asked != NULL ? t->bytes : 0;
-    f->thread = t->asked != NULL ? t->thread : 0;
+    f->route = started ? o->job.way_name(route) : "-";
+    f->bytes = about_sets ? 0 : t->bytes;
+    f->thread = about_sets ? 0 : t->thread;
     f->submitted = t->submitted;
 }
 
 void recorder_snapshot(observe_t *o, snapshot_t *s)
 {
     const trace_t *oldest[MAX_FLIGHTS];
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     s->recorder = *o->recorder;
     s->n_in_flight = o->job.in_flight(o->job.owner, oldest, MAX_FLIGHTS);
     s->n_flights = MIN(s->n_in_flight, MAX_FLIGHTS);
@@ -155,7 +154,7 @@ void recorder_snapshot(observe_t *o, snapshot_t *s)
     }
     s->ended = *o->job.ended;
     s->now = ticks_now();
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
     s->pace = ticks_pace(&o->origin);
 }
 
@@ -233,10 +232,10 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
 static void put_stack(observe_t *o, const char *heading, uint64_t thread, buf_t *out, buf_t *stacks)
 {
     char text[STACK_BYTES];
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     hvd_stack_fn stack_of = o->stack_of;
     void *arg = o->stack_arg;
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
     if (stack_of == NULL || thread == 0) {
         return;
     }
@@ -284,7 +283,7 @@ static void put_record(const observe_t *o, const snapshot_t *s, uint64_t number,
     buf_printf(
         out, "%8llu %12.6f %-13s %-9s %-8s %4d %6d %6d %12llu %12.1f %11.1f %11.1f  %-12s %s\n",
         (unsigned long long)number, age_s(s, r->finished), hvd_op_name((hvd_op_t)r->op),
-        o->job.route_name(r->route), hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors,
+        o->job.way_name(r->route), hvd_dtype_name((hvd_dtype_t)r->dtype), r->set, r->n_tensors,
         r->n_fused, (unsigned long long)r->bytes, 1e6 * seconds(s, r->submitted, agreed),
         1e6 * seconds(s, agreed, started), 1e6 * seconds(s, started, r->finished),
         r->status == HVD_OK ? "ok" : hvd_status_name((hvd_status_t)r->status), r->name);

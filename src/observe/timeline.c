@@ -127,15 +127,15 @@ bool timeline_is_filling(const timeline_t *t)
     return t->filling.n_events == MAX_EVENTS / 2;
 }
 
-void timeline_add(timeline_t *t, const hvd_request_t *asked, const record_t *record)
+void timeline_add(timeline_t *t, const trace_t *trace, const record_t *record)
 {
     event_t *e = new_event(t, EVENT_OPERATION);
     if (e == NULL) {
         return;
     }
-    e->pid = pid_of(t, asked->name);
+    e->pid = pid_of(t, trace->name);
     e->op = record->op;
-    e->is_adasum = asked->op == HVD_ALLREDUCE && asked->reduce == HVD_ADASUM;
+    e->is_adasum = trace->signature->reduce == HVD_ADASUM;
     e->dtype = record->dtype;
     e->route = record->route;
     e->status = record->status;
@@ -147,8 +147,8 @@ void timeline_add(timeline_t *t, const hvd_request_t *asked, const record_t *rec
     e->started = record->started;
     e->finished = record->finished;
     e->n_dims = 0;
-    if (asked->n_tensors > 0) {
-        const hvd_tensor_t *first = &asked->tensors[0];
+    if (trace->signature->n_tensors > 0) {
+        const hvd_tensor_t *first = &trace->tensors[0];
         e->n_dims = (int16_t)first->n_dims;
         for (int d = 0; d < MIN(first->n_dims, SHOWN_DIMS); d++) {
             e->dims[d] = first->shape[d];
@@ -429,8 +429,8 @@ static void put_operation(observe_t *o, timeline_t *t, const event_t *e)
             micros(t, agreed), micros(t, started) - micros(t, agreed), e->pid);
     }
     put(o, t, ",\n{\"name\": \"%s_%s\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
-        o->job.route_name(e->route), op, micros(t, started),
-        micros(t, finished) - micros(t, started), e->pid);
+        o->job.way_name(e->route), op, micros(t, started), micros(t, finished) - micros(t, started),
+        e->pid);
     put(o, t,
         ",\n{\"ph\": \"E\", \"ts\": %.3f, \"pid\": %d, \"args\": {\"dtype\": \"%s\", \"shape\": "
         "\"%s\", \"tensors\": %d, \"bytes\": %llu, \"fused\": %d, \"status\": \"%s\"}}",
@@ -458,11 +458,11 @@ static void put_event(observe_t *o, timeline_t *t, const event_t *e)
 
 void timeline_write(observe_t *o, timeline_t *t)
 {
-    pthread_mutex_lock(o->job.lock);
+    lock_take(o->job.lock);
     backlog_t backlog = t->filling;
     t->filling = t->writing;
     t->writing = backlog;
-    pthread_mutex_unlock(o->job.lock);
+    lock_release(o->job.lock);
     t->us_per_tick = ticks_pace(&o->origin) / 1000.0;
     put_names(o, t);
     for (int i = 0; i < t->writing.n_events && !is_full(o, t); i++) {

@@ -231,7 +231,6 @@ typedef struct scene {
     int ranks, hosts;  // hosts that got ranks
     int least_on_host; // ranks of the emptiest host
     bool several;      // some host has more than one
-    int *host_of;
     size_t *blocks;
 } scene_t;
 
@@ -242,20 +241,15 @@ static void set_scene(scene_t *scene, const config_t *config, const info_options
     scene->hosts = (options->ranks + per_host - 1) / per_host;
     scene->least_on_host = options->ranks - (scene->hosts - 1) * per_host;
     scene->several = per_host > 1;
-    scene->host_of = calloc((size_t)scene->ranks, sizeof *scene->host_of);
     scene->blocks = calloc((size_t)scene->ranks, sizeof *scene->blocks);
-    if (scene->host_of == NULL || scene->blocks == NULL) {
+    if (scene->blocks == NULL) {
         fputs("hvd-info: out of memory\n", stderr);
         exit(1);
-    }
-    for (int r = 0; r < scene->ranks; r++) {
-        scene->host_of[r] = r / per_host;
     }
 }
 
 static void clear_scene(scene_t *scene)
 {
-    free(scene->host_of);
     free(scene->blocks);
 }
 
@@ -275,21 +269,16 @@ static coll_args_t args_of(const scene_t *scene, hvd_op_t op, hvd_reduce_t reduc
         .send_bytes = scene->blocks,
         .recv_bytes = scene->blocks,
         .equal_blocks = true,
-        .host_of = scene->host_of,
         .segment_bytes = scene->config->segment_bytes,
     };
 }
 
-// As the engine decides; small ones ride along before it comes to that (rides in api.c).
-static route_t route_of(const scene_t *scene, const coll_args_t *args)
+static way_id_t way_of(const scene_t *scene, const coll_args_t *args)
 {
-    bool is_adasum = args->op == HVD_ALLREDUCE && args->reduce == HVD_ADASUM;
-    if (args->op == HVD_ALLREDUCE && !is_adasum && args->bytes <= scene->config->inline_bytes) {
-        return ROUTE_RIDING;
-    }
-    return route_choose(&(route_case_t){
+    return way_choose(&(way_case_t){
         .args = args,
         .algorithm = scene->config->algorithm,
+        .inline_bytes = scene->config->inline_bytes,
         .one_host = scene->hosts == 1,
         .has_stream = true,
         .two_levels = scene->several,
@@ -302,39 +291,29 @@ static const char *plan_name(const scene_t *scene, const coll_args_t *args, err_
     return algorithm != NULL ? algorithm->name : err->text;
 }
 
-static void describe_route(const scene_t *scene, coll_args_t args, char text[CHOICE_BYTES])
+static void describe_way(const scene_t *scene, coll_args_t args, char text[CHOICE_BYTES])
 {
-    static const char *const words[] = {
-        [ROUTE_NOTHING] = "agreed: nothing is left to do once all ranks have come",
-        [ROUTE_ALONE] = "alone: copied",
-        [ROUTE_STREAM] = "stream: through shared memory",
-        [ROUTE_RIDING] = "riding: inside the agreement's own messages",
-        [ROUTE_PLAN] = "plan: ",
-        [ROUTE_PIECES] = "plan: ",
-        [ROUTE_TWO_LEVEL] = "two_level: shared memory, and between hosts ",
-    };
-    route_t route = route_of(scene, &args);
+    way_id_t way = way_of(scene, &args);
     bool may_take_board = scene->hosts == 1 && scene->several && scene->ranks <= BOARD_MEMBERS;
     const char *inner = "";
     err_t err;
-    if (route == ROUTE_TWO_LEVEL) { // each rank of the emptiest host carries a shard
+    if (way == WAY_TWO_LEVEL) { // each rank of the emptiest host carries a shard
         args.size = scene->hosts;
         args.bytes /= (size_t)scene->least_on_host;
-        args.host_of = NULL;
     }
-    if (route == ROUTE_PLAN || route == ROUTE_PIECES || route == ROUTE_TWO_LEVEL) {
+    if (ways[way].by_plan) {
         inner = plan_name(scene, &args, &err);
-    } else if (route == ROUTE_RIDING && may_take_board) {
+    } else if (way == WAY_RIDING && may_take_board) {
         inner = "; short ones waited for at once meet on the host's board";
     }
-    snprintf(text, CHOICE_BYTES, "%s%s", words[route], inner);
+    snprintf(text, CHOICE_BYTES, "%s%s", ways[way].tells, inner);
 }
 
 static void add_choice(table_t *table, const coll_args_t *args, size_t from, size_t to,
                        const char *choice)
 {
     char from_text[32], to_text[32];
-    bool is_adasum = args->op == HVD_ALLREDUCE && args->reduce == HVD_ADASUM;
+    bool is_adasum = args->reduce == HVD_ADASUM;
     add(table, "%s%s", hvd_op_name(args->op), is_adasum ? " (adasum)" : "");
     if (from == SMALLEST && to == LARGEST) {
         add(table, "all sizes");
@@ -353,7 +332,7 @@ static void add_choices(table_t *table, const scene_t *scene, hvd_op_t op, hvd_r
     size_t from = SMALLEST;
     for (size_t bytes = SMALLEST; bytes <= LARGEST; bytes *= 2) {
         coll_args_t args = args_of(scene, op, reduce, bytes);
-        describe_route(scene, args, now);
+        describe_way(scene, args, now);
         if (bytes > SMALLEST && strcmp(now, last) != 0) {
             add_choice(table, &args, from, bytes / 2, last);
             from = bytes;

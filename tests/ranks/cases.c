@@ -547,7 +547,6 @@ static void check_adasum(checker_t *k, const case_tensor_t *tensor)
         .op = c->op,
         .dtype = c->dtype,
         .reduce = c->reduce,
-        .scale_before = c->pre != 1.0,
         .scale_after = c->post != 1.0,
         .size = c->n_members,
         .bytes = bytes,

@@ -322,7 +322,6 @@ static void set_sizes(const setting_t *s, group_t *g, uint64_t *chance)
             .op = op,
             .dtype = s->dtype,
             .reduce = s->reduce,
-            .scale_before = s->pre != 1,
             .scale_after = s->post != 1,
             .member = m,
             .size = s->n,
@@ -384,7 +383,6 @@ static void set_up(const setting_t *s, world_t *world, group_t *g)
             .reduce = s->reduce,
             .prescale = s->pre,
             .postscale = s->post,
-            .epoch = 3,
             .batch = (uint32_t)s->seed,
             .segment_bytes = s->segment_bytes,
             .link_of = link_of,
@@ -860,7 +858,6 @@ static hvd_status_t run_two(uint32_t other_batch, size_t other_elements, bool cu
                                 .reduce = HVD_SUM,
                                 .prescale = 1,
                                 .postscale = 1,
-                                .epoch = 1,
                                 .batch = m == 0 ? 1 : other_batch,
                                 .link_of = link_of,
                                 .arg = &members[m].link_arg};

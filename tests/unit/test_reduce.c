@@ -122,14 +122,12 @@ static void test_every_kernel(void **state)
                 const int k = i / 4 % MAX_K + 1;
                 const kernels_t *table = tables[i / 4 / MAX_K];
                 const bool raw_flags = dtype == HVD_BOOL && k == 1; // a single input stays as it is
-                const bool past_cache = i % 3 == 0; // which needs whole elements, but no more
-                char *result = place(result_memory, past_cache ? 8 : 1);
+                char *result = place(result_memory, 1);
                 char *also = i % 2 ? place(also_memory, 3) : NULL;
                 memset(result_memory, 0x55, sizeof result_memory);
                 memset(also_memory, 0x55, sizeof also_memory);
                 expect((hvd_dtype_t)dtype, reduces[i % 4], inputs, k, n, 1, 1, expected);
-                table->fold[dtype][fold_of[reduces[i % 4]]](result, also, inputs, k, n, 1,
-                                                            past_cache);
+                table->fold[dtype][fold_of[reduces[i % 4]]](result, also, inputs, k, n, 1);
                 if (!raw_flags) {
                     check_bytes(result, bytes, table->name, (hvd_dtype_t)dtype, reduces[i % 4], k,
                                 n);
@@ -192,30 +190,6 @@ static void test_result_in_place_of_an_input(void **state)
                 reduce_many((hvd_dtype_t)dtype, HVD_SUM, own, NULL, inputs, 3, N, pre, 1);
                 check_bytes(own, bytes, "in place", (hvd_dtype_t)dtype, HVD_SUM, 3, N);
             }
-        }
-    }
-}
-
-static void test_results_past_the_cache_are_the_same(void **state)
-{
-    (void)state;
-    enum { N = 1000 };
-    for (int dtype = 0; dtype < HVD_N_DTYPES; dtype++) {
-        const size_t bytes = N * hvd_dtype_bytes((hvd_dtype_t)dtype);
-        for (int i = 0; i < 12; i++) {
-            const double pre = i & 4 ? 0.5 : 1, post = i & 2 ? 0.25 : 1;
-            char *result =
-                result_memory + (i & 1); // where it cannot be aligned, it must still be right
-            const void *inputs[3] = {i < 8 ? inputs_memory[0] : result, inputs_memory[1],
-                                     inputs_memory[2]};
-            fill((hvd_dtype_t)dtype, i < 8 ? inputs_memory[0] : result, N);
-            fill((hvd_dtype_t)dtype, inputs_memory[1], N);
-            fill((hvd_dtype_t)dtype, inputs_memory[2], N);
-            expect((hvd_dtype_t)dtype, HVD_SUM, inputs, 3, N, pre, post, expected);
-            reduce_many_past_cache((hvd_dtype_t)dtype, HVD_SUM, result, also_memory, inputs, 3, N,
-                                   pre, post);
-            check_bytes(result, bytes, "past the cache", (hvd_dtype_t)dtype, HVD_SUM, 3, N);
-            assert_memory_equal(also_memory, expected, bytes);
         }
     }
 }
@@ -351,7 +325,7 @@ static void test_every_half_times_a_factor(void **state)
                 tables[t]->scale[halves[h]](half_results, all_halves, ALL_HALVES, factors[f]);
                 check_halves(halves[h], tables[t]->name, "scaling", half_expected);
                 tables[t]->fold[halves[h]][FOLD_SUM](half_results, NULL, inputs, 1, ALL_HALVES,
-                                                     factors[f], false);
+                                                     factors[f]);
                 check_halves(halves[h], tables[t]->name, "folding and scaling", half_expected);
             }
         }
@@ -432,7 +406,7 @@ static void test_a_nan_wins_min_and_max(void **state)
     for (int i = 0; i < 4 * n_tables; i++) {
         const void *inputs[2] = {i % 2 ? nans : numbers, i % 2 ? numbers : nans};
         tables[i / 4]->fold[HVD_FLOAT32][i & 2 ? FOLD_MIN : FOLD_MAX](result, NULL, inputs, 2, 17,
-                                                                      1, false);
+                                                                      1);
         assert_true(isnan(result[0]) && isnan(result[16]));
     }
 }
@@ -509,7 +483,6 @@ int main(void)
         cmocka_unit_test(test_every_kernel),
         cmocka_unit_test(test_factors),
         cmocka_unit_test(test_result_in_place_of_an_input),
-        cmocka_unit_test(test_results_past_the_cache_are_the_same),
         cmocka_unit_test(test_accumulators),
         cmocka_unit_test(test_sums_of_floats_are_near),
         cmocka_unit_test(test_an_average_of_equal_floats_is_that_float),

@@ -360,14 +360,15 @@ static void the_file_parses_at_every_moment(void **state)
     err_t err;
     char name[600];
     record_t record = {.submitted = 1, .agreed = 2, .started = 3, .finished = 4};
-    hvd_request_t request = {.name = name};
+    const signature_t signature = {.op = HVD_BARRIER};
+    trace_t trace = {.signature = &signature, .name = name};
     watched_path = t.path;
     n_looks = 0;
     assert_int_equal(timeline_open(ctx->observe, t.path, false, &timeline, &err), HVD_OK);
     for (int i = 0; i < 600; i++) {
         memset(name, 'a' + i % 26, sizeof name);
         name[1 + i % 500] = '\0';
-        timeline_add(timeline, &request, &record);
+        timeline_add(timeline, &trace, &record);
         if (i % 7 == 0) {
             timeline_write(ctx->observe, timeline);
         }
@@ -484,13 +485,14 @@ static void a_flood_is_counted(void **state)
     timeline_t *timeline;
     err_t err;
     record_t record = {.submitted = 1, .agreed = 2, .started = 3, .finished = 4};
-    hvd_request_t request = {.name = "flood"};
+    const signature_t signature = {.op = HVD_BARRIER};
+    trace_t trace = {.signature = &signature, .name = "flood"};
     assert_int_equal(timeline_open(ctx->observe, t.path, false, &timeline, &err), HVD_OK);
     for (int i = 0; i < 20000; i++) {
-        timeline_add(timeline, &request, &record);
+        timeline_add(timeline, &trace, &record);
     }
     timeline_write(ctx->observe, timeline);
-    timeline_add(timeline, &request, &record);
+    timeline_add(timeline, &trace, &record);
     timeline_close(ctx->observe, timeline);
     char *text = read_text_file(t.path);
     assert_true(json_is_valid(text));

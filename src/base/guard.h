@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// guard.h - rules about threads and states that run: who may be here, what must hold.
+//
+// Two nets. Clang's thread-safety analysis reads the annotations at compile time: a function that
+// REQUIRES a lock cannot be called without it. Where HVD_CHECKS is defined (debug, sanitizer and
+// fuzz builds) the same rules, and INVARIANTs besides, are checked as the program runs, and a
+// broken one stops it on the spot; in what users get they cost nothing.
+#ifndef HVD_BASE_GUARD_H
+#define HVD_BASE_GUARD_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#if defined(__clang__)
+#define THREAD_RULE(rule) __attribute__((rule))
+#else
+#define THREAD_RULE(rule)
+#endif
+#define CAPABILITY(name) THREAD_RULE(capability(name))
+#define REQUIRES(...) THREAD_RULE(requires_capability(__VA_ARGS__))
+#define EXCLUDES(...) THREAD_RULE(locks_excluded(__VA_ARGS__))
+#define ACQUIRES(...) THREAD_RULE(acquire_capability(__VA_ARGS__))
+#define TRY_ACQUIRES(...) THREAD_RULE(try_acquire_capability(__VA_ARGS__))
+#define RELEASES(...) THREAD_RULE(release_capability(__VA_ARGS__))
+#define ASSERTS(...) THREAD_RULE(assert_capability(__VA_ARGS__))
+#define NOT_ANALYSED THREAD_RULE(no_thread_safety_analysis)
+
+#if defined(HVD_CHECKS)
+void invariant_broken(const char *what, const char *file, int line);
+#define INVARIANT(holds) ((holds) ? (void)0 : invariant_broken(#holds, __FILE__, __LINE__))
+#else
+#define INVARIANT(holds) ((void)0)
+#endif
+
+// Which thread has it, as far as checks want to know. 0: none.
+typedef struct owner {
+    atomic_uintptr_t thread;
+} owner_t;
+
+static inline void owner_set(owner_t *owner)
+{
+#if defined(HVD_CHECKS)
+    atomic_store_explicit(&owner->thread, (uintptr_t)pthread_self(), memory_order_relaxed);
+#else
+    (void)owner;
+#endif
+}
+
+static inline void owner_clear(owner_t *owner)
+{
+#if defined(HVD_CHECKS)
+    atomic_store_explicit(&owner->thread, 0, memory_order_relaxed);
+#else
+    (void)owner;
+#endif
+}
+
+static inline bool owner_is_me(const owner_t *owner)
+{
+    return atomic_load_explicit(&owner->thread, memory_order_relaxed) == (uintptr_t)pthread_self();
+}
+
+// --- A mutex that knows who has it ---------------------------------------------------------------
+
+typedef struct CAPABILITY("mutex") lock {
+    pthread_mutex_t mutex;
+    owner_t owner;
+} lock_t;
+
+static inline void lock_init(lock_t *lock)
+{
+    pthread_mutex_init(&lock->mutex, NULL);
+    owner_clear(&lock->owner);
+}
+
+static inline void lock_free(lock_t *lock)
+{
+    pthread_mutex_destroy(&lock->mutex);
+}
+
+static inline void lock_take(lock_t *lock) ACQUIRES(*lock);
+static inline void lock_take(lock_t *lock) NOT_ANALYSED
+{
+    pthread_mutex_lock(&lock->mutex);
+    owner_set(&lock->owner);
+}
+
+static inline void lock_release(lock_t *lock) RELEASES(*lock);
+static inline void lock_release(lock_t *lock) NOT_ANALYSED
+{
+    owner_clear(&lock->owner);
+    pthread_mutex_unlock(&lock->mutex);
+}
+
+#endif

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// run.h - what the files share that run batches: run.c (the queue), tensors.c (which memory goes in
+// and comes out), ways.c (the table and the choice) and a way_*.c for each way.
+//
+// A way gets its batch as a coll_task_t: what is to be done, among whom, from where to where. A way
+// that does something smaller on the way (a shard, a piece, a phase) makes a task of its own and
+// hands that down; nobody changes what it was handed. Everything belongs to the holder of the
+// engine; memory is kept from batch to batch.
+#ifndef HVD_ENGINE_RUN_H
+#define HVD_ENGINE_RUN_H
+
+#include "coll/stream.h"
+#include "engine/engine.h"
+#include "engine/ways.h"
+
+// --- What a way keeps while it runs, by owner ----------------------------------------------------
+
+// way_plan.c: a plan wants contiguous memory, so what is not is packed, and unpacked afterwards.
+typedef struct plan_state {
+    net_t *net;
+    exec_t *exec;
+    plan_t plan;
+    const int *ranks; // of the members
+    buf_t packed, unpacked, tmp, acc;
+    const vec_t *out;     // where the result belongs
+    hvd_dtype_t dtype;    // of the tensors
+    bool widened;         // runs on float32, although they are of a half type
+    uint8_t *unpack_from; // NULL: the result is where it belongs
+} plan_state_t;
+
+// way_pieces.c: one plan after the other, a tensor each.
+typedef struct piece_state {
+    buf_t bytes; // of each tensor, as size_t
+    size_t n, next, at;
+    vec_t in, out;
+} piece_state_t;
+
+typedef enum phase { PHASE_REDUCE_IN_HOST, PHASE_BETWEEN_HOSTS, PHASE_GATHER_IN_HOST } phase_t;
+
+// way_two_level.c
+typedef struct two_level_state {
+    phase_t phase;
+    int n_shards, n_cross, cross_member;
+    int *cross_ranks; // those that carry the same shard, one on each host
+    size_t *shard_at, *shard_bytes;
+    vec_t shard; // of this rank
+    buf_t memory;
+} two_level_state_t;
+
+// way_mpi.c
+typedef struct mpi_state {
+    coll_args_t args; // MPI reads it until the end
+    uint8_t *output;
+    size_t *blocks; // of a widened reducescatter
+} mpi_state_t;
+
+// Who of the members sits where.
+typedef struct host_split {
+    int *host_of; // by member
+    int *local_ranks;
+    int n_local, local_member;
+} host_split_t;
+
+struct runner {
+    batch_t *batch; // NULL: nothing runs
+    const way_t *way;
+    coll_task_t task; // the whole batch
+    vec_t in, out;
+    size_t *blocks, *send_bytes, *recv_bytes; // by member
+    buf_t zeros;                              // what a rank that has joined brings
+    host_split_t split;
+    stream_t *stream; // NULL without shared memory
+    plan_state_t plan;
+    piece_state_t pieces;
+    two_level_state_t two_level;
+    mpi_state_t mpi;
+};
+
+// Memory of at least `bytes`, kept between batches.
+void *scratch(buf_t *buf, size_t bytes);
+
+// An average is a sum whose result is multiplied by this.
+static inline double average_factor(hvd_reduce_t reduce, int n_members)
+{
+    return reduce == HVD_AVERAGE ? 1.0 / n_members : 1.0;
+}
+
+// --- tensors.c -----------------------------------------------------------------------------------
+
+typedef struct tensor_view {
+    uint8_t *input, *output; // output NULL: not yet allocated
+    request_t *request;      // NULL: this rank has joined
+    int index;
+    int64_t rows;
+    size_t row_bytes; // of everything but the first dimension
+    size_t bytes;     // rows * row_bytes; scalars have one row
+} tensor_view_t;
+
+typedef bool (*visit_fn)(runner_t *, const decision_entry_t *, tensor_view_t *, int member);
+
+// Calls visit for every tensor of the batch, in order; false as soon as one visit says so.
+bool each_tensor(runner_t *r, visit_fn visit, int member);
+// Strings the tensors of the batch into r->in and r->out, and completes the arguments of its task.
+// False: no memory.
+bool string_tensors(runner_t *r);
+// The user's output, or memory taken for it; NULL: there is none.
+void *allocate_output(request_t *request, int t);
+// Bytes of the largest buffer that any member has: what they all know.
+size_t largest_buffer(const runner_t *r);
+
+// --- What ways lend each other -------------------------------------------------------------------
+
+// way_alone.c: one member, what goes in comes out, scaled as several would have scaled it.
+void move_alone(const coll_task_t *task);
+// way_stream.c
+hvd_status_t start_stream(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err);
+// way_plan.c. `out` of the task must live until the end, in which the result is unpacked.
+hvd_status_t plan_start(hvd_ctx_t *ctx, plan_state_t *p, const coll_task_t *task, err_t *err);
+hvd_status_t plan_progress(plan_state_t *p, bool *moved_p, err_t *err);
+// Contiguous memory for what is strung in the task's vectors; the input multiplied by `factor`, and
+// widened if p->widened.
+hvd_status_t plan_arrange(plan_state_t *p, const coll_task_t *task, double factor,
+                          uint8_t **input_p, uint8_t **output_p, err_t *err);
+void plan_unpack(const plan_state_t *p);
+// way_riding.c: writes accumulators to the outputs of a small allreduce. False: no memory for them.
+bool riding_store(request_t *request, const void *result, int n_members);
+
+// --- The rows of ways.c --------------------------------------------------------------------------
+
+#define WAY_FUNCTIONS(name)                                                                        \
+    bool name##_takes(const way_case_t *given);                                                    \
+    hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, err_t *err);                            \
+    hvd_status_t name##_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+
+WAY_FUNCTIONS(way_alone);
+WAY_FUNCTIONS(way_riding);
+WAY_FUNCTIONS(way_pieces);
+WAY_FUNCTIONS(way_mpi);
+WAY_FUNCTIONS(way_stream);
+WAY_FUNCTIONS(way_two_level);
+WAY_FUNCTIONS(way_plan);
+bool board_takes(const way_case_t *given); // board.c: its members run it themselves
+
+#endif

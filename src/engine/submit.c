@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// submit.c - hvd_submit: from what the user asks for to a request that is on its way.
+//
+// What this rank can check by itself is checked here; what other ranks must agree to is checked by
+// coord and shows in the handle. The signature is made here, once, and handed on by pointer. All of
+// it happens under the lock and copies what the user may change afterwards; tensors stay where they
+// are.
+#include "coll/reduce.h"
+#include "engine/engine.h"
+
+#include <stdio.h>
+
+#define MAX_TENSORS 65536
+
+// --- Is the request well formed ------------------------------------------------------------------
+
+static int64_t n_elements(const hvd_tensor_t *tensor)
+{
+    int64_t n = 1;
+    for (int d = 0; d < tensor->n_dims; d++) {
+        n *= tensor->shape[d];
+    }
+    return n;
+}
+
+static int64_t rows_of(const hvd_tensor_t *tensor)
+{
+    return tensor->n_dims > 0 ? tensor->shape[0] : 0;
+}
+
+static hvd_status_t check_tensor(const hvd_request_t *asked, const char *name, int i, err_t *err)
+{
+    const hvd_tensor_t *tensor = &asked->tensors[i];
+    if (tensor->n_dims < 0 || tensor->n_dims > HVD_MAX_DIMS ||
+        (tensor->n_dims > 0 && tensor->shape == NULL)) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "tensor %d of '%s' has %d dimensions; 0 to %d are allowed", i, name,
+                    tensor->n_dims, HVD_MAX_DIMS);
+    }
+    double n = 1;
+    for (int d = 0; d < tensor->n_dims; d++) {
+        if (tensor->shape[d] < 0) {
+            return fail(err, HVD_INVALID_ARGUMENT,
+                        "dimension %d of tensor %d of '%s' is negative: %lld", d, i, name,
+                        (long long)tensor->shape[d]);
+        }
+        n *= (double)tensor->shape[d];
+    }
+    if (n > (double)(INT64_MAX / 16)) {
+        return fail(err, HVD_INVALID_ARGUMENT, "tensor %d of '%s' is too large", i, name);
+    }
+    if (n > 0 && tensor->input == NULL) {
+        return fail(err, HVD_INVALID_ARGUMENT, "tensor %d of '%s' has no data", i, name);
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t check_root(const hvd_request_t *asked, const process_set_t *set, err_t *err)
+{
+    for (int m = 0; m < set->n; m++) {
+        if (set->ranks[m] == asked->root) {
+            return HVD_OK;
+        }
+    }
+    return fail(err, HVD_INVALID_ARGUMENT,
+                "%s received invalid root rank %d for provided process set", hvd_op_name(asked->op),
+                asked->root);
+}
+
+static hvd_status_t check_splits(const hvd_request_t *asked, const process_set_t *set, err_t *err)
+{
+    int64_t rows = rows_of(&asked->tensors[0]);
+    if (asked->splits == NULL) {
+        return rows % set->n == 0
+                   ? HVD_OK
+                   : fail(err, HVD_INVALID_ARGUMENT,
+                          "splits not provided, but first dimension of tensor is not an even "
+                          "multiple of the number of workers.");
+    }
+    if (asked->n_splits != set->n) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "Number of entries in splits does not equal number of workers.");
+    }
+    int64_t sum = 0;
+    for (int m = 0; m < set->n; m++) {
+        if (asked->splits[m] < 0) {
+            return fail(err, HVD_INVALID_ARGUMENT, "splits[%d] of alltoall is negative: %d", m,
+                        asked->splits[m]);
+        }
+        sum += asked->splits[m];
+    }
+    if (sum > rows) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "Sum of splits entries is greater than the first dimension of tensor.");
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t check_reduction(const hvd_request_t *asked, const char *name, err_t *err)
+{
+    if ((unsigned)asked->reduce >= HVD_N_REDUCES) {
+        return fail(err, HVD_INVALID_ARGUMENT, "'%s' asks for an unknown reduction: %d", name,
+                    asked->reduce);
+    }
+    if (asked->reduce == HVD_ADASUM && !dtype_is_floating(asked->dtype)) {
+        return fail(err, HVD_INVALID_ARGUMENT, "Adasum needs floating point; '%s' is %s", name,
+                    hvd_dtype_name(asked->dtype));
+    }
+    bool sums = asked->reduce == HVD_SUM || asked->reduce == HVD_AVERAGE;
+    if (op_has(asked->op, OP_SUMS_ONLY) && !sums) {
+        return fail(err, HVD_UNSUPPORTED, "%s currently only supports AVERAGE and SUM.",
+                    op_infos[asked->op].title);
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
+                                  const process_set_t *set, err_t *err)
+{
+    if ((unsigned)asked->dtype >= HVD_N_DTYPES) {
+        return fail(err, HVD_INVALID_ARGUMENT, "'%s' has an unknown dtype: %d", name, asked->dtype);
+    }
+    bool bare = op_infos[asked->op].layout == LAYOUT_NOTHING;
+    if (bare ? asked->n_tensors != 0 : (asked->n_tensors < 1 || asked->tensors == NULL)) {
+        return fail(err, HVD_INVALID_ARGUMENT, "%s '%s' has %d tensors", hvd_op_name(asked->op),
+                    name, asked->n_tensors);
+    }
+    if (op_has(asked->op, OP_ONE_TENSOR) && asked->n_tensors != 1) {
+        return fail(err, HVD_INVALID_ARGUMENT, "%s takes one tensor, not %d",
+                    hvd_op_name(asked->op), asked->n_tensors);
+    }
+    if (asked->n_tensors > MAX_TENSORS) {
+        return fail(err, HVD_INVALID_ARGUMENT, "group '%s' has %d tensors; at most %d are allowed",
+                    name, asked->n_tensors, MAX_TENSORS);
+    }
+    for (int i = 0; i < asked->n_tensors; i++) {
+        hvd_status_t status = check_tensor(asked, name, i, err);
+        if (status != HVD_OK) {
+            return status;
+        }
+    }
+    hvd_status_t status = HVD_OK;
+    if (op_has(asked->op, OP_ROOTED)) {
+        status = check_root(asked, set, err);
+    }
+    if (status == HVD_OK && op_infos[asked->op].sizes == SIZES_PER_MEMBER) {
+        status = check_splits(asked, set, err);
+    }
+    if (status == HVD_OK && op_has(asked->op, OP_REDUCES)) {
+        status = check_reduction(asked, name, err);
+    }
+    return status;
+}
+
+// --- Copying it ----------------------------------------------------------------------------------
+
+static char *copy_text(request_t *request, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    return memcpy(request_cut(request, bytes), text, bytes);
+}
+
+// Room for everything a request keeps: tensors, shapes twice (as given, and as all must agree),
+// sizes, texts, and what rides along.
+static size_t storage_bytes(const hvd_ctx_t *ctx, const hvd_request_t *asked, const char *name,
+                            int n_members)
+{
+    size_t n = (size_t)asked->n_tensors;
+    size_t n_dims = 0, n_elements_of_all = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_dims += (size_t)asked->tensors[i].n_dims;
+        n_elements_of_all += (size_t)n_elements(&asked->tensors[i]);
+    }
+    size_t texts = strlen(name) + 1 + (asked->where != NULL ? strlen(asked->where) + 1 : 0);
+    size_t n_words = 2 * n_dims + 2 * n + (size_t)n_members; // sizes: per tensor, or per member
+    return n * (sizeof(hvd_tensor_t) + sizeof(void *)) + n_words * sizeof(int64_t) + texts +
+           MIN(n_elements_of_all * sizeof(double), ctx->config.inline_bytes) + 64;
+}
+
+static void copy_tensors(request_t *request, const hvd_request_t *asked)
+{
+    size_t n = (size_t)asked->n_tensors;
+    bool first_differs = op_infos[asked->op].sizes != SIZES_NONE;
+    request->tensors = request_cut(request, n * sizeof *request->tensors);
+    request->owned = request_cut(request, n * sizeof *request->owned);
+    size_t n_dims = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_dims += (size_t)asked->tensors[i].n_dims;
+    }
+    int64_t *shapes = request_cut(request, n_dims * sizeof *shapes);
+    int64_t *words = request_cut(request, (n_dims + n) * sizeof *words);
+    request->signature.dims = words;
+    request->signature.n_dims_words = (int)(n_dims + n);
+    for (size_t i = 0; i < n; i++) {
+        const hvd_tensor_t *tensor = &asked->tensors[i];
+        request->tensors[i] = *tensor;
+        request->tensors[i].shape = shapes;
+        request->owned[i] = NULL;
+        *words++ = tensor->n_dims;
+        for (int d = 0; d < tensor->n_dims; d++) {
+            *shapes++ = tensor->shape[d];
+            *words++ = d == 0 && first_differs ? -1 : tensor->shape[d];
+        }
+    }
+}
+
+static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_members)
+{
+    bool per_member = op_infos[asked->op].sizes == SIZES_PER_MEMBER;
+    request->n_sizes = signature_n_sizes(&request->signature, n_members);
+    request->sizes = request_cut(request, (size_t)request->n_sizes * sizeof *request->sizes);
+    for (int i = 0; i < request->n_sizes; i++) {
+        request->sizes[i] = !per_member             ? rows_of(&asked->tensors[i])
+                            : asked->splits != NULL ? asked->splits[i]
+                                                    : rows_of(&asked->tensors[0]) / n_members;
+    }
+}
+
+// Small allreduces travel inside the agreement's messages, as accumulators.
+static void copy_payload(const hvd_ctx_t *ctx, request_t *request)
+{
+    const signature_t *signature = &request->signature;
+    request->payload = NULL;
+    request->payload_bytes = 0;
+    if (!signature_rides(signature, ctx->config.inline_bytes, &request->payload_bytes)) {
+        return;
+    }
+    request->payload = request_cut(request, request->payload_bytes);
+    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
+    uint8_t *at = request->payload;
+    for (int i = 0; i < signature->n_tensors; i++) {
+        size_t n = (size_t)n_elements(&request->tensors[i]);
+        acc_load(signature->dtype, at, request->tensors[i].input, n, signature->prescale);
+        at += n * acc_bytes;
+    }
+}
+
+static signature_t signature_of(const hvd_request_t *asked)
+{
+    bool scaled = (asked->flags & HVD_SCALED) != 0;
+    return (signature_t){
+        .op = asked->op,
+        .dtype = asked->dtype,
+        .reduce = op_has(asked->op, OP_REDUCES) ? asked->reduce : HVD_SUM,
+        .root = op_has(asked->op, OP_ROOTED) ? asked->root : 0,
+        .prescale = scaled ? asked->prescale : 1.0,
+        .postscale = scaled ? asked->postscale : 1.0,
+        .n_tensors = asked->n_tensors,
+    };
+}
+
+static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_request_t *asked,
+                                 const char *name, const process_set_t *set, err_t *err)
+{
+    buf_clear(&request->storage);
+    if (!buf_reserve(&request->storage, storage_bytes(ctx, asked, name, set->n))) {
+        return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
+    }
+    request->signature = signature_of(asked);
+    request->process_set = asked->process_set;
+    request->alloc = asked->alloc;
+    request->done = asked->done;
+    request->arg = asked->arg;
+    copy_tensors(request, asked);
+    copy_sizes(request, asked, set->n);
+    copy_payload(ctx, request);
+    request->name = copy_text(request, name);
+    request->where = asked->where != NULL ? copy_text(request, asked->where) : NULL;
+    trace_describe(&request->trace, &request->signature, request->tensors, request->name,
+                   request->where, request->process_set);
+    return HVD_OK;
+}
+
+// --- Submitting ----------------------------------------------------------------------------------
+
+// Under lock. The set this rank may use, or an error.
+static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err)
+{
+    process_set_t *set = set_find(ctx, id);
+    if (set == NULL) {
+        fail(err, HVD_UNKNOWN_SET,
+             "Process set provided does not exist, or has not been registered.");
+    } else if (set->member < 0) {
+        fail(err, HVD_NOT_MEMBER, "Rank %d is not a member of the provided process set.",
+             ctx->job.rank);
+        set = NULL;
+    }
+    return set;
+}
+
+// Ranks submit nameless operations in the same order, so counting names them alike. Each join has
+// numbers of its own: what was submitted before may still be in flight.
+static const char *name_of(const hvd_ctx_t *ctx, const hvd_request_t *asked, process_set_t *set,
+                           char *made, size_t bytes)
+{
+    if (asked->name != NULL) {
+        return asked->name;
+    }
+    char joins[16] = "";
+    if (ctx->n_joins > 0) {
+        snprintf(joins, sizeof joins, "%u.", ctx->n_joins);
+    }
+    snprintf(made, bytes, "%s.noname.%s%llu", hvd_op_name(asked->op), joins,
+             (unsigned long long)++set->n_nameless[asked->op]);
+    return made;
+}
+
+static hvd_status_t check_name_is_free(hvd_ctx_t *ctx, const hvd_request_t *asked, const char *name,
+                                       uint64_t hash, err_t *err) REQUIRES(ctx->lock)
+{
+    const request_t *first = request_by_name(ctx, hash, asked->process_set, name);
+    if (first == NULL) {
+        return HVD_OK;
+    }
+    const char *where = first->where;
+    return fail(
+        err, HVD_DUPLICATE_NAME,
+        "Requested to %s a tensor with the same name as another tensor that is currently being "
+        "processed: '%s' on rank %d%s%s%s. Give each tensor in flight a name of its own.",
+        hvd_op_name(asked->op), name, ctx->job.rank,
+        where != NULL ? " (that one was submitted at " : "", where != NULL ? where : "",
+        where != NULL ? ")" : "");
+}
+
+static void send_off(hvd_ctx_t *ctx, request_t *request, const process_set_t *set, unsigned flags)
+    REQUIRES(ctx->lock)
+{
+    bool on_board = board_arrive(ctx, request, set, flags);
+    // On the board, what follows is done while the contributions travel between the cores.
+    atomic_store_explicit(&request->board.waits, on_board, memory_order_relaxed);
+    request_register(ctx, request);
+    ctx->requests.n_submitted++;
+    ctx->requests.newest = request;
+    observe_submitted(ctx->observe, &request->trace, on_board);
+    if (!on_board) {
+        request_enqueue(ctx, request);
+    }
+}
+
+static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
+                                  hvd_handle_t *handle_p, err_t *err) REQUIRES(ctx->lock)
+{
+    hvd_status_t status = check_running(ctx, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    if ((unsigned)asked->op >= HVD_N_OPS) {
+        return fail(err, HVD_INVALID_ARGUMENT, "unknown operation %d", asked->op);
+    }
+    process_set_t *set = usable_set(ctx, asked->process_set, err);
+    if (set == NULL) {
+        return err->status;
+    }
+    char made[64];
+    const char *name = name_of(ctx, asked, set, made, sizeof made);
+    uint64_t hash = hash_bytes(name, strlen(name), (uint64_t)asked->process_set);
+    if ((status = check_request(asked, name, set, err)) != HVD_OK ||
+        (status = check_name_is_free(ctx, asked, name, hash, err)) != HVD_OK) {
+        return status;
+    }
+    request_t *request = request_new(ctx);
+    if (request == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
+    }
+    if ((status = copy_request(ctx, request, asked, name, set, err)) != HVD_OK) {
+        ctx->requests.newest = NULL; // it may have been this object
+        request_recycle(ctx, request);
+        return status;
+    }
+    request->hash = hash;
+    send_off(ctx, request, set, asked->flags);
+    *handle_p = atomic_load_explicit(&request->handle, memory_order_relaxed);
+    return HVD_OK;
+}
+
+hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle_t *handle_p,
+                        char *text, size_t text_bytes)
+{
+    err_t err;
+    err.text[0] = '\0';
+    hvd_status_t status = check_context(ctx, &err);
+    if (status == HVD_OK) {
+        lock_take(&ctx->lock);
+        status = submit_locked(ctx, request, handle_p, &err);
+        lock_release(&ctx->lock);
+    }
+    if (UNLIKELY(status != HVD_OK)) {
+        return err_export(&err, status, text, text_bytes);
+    }
+    if ((request->flags & HVD_WAITS) == 0) {
+        engine_notify(ctx);
+    }
+    return HVD_OK;
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// way_alone.c - one member: copy and scale.
+//
+// The result has the bits that several members with the same values would have got.
+#include "engine/run.h"
+
+bool way_alone_takes(const way_case_t *given)
+{
+    return given->args->size == 1;
+}
+
+void move_alone(const coll_task_t *task)
+{
+    hvd_dtype_t dtype = task->args.dtype;
+    bool scales = task->prescale != 1.0 || task->postscale != 1.0;
+    for (size_t done = 0; done < task->in->bytes;) {
+        uint8_t *from;
+        uint8_t *to;
+        size_t n = vec_at(task->in, done, &from);
+        n = MIN(vec_at(task->out, done, &to), n);
+        if (scales) {
+            const void *inputs[] = {from};
+            reduce_many(dtype, HVD_SUM, to, NULL, inputs, 1, n / hvd_dtype_bytes(dtype),
+                        task->prescale, task->postscale);
+        } else if (to != from) {
+            memmove(to, from, n);
+        }
+        done += n;
+    }
+}
+
+hvd_status_t way_alone_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+{
+    (void)ctx;
+    (void)err;
+    move_alone(&r->task);
+    return HVD_OK;
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// way_two_level.c - an allreduce over hosts whose ranks share memory.
+//
+// Three phases: reduce-scatter inside each host, allreduce of each shard between hosts, allgather
+// inside each host. Every rank carries its own shard, so that all cores and sockets share the wire;
+// there are as many shards as the host with the fewest members can carry.
+#include "engine/run.h"
+
+#define LEAST_BYTES (32 * KIB)
+#define SHARD_ALIGN ((size_t)64)
+
+bool way_two_level_takes(const way_case_t *given)
+{
+    const coll_args_t *a = given->args;
+    bool worth = a->bytes >= LEAST_BYTES || way_is_forced(given, "two_level");
+    // Between the levels a half type would be rounded once too often.
+    worth &= !dtype_is_half(a->dtype) || a->reduce == HVD_MIN || a->reduce == HVD_MAX;
+    return a->op == HVD_ALLREDUCE && given->two_levels && worth && !given->one_host &&
+           !way_is_forced_to_plan(given);
+}
+
+// --- Shards --------------------------------------------------------------------------------------
+
+// Every host gives as many shards as the host with the fewest members can carry.
+static int shards_per_host(const runner_t *r, int n_hosts)
+{
+    int least = r->task.args.size;
+    for (int host = 0; host < n_hosts; host++) {
+        int n = 0;
+        for (int m = 0; m < r->task.args.size; m++) {
+            n += r->split.host_of[m] == host;
+        }
+        least = n > 0 ? MIN(least, n) : least;
+    }
+    return least;
+}
+
+static void cut_shards(two_level_state_t *t, size_t bytes, int n_local)
+{
+    for (int s = 0; s <= t->n_shards; s++) {
+        t->shard_at[s] = s == t->n_shards
+                             ? bytes
+                             : bytes * (size_t)s / (size_t)t->n_shards / SHARD_ALIGN * SHARD_ALIGN;
+    }
+    for (int i = 0; i < n_local; i++) {
+        t->shard_bytes[i] = i < t->n_shards ? t->shard_at[i + 1] - t->shard_at[i] : 0;
+    }
+}
+
+// The ranks that carry the same shard, one on each host, in the order of the hosts' first members.
+static void find_cross_ranks(two_level_state_t *t, const host_split_t *split,
+                             const process_set_t *set)
+{
+    t->n_cross = 0;
+    for (int m = 0; m < set->n; m++) {
+        int place = 0; // among the members of its host
+        for (int before = 0; before < m; before++) {
+            place += split->host_of[before] == split->host_of[m];
+        }
+        if (place == split->local_member) {
+            t->cross_member = m == set->member ? t->n_cross : t->cross_member;
+            t->cross_ranks[t->n_cross++] = set->ranks[m];
+        }
+    }
+}
+
+// The shard's place in the output is as good as any, if the output is one piece.
+static hvd_status_t place_shard(two_level_state_t *t, const runner_t *r, err_t *err)
+{
+    int mine = r->split.local_member;
+    size_t bytes = t->shard_bytes[mine];
+    uint8_t *at = NULL;
+    if (r->out.n == 1) {
+        at = mine < t->n_shards ? r->out.fragments[0].at + t->shard_at[mine] : NULL;
+    } else {
+        at = scratch(&t->memory, bytes);
+    }
+    vec_clear(&t->shard);
+    return (at != NULL || bytes == 0) && vec_add(&t->shard, at, bytes)
+               ? HVD_OK
+               : fail(err, HVD_NO_MEMORY, "no memory for a shard of %zu bytes", bytes);
+}
+
+// --- Phases --------------------------------------------------------------------------------------
+
+static hvd_status_t start_in_host(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+{
+    const two_level_state_t *t = &r->two_level;
+    bool reduces = t->phase == PHASE_REDUCE_IN_HOST;
+    coll_task_t task = r->task;
+    task.args.op = reduces ? HVD_REDUCESCATTER : HVD_ALLGATHER;
+    task.args.member = r->split.local_member;
+    task.args.size = r->split.n_local;
+    task.args.blocks = t->shard_bytes;
+    task.args.scale_after = false;
+    task.ranks = r->split.local_ranks;
+    task.in = reduces ? &r->in : &t->shard;
+    task.out = reduces ? &t->shard : &r->out;
+    task.prescale = reduces ? r->task.prescale : 1.0;
+    task.postscale = 1.0;
+    task.number += (uint64_t)t->phase;
+    if (r->split.n_local == 1) { // a host with one member carries the whole tensor by itself
+        move_alone(&task);
+        return HVD_OK;
+    }
+    return start_stream(ctx, r, &task, err);
+}
+
+static hvd_status_t start_between_hosts(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+{
+    const two_level_state_t *t = &r->two_level;
+    coll_task_t task = r->task;
+    task.args.member = t->cross_member;
+    task.args.size = t->n_cross;
+    task.args.bytes = t->shard.bytes;
+    task.ranks = t->cross_ranks;
+    task.in = task.out = &t->shard;
+    task.prescale = 1.0; // the stream inside the host has applied it
+    task.number += (uint64_t)t->phase;
+    return plan_start(ctx, &r->plan, &task, err);
+}
+
+hvd_status_t way_two_level_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+{
+    two_level_state_t *t = &r->two_level;
+    t->n_shards = shards_per_host(r, ctx->n_hosts);
+    cut_shards(t, r->task.args.bytes, r->split.n_local);
+    find_cross_ranks(t, &r->split, r->batch->set);
+    t->phase = PHASE_REDUCE_IN_HOST;
+    hvd_status_t status = place_shard(t, r, err);
+    return status == HVD_OK ? start_in_host(ctx, r, err) : status;
+}
+
+static hvd_status_t progress_phase(runner_t *r, bool *moved_p, err_t *err)
+{
+    if (r->two_level.phase != PHASE_BETWEEN_HOSTS) {
+        return r->split.n_local > 1 ? stream_progress(r->stream, moved_p) : HVD_OK;
+    }
+    return r->two_level.shard.bytes > 0 ? plan_progress(&r->plan, moved_p, err) : HVD_OK;
+}
+
+hvd_status_t way_two_level_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+{
+    two_level_state_t *t = &r->two_level;
+    hvd_status_t status = progress_phase(r, moved_p, err);
+    if (status != HVD_OK || t->phase == PHASE_GATHER_IN_HOST) {
+        return status;
+    }
+    t->phase++;
+    if (t->phase == PHASE_GATHER_IN_HOST) {
+        status = start_in_host(ctx, r, err);
+    } else if (t->shard.bytes > 0) {
+        status = start_between_hosts(ctx, r, err);
+    }
+    return status == HVD_OK ? HVD_IN_PROGRESS : status;
+}
