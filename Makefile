@@ -4,6 +4,7 @@
 #
 #   make setup        install what is missing, build build/       make SAN=address  build-asan/
 #   make demo         a small job on this machine                 make SAN=thread   build-tsan/
+#   make check        the quick loop: build/, its quick tests, style; 3 minutes at most
 #   make test         all builds, all tests, style                make check-style  style only
 #   make bench        measurements                                make clean        remove builds
 #   make wheel        the Python package, in dist/             make test-wheel   tries it
@@ -21,8 +22,8 @@
 #   make test-images  the images of deploy/docker, built and used; some minutes, as root
 #   make test-openpai-image  the image of deploy/openpai, built, and jobs in it; as root
 #   make test-cluster the chart on a real Kubernetes made for it; half an hour the first time
-.PHONY: all setup demo test test-long test-launchers bench fuzz chaos clean check-style wheel \
-	setup-spark \
+.PHONY: all setup demo check test test-long test-launchers bench fuzz chaos clean check-style \
+	wheel setup-spark \
 	test-spark test-spark-short bench-torch test-torch-versions test-wheel
 
 build_of_ := build
@@ -43,6 +44,9 @@ demo: setup
 	@./build/horovodrun -np 4 ./build/examples/allreduce
 	@tools/demo-torch.sh
 	@tools/demo-spark.sh
+
+check:
+	@tools/test.sh --quick
 
 test:
 	@tools/setup.sh --no-build

@@ -12,6 +12,7 @@
 #   serial        no other test runs at the same time
 #   no-sanitize   left out of instrumented builds
 #   long          run by make test-long only
+#   quick         run by make check too, as is whatever has the label unit
 #   once          in the plain build with gcc only: what it tests is not compiled
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(cmocka REQUIRED IMPORTED_TARGET cmocka)

@@ -4,10 +4,23 @@
 # Builds every variant, runs its tests, checks the style, and ends with one line, "N passed, M
 # failed". A build that fails counts as one failure. Full logs: <build>/Testing/. The tests of
 # build-fuzz fuzz each parser for HVD_FUZZ_SECONDS (30).
+#
+#   tools/test.sh          everything: make test
+#   tools/test.sh --quick  in build/, the tests with the label "unit" or "quick": make check
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+n_slowest=5
+quick=
 builds=${HVD_BUILDS:-build build-clang build-asan build-tsan build-fuzz}
+case ${1:-} in
+'') ;;
+--quick) quick=yes builds=build ;;
+*)
+    echo "test: no such option: $1 (--quick)" >&2
+    exit 2
+    ;;
+esac
 passed=0
 failed=0
 
@@ -33,7 +46,8 @@ count_ctest() { # log
 # The plain build runs all but what takes long, clang what shows that its code works. Faults and
 # attacks, which mostly wait, are run by instrumented builds in make test-long only.
 selection_of() { # directory
-    case ${HVD_LONG:+all}$1 in
+    case ${quick:+quick}${HVD_LONG:+all}$1 in
+    quick*) echo "-L ^(unit|quick)\$" ;;
     build) echo "-LE long" ;;
     build-clang) echo "-L unit" ;;
     build-asan | build-tsan) echo "-LE fault|security" ;;
@@ -55,6 +69,14 @@ test_build() { # directory
     ctest --test-dir "$1" $(selection_of "$1") --output-on-failure --parallel "$(nproc)" 2>&1 |
         tee "$logs/ctest.log"
     count_ctest "$logs/ctest.log"
+    print_slowest "$logs/ctest.log"
+}
+
+# From lines such as " 3/85 Test  #7: test_net ......   Passed    3.53 sec".
+print_slowest() { # log
+    echo "slowest:"
+    sed -nE 's|^ *[0-9]+/[0-9]+ Test +#[0-9]+: ([^ ]+) .* ([0-9.]+) sec.*|\2 s \1|p' "$1" |
+        sort -rn | head -n "$n_slowest" | sed 's/^/  /'
 }
 
 for build in $builds; do

@@ -4,10 +4,10 @@
 
 Usage: test_docs.py BUILD-DIRECTORY [unittest arguments]
 
-Pages: links lead somewhere; paths, make targets, knobs, options and identifiers exist; the tour
-misses no file; the generated page is up to date. Programs: the listing of docs/embedding.md and
-examples/c/allreduce.c are built and run, alone and as jobs of three ranks. hvd-info: its views, and
-that it tells the routes which the engine takes.
+Pages: links lead somewhere; paths, make targets, knobs, options and identifiers exist; the index
+misses no page, the tour no file; the front page is short; the generated page is up to date.
+Programs: the listing of docs/embedding.md and examples/c/allreduce.c are built and run, alone and
+as jobs of three ranks. hvd-info: its views, and that it tells the routes which the engine takes.
 """
 import ctypes
 import functools
@@ -23,7 +23,9 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("charts/*/*.md"),
+                *ROOT.glob("tests/*/*.md")])
+FRONT_PAGE_LINES = 120
 TIMEOUT_S = 20
 # With an underscore, and not a part of a path.
 IDENTIFIER = r"(?<![\w./<-])[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b(?![./])"
@@ -34,6 +36,10 @@ IDENTIFIER = r"(?<![\w./<-])[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b(?![./])"
 @functools.cache
 def page(path):
     return path.read_text()
+
+
+def short(path):
+    return str(path.relative_to(ROOT))
 
 
 def pages():
@@ -59,7 +65,8 @@ def backticked(text):
 def known_words():
     files = [ROOT / "include/hvd.h", *ROOT.glob("src/*/*.*"), *ROOT.glob("tools/*"),
              *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/spark/*.py"),
-             *ROOT.glob("tests/cluster/*.py"), *ROOT.glob("deploy/**/Dockerfile")]
+             *ROOT.glob("tests/cluster/*.py"), *ROOT.glob("deploy/**/Dockerfile"),
+             ROOT / "tests/tests.list"]
     return set(re.findall(r"\w+", "\n".join(file.read_text() for file in files)))
 
 
@@ -107,10 +114,11 @@ class Pages(unittest.TestCase):
                     continue
                 name, _, anchor = target.partition("#")
                 file = (path.parent / name).resolve() if name else path
-                self.assertTrue(file.exists(), f"{path.name} links to {target}")
+                self.assertTrue(file.exists(), f"{short(path)} links to {target}")
                 if anchor:
                     headings = re.findall(r"^#+ (.*)$", page(file), flags=re.M)
-                    self.assertIn(anchor, [slug(heading) for heading in headings], path.name)
+                    slugs = [slug(heading) for heading in headings]
+                    self.assertIn(anchor, slugs, short(path))
 
     def test_paths_exist(self):
         start = r"(?:src|include|docs|tests|tools|examples|bench)/"
@@ -118,7 +126,7 @@ class Pages(unittest.TestCase):
             for token in re.findall(rf"(?<![\w/.<-]){start}[\w./<>*-]*", text):
                 token = token.rstrip(".")
                 if "<" not in token and "*" not in token:
-                    self.assertTrue((ROOT / token).exists(), f"{path.name} names {token}")
+                    self.assertTrue((ROOT / token).exists(), f"{short(path)} names {token}")
 
     def test_make_targets_exist(self):
         makefile = (ROOT / "Makefile").read_text()
@@ -133,14 +141,14 @@ class Pages(unittest.TestCase):
     def test_knobs_exist(self):
         for path, text in pages():
             named = set(re.findall(r"\bHOROVOD_[A-Z0-9_]*[A-Z0-9]\b", text))
-            self.assertEqual(named - variables(), set(), path.name)
+            self.assertEqual(named - variables(), set(), short(path))
 
     def test_identifiers_exist(self):
         for path, text in pages():
             for token in backticked(text):
                 for name in re.findall(IDENTIFIER, token):
                     is_test = (ROOT / "tests/unit" / f"{name}.c").exists()
-                    self.assertTrue(is_test or name in known_words(), f"{path.name}: {name}")
+                    self.assertTrue(is_test or name in known_words(), f"{short(path)}: {name}")
 
     def test_tool_options_exist(self):
         usages = {"hvd-info": run(BUILD / "hvd-info", "--help"),
@@ -152,26 +160,56 @@ class Pages(unittest.TestCase):
         for path, text in pages():
             for tool, words in named.findall(text):
                 for option in re.findall(r"(?<=\s)--([a-z-]+)", words):
-                    self.assertRegex(usages[tool], rf'(--|"){option}\b', f"{path.name}: {tool}")
+                    self.assertRegex(usages[tool], rf'(--|"){option}\b', f"{short(path)}: {tool}")
+
+    def test_front_page_is_short(self):
+        self.assertLessEqual(len(page(ROOT / "README.md").splitlines()), FRONT_PAGE_LINES)
+
+    def test_index_misses_no_page(self):
+        index = ROOT / "docs/README.md"
+        linked = {(index.parent / target).resolve()
+                  for target in re.findall(r"\]\(([^)#\s]+)", page(index))}
+        missing = {path for path in PAGES if path != index} - linked
+        self.assertEqual({path.name for path in missing}, set(), "not in docs/README.md")
+
+    def part_of_tour(self, directory):
+        tour = page(ROOT / "docs/tour.md")
+        part = re.search(rf"^## {directory}/$(.*?)(?=^## |\Z)", tour, flags=re.S | re.M)
+        self.assertTrue(part, f"docs/tour.md has no part about {directory}/")
+        return part.group(1)
 
     def test_tour_misses_no_file(self):
-        tour = page(ROOT / "README.md")
         for module in sorted(path for path in ROOT.glob("src/*") if path.is_dir()):
-            part = re.search(rf"\*\*src/{module.name}/\*\*(.*?)(?=\n\*\*|\Z)", tour, flags=re.S)
-            self.assertTrue(part, f"README.md has no part about src/{module.name}/")
-            named = set(re.findall(r"`([\w-]+\.(?:c|h|def|inc))`", part.group(1)))
+            part = self.part_of_tour(f"src/{module.name}")
+            named = set(re.findall(r"`([\w-]+\.(?:c|h|def|inc))`", part))
             there = {file.name for file in module.iterdir()}
-            self.assertEqual(named - there, set(), f"in README.md, not in src/{module.name}/")
-            sources = {name for name in there if name.endswith(".c")}
-            self.assertEqual(sources - named, set(), f"in src/{module.name}/, not in README.md")
+            self.assertEqual(named - there, set(), f"in the tour, not in src/{module.name}/")
+            sources = {name for name in there if name.endswith((".c", ".def", ".inc"))}
+            headers = {name for name in there if name.endswith(".h")}
+            sources |= {name for name in headers if f"{name[:-2]}.c" not in there}
+            self.assertEqual(sources - named, set(), f"in src/{module.name}/, not in the tour")
+
+    def test_tour_of_python_is_true(self):
+        named = re.findall(r"`([\w/]+\.py)`", self.part_of_tour("python/horovod"))
+        self.assertGreater(len(named), 10)
+        for name in named:
+            self.assertTrue((ROOT / "python/horovod" / name).exists(), f"docs/tour.md names {name}")
 
     def test_demo_is_what_the_bench_prints(self):
         listing, = listings(ROOT / "README.md", "")
-        said = [line for line in listing.splitlines() if line and not line.startswith("  ")]
+        lines = [line for line in listing.splitlines() if line]
         source = re.sub(r'"\s*"', "", (ROOT / "src/tools/hvd-bench.c").read_text())
-        self.assertGreater(len(said), 3)
+        said = [line for line in lines if not line.startswith("  ")]
+        self.assertGreater(len(said), 1)
         for line in said:
             self.assertIn(line, source)
+        rows = [line.split() for line in lines if line.endswith("correct")]
+        sizes = ["4", "65536", "1048576", "16777216"]
+        self.assertEqual([row[2] for row in rows], sizes * len(said))
+        heads = [line.split() for line in lines if line.endswith("GB/s")]
+        columns = run(BUILD / "hvd-bench", "--ranks", 1, "--bytes", 4, "--max-samples", 1,
+                      env=clean_environment()).splitlines()[0].split()
+        self.assertEqual(heads, [columns] * len(said))
 
     def test_knobs_page_is_up_to_date(self):
         self.assertEqual(page(ROOT / "docs/knobs.md"), run(BUILD / "hvd-info", "--markdown-knobs"),
