@@ -105,6 +105,6 @@ void live_close(live_t *live);         // safe on NULL
 int live_wants(const live_t *live, struct pollfd fds[1 + LIVE_CLIENTS]); // how many
 void live_serve(live_t *live, snapshot_t *scratch);
 uint64_t live_deadline_ns(const live_t *live); // of the client that has waited longest
-const char *live_path(const live_t *live);
+const char *live_name(const live_t *live);     // safe on NULL: ""
 
 #endif
