@@ -56,6 +56,7 @@ typedef struct snapshot {
     double pace;  // nanoseconds a tick
 } snapshot_t;
 
+recorder_t *recorder_new(void);                                   // NULL: no memory; free() ends it
 void recorder_snapshot(observe_t *observe, snapshot_t *snapshot); // takes the lock
 const record_t *snapshot_last(const snapshot_t *snapshot);        // NULL: none yet
 const char *snapshot_state(const snapshot_t *snapshot); // "idle", "ended", or of the oldest flight
