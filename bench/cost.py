@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What looking on costs: recorder, counters and heartbeat, and a timeline, side by side in one run.
+"""What observing costs: recorder, counters and heartbeat, and a timeline, side by side in one run.
 
     bench/cost.py [--rounds 7] [--budget 0.5] [--ranks 2] [--hosts 1] [--pin]
 

@@ -280,7 +280,9 @@ int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late);
 // is dumped; it must return soon, and hvd_shutdown() waits for it: do not hold then what it needs.
 typedef size_t (*hvd_stack_fn)(void *arg, uint64_t thread, char *text, size_t bytes);
 void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg); // NULL: none
-const char *hvd_monitor_path(const hvd_ctx_t *ctx); // of the socket with live state; "": none
+// Abstract name of the socket with live state, for curl --abstract-unix-socket and hvd-info --live;
+// "": there is none.
+const char *hvd_monitor_path(const hvd_ctx_t *ctx);
 
 const char *hvd_version(void);
 const char *hvd_status_name(hvd_status_t status); // "HVD_MISMATCH"

@@ -28,7 +28,6 @@ hvd_status_t observed_start(hvd_ctx_t *ctx, err_t *err)
     const observe_job_t job = {
         .rank = ctx->job.rank,
         .size = ctx->job.size,
-        .local_rank = ctx->job.local_rank,
         .n_branches = ctx->n_control - n_parents + 1,
         .config = &ctx->config,
         .keys = ctx->keys,

@@ -324,22 +324,12 @@ static bool read_order(reader_t *reader, order_t *order, uint64_t *silence_ns_p)
     return !reader->bad;
 }
 
-// As ranks find it: in what they are sent, or in the agent's own environment.
-static const char *told(const order_t *order, const char *name)
-{
-    const char *value = environ_find(order->env, order->env_bytes, name);
-    return value != NULL ? value : environment(name);
-}
-
 static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
 {
-    const live_place_t live = {.directory = order->directory,
-                               .base = told(order, "HOROVOD_MONITOR_DIR"),
-                               .job = told(order, "HOROVOD_JOB_ID")};
     char path[128];
     hvd_status_t status;
     TRY(make_directory(agent, err), out);
-    TRY(keeper_start(agent->directory, &live, &agent->keeper, err), out);
+    TRY(keeper_start(agent->directory, &agent->keeper, err), out);
     agent->has_keeper = true;
     TRY(write_secret(agent, order->secret, err), out);
     if (order->is_elastic) {

@@ -4,16 +4,13 @@
 //
 // The agent tells it of every process group it starts and forgets, through a pipe that only the
 // agent holds. When the pipe closes, because the agent is done or because somebody killed it, the
-// keeper kills the groups that are left and removes the agent's directory, which holds the secret,
-// and the sockets of ranks that could not do it themselves (observe/live_files.c). It ignores
-// signals other than SIGKILL and sits in a session of its own. Cost: a pipe and a fork.
+// keeper kills the groups that are left and removes the agent's directory, which holds the secret.
+// It ignores signals other than SIGKILL and sits in a session of its own. Cost: a pipe and a fork.
 //
 // If the keeper is killed as well, as with a whole container or a machine out of memory, the next
 // one finds the directory: nobody holds its lock any more.
 #define _GNU_SOURCE
 #include "launch/launch.h"
-
-#include "observe/observe.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -27,7 +24,6 @@
 #include <unistd.h>
 
 #define MAX_GROUPS 4096
-#define DYING_MS 2000
 #define ABANDONED_SECONDS 60 // a younger one may not have its lock yet
 
 static void remove_directory(const char *path)
@@ -96,21 +92,7 @@ static void note(pid_t *groups, int *n, pid_t group)
     }
 }
 
-// Who has just been killed may listen a moment longer.
-static void remove_sockets(const live_place_t *live, bool has_killed)
-{
-    char base[LIVE_PATH_BYTES];
-    uint64_t deadline_ns = deadline_in_ms(has_killed ? DYING_MS : 0);
-    bool is_there = live->directory[0] == '\0' || chdir(live->directory) == 0; // as ranks did
-    if (live->job == NULL || !live_base_dir(live->base, base) || (!is_there && base[0] != '/')) {
-        return;
-    }
-    while (live_clean(base, live->job) > 0 && clock_ns() < deadline_ns) {
-        usleep(10000);
-    }
-}
-
-static void keep(int fd, const char *directory, const live_place_t *live)
+static void keep(int fd, const char *directory)
 {
     pid_t groups[MAX_GROUPS], group;
     int n = 0;
@@ -124,11 +106,9 @@ static void keep(int fd, const char *directory, const live_place_t *live)
         kill_group(groups[i], SIGKILL);
     }
     remove_directory(directory);
-    remove_sockets(live, n > 0);
 }
 
-hvd_status_t keeper_start(const char *directory, const live_place_t *live, keeper_t *keeper_p,
-                          err_t *err)
+hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -149,7 +129,7 @@ hvd_status_t keeper_start(const char *directory, const live_place_t *live, keepe
         }
         lock_directory(directory);
         remove_abandoned(directory);
-        keep(ends[0], directory, live);
+        keep(ends[0], directory);
         _exit(0);
     }
     int code = errno;

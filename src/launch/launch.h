@@ -305,15 +305,9 @@ typedef struct keeper {
     pid_t pid;
 } keeper_t;
 
-// Where the ranks of a job show themselves (observe/live_files.c), as they are told themselves.
-typedef struct live_place {
-    const char *directory, *base, *job; // where they start; HOROVOD_MONITOR_DIR; HOROVOD_JOB_ID
-} live_place_t;
-
 // A small process that outlives the agent: when the agent is gone it kills the groups it was told
-// of, and removes the directory and the sockets that killed ranks have left.
-hvd_status_t keeper_start(const char *directory, const live_place_t *live, keeper_t *keeper_p,
-                          err_t *err);
+// of, and removes the directory.
+hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err);
 void keeper_add(keeper_t *keeper, pid_t group);
 void keeper_remove(keeper_t *keeper, pid_t group);
 void keeper_stop(keeper_t *keeper); // it acts, and has ended when this returns

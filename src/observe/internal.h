@@ -56,6 +56,7 @@ typedef struct snapshot {
     double pace;  // nanoseconds a tick
 } snapshot_t;
 
+recorder_t *recorder_new(void);                                   // NULL: no memory; free() ends it
 void recorder_snapshot(observe_t *observe, snapshot_t *snapshot); // takes the lock
 const record_t *snapshot_last(const snapshot_t *snapshot);        // NULL: none yet
 const char *snapshot_state(const snapshot_t *snapshot); // "idle", "ended", or of the oldest flight
@@ -105,6 +106,6 @@ void live_close(live_t *live);         // safe on NULL
 int live_wants(const live_t *live, struct pollfd fds[1 + LIVE_CLIENTS]); // how many
 void live_serve(live_t *live, snapshot_t *scratch);
 uint64_t live_deadline_ns(const live_t *live); // of the client that has waited longest
-const char *live_path(const live_t *live);
+const char *live_name(const live_t *live);     // safe on NULL: ""
 
 #endif

@@ -2,14 +2,13 @@
 //
 // live.c - a Unix socket where a rank shows what it is doing, for hvd-info, curl and Prometheus.
 //
-//   <base>/<job>/rank-<N>.sock     base: HOROVOD_MONITOR_DIR, or /tmp/hvd-<uid>
+//   hvd-<uid>/<job>/rank-<N>     an abstract name: no file, and gone with its process
 //
-// Who leaves last removes <job>, and /tmp/hvd-<uid> with the last job of the user; live_files.c
-// knows what may be removed of those who could not.
-// The directories belong to the user alone; that is all the protection there is, and all it takes:
-// nothing can be changed through the socket. It speaks just enough HTTP: GET of a page, one answer,
-// closed. At most LIVE_CLIENTS are served at a time, each for two seconds, and the others wait in
-// the kernel's queue. Thread: the monitor thread.
+// Everybody in the network namespace can take or reach such a name, so both sides ask the kernel
+// whose process is at the other end (live_peer_is). A rank answers its own user and root; nothing
+// can be changed through the socket. It speaks just enough HTTP: GET of a page, one answer, closed.
+// At most LIVE_CLIENTS are served at a time, each for two seconds, and the others wait in the
+// kernel's queue. Thread: the monitor thread.
 #define _GNU_SOURCE
 #include "observe/internal.h"
 
@@ -24,8 +23,9 @@
 
 #define REQUEST_BYTES 2048
 #define PATIENCE_NS (2 * NS_PER_S)
-#define JOB_BYTES 40
-#define N_TRIES 8 // jobs of one name at a time
+#define JOB_BYTES 72   // with the rest of LIVE_NAME it fits
+#define N_TRIES 8      // jobs of one name at a time
+#define NUMBER_BYTES 4 // of what is behind the name then
 
 typedef struct client {
     int fd; // -1: none
@@ -39,13 +39,44 @@ typedef struct client {
 struct live {
     observe_t *observe;
     int fd;
-    char base[LIVE_PATH_BYTES];
-    char dir[LIVE_PATH_BYTES];
-    char path[LIVE_PATH_BYTES];
+    char name[LIVE_NAME_BYTES];
     client_t clients[LIVE_CLIENTS];
 };
 
-// --- Listening -----------------------------------------------------------------------------------
+// --- Names ---------------------------------------------------------------------------------------
+
+// A socket that is bound or connected to the name, as `join` does it, or -1 with errno.
+static int open_socket(int (*join)(int, const struct sockaddr *, socklen_t), const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX}; // a NUL in front makes it abstract
+    size_t bytes = strnlen(name, sizeof address.sun_path - 1);
+    memcpy(address.sun_path + 1, name, bytes);
+    socklen_t used = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + bytes);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && join(fd, (struct sockaddr *)&address, used) != 0) {
+        int code = errno;
+        close(fd);
+        errno = code;
+        return -1;
+    }
+    return fd;
+}
+
+int live_connect(const char *name)
+{
+    return open_socket(connect, name);
+}
+
+bool live_peer_is(int fd, unsigned uid, live_peer_t *peer_p)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
+        return false;
+    }
+    *peer_p = (live_peer_t){.pid = (int)peer.pid, .uid = peer.uid};
+    return peer.uid == uid || peer.uid == 0;
+}
 
 static void name_of_job(const observe_t *o, char name[JOB_BYTES])
 {
@@ -65,83 +96,30 @@ static void name_of_job(const observe_t *o, char name[JOB_BYTES])
     }
 }
 
-static int listen_at(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    memcpy(address.sun_path, path, strlen(path) + 1);
-    if (fd >= 0 &&
-        (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || listen(fd, 16) != 0)) {
-        int code = errno;
-        close(fd);
-        errno = code;
-        return -1;
-    }
-    return fd;
-}
+// --- Listening -----------------------------------------------------------------------------------
 
-// Under a name nobody looks at until it listens.
-static bool appear(live_t *live, const char *job, int turn)
+// At the first name that is free: a job of the same name has a number behind it.
+static bool listen_at_name(live_t *live)
 {
-    char hidden[LIVE_PATH_BYTES];
-    int rank = live->observe->job.rank;
-    char suffix[16] = "";
-    if (turn > 0) {
-        snprintf(suffix, sizeof suffix, "-%d", turn + 1);
+    char job[JOB_BYTES + NUMBER_BYTES];
+    name_of_job(live->observe, job);
+    size_t bytes = strlen(job);
+    for (int n = 1; live->fd < 0 && n <= N_TRIES && (n == 1 || errno == EADDRINUSE); n++) {
+        if (n > 1) {
+            snprintf(job + bytes, NUMBER_BYTES, "-%d", n);
+        }
+        snprintf(live->name, sizeof live->name, LIVE_NAME, (unsigned)geteuid(), job,
+                 live->observe->job.rank);
+        live->fd = open_socket(bind, live->name);
     }
-    int n = snprintf(live->dir, sizeof live->dir, "%s/%s%s", live->base, job, suffix);
-    int m = snprintf(hidden, sizeof hidden, "%s/" LIVE_HIDDEN_NAME, live->dir, rank, (int)getpid());
-    int k = snprintf(live->path, sizeof live->path, "%s/" LIVE_NAME, live->dir, rank);
-    if (MAX(MAX(n, m), k) >= LIVE_PATH_BYTES) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
-    if (!live_own_dir(live->base) || !live_own_dir(live->dir) ||
-        (live->fd = listen_at(hidden)) < 0) {
-        return false;
-    }
-    live_remove_if_dead(live->path);
-    bool done = link(hidden, live->path) == 0; // fails if a living rank has that name
-    int code = errno;
-    unlink(hidden);
-    if (!done) {
-        close(live->fd);
-        live->fd = -1;
-    } else {
-        fd_not_for_children(live->fd);
-    }
-    errno = code;
-    return done;
-}
-
-// Somebody who has named a directory wants to know, once on each host.
-static void tell_why_not(const live_t *live)
-{
-    static const struct {
-        int code;
-        const char *why;
-    } reasons[] = {
-        {ENOTDIR, "it, and what is made in it, must be a directory of mode 0700 that belongs to "
-                  "this user; set HOROVOD_MONITOR_DIR to another one"},
-        {ENOENT, "it cannot be made: the directory above it is not there"},
-        {ENAMETOOLONG, "it is too long: the path of a socket has at most 107 bytes"},
-    };
-    const char *why = strerror(errno), *given = live->observe->job.config->monitor_dir;
-    bool is_given = given != NULL && given[0] != '\0';
-    bool is_loud = (is_given || errno == ENOTDIR) && live->observe->job.local_rank == 0;
-    for (size_t i = 0; i < N_ELEMENTS(reasons); i++) {
-        why = reasons[i].code == errno ? reasons[i].why : why;
-    }
-    log_at(live->observe->job.log, is_loud ? LOG_WARN : LOG_INFO, "monitor",
-           "no live state in '%s': %s", is_given ? given : live->base, why);
+    fd_not_for_children(live->fd);
+    return live->fd >= 0 && listen(live->fd, 16) == 0;
 }
 
 live_t *live_open(observe_t *o)
 {
-    char job[JOB_BYTES];
-    live_t *live = calloc(1, sizeof *live);
-    if (live == NULL || !o->job.config->monitor) {
-        free(live);
+    live_t *live = o->job.config->monitor ? calloc(1, sizeof *live) : NULL;
+    if (live == NULL) {
         return NULL;
     }
     live->observe = o;
@@ -149,23 +127,10 @@ live_t *live_open(observe_t *o)
     for (int i = 0; i < LIVE_CLIENTS; i++) {
         live->clients[i].fd = -1;
     }
-    name_of_job(o, job);
-    live_base_dir(o->job.config->monitor_dir, live->base); // too long: nothing below it will fit
-    // Again where somebody has just removed a directory that was left empty.
-    for (int turn = 0, n = 0; live->fd < 0 && n < 2 * N_TRIES; n++) {
-        if (!appear(live, job, turn) && errno == EEXIST) {
-            turn++;
-        } else if (live->fd < 0 && errno != ENOENT) {
-            break;
-        }
-    }
-    if (live->fd < 0) {
-        tell_why_not(live);
-        free(live);
+    if (!listen_at_name(live)) {
+        log_info(o->job.log, "monitor", "no live state at '%s': %s", live->name, strerror(errno));
+        live_close(live);
         return NULL;
-    }
-    if (o->job.local_rank == 0) {
-        live_clean(live->base, NULL);
     }
     return live;
 }
@@ -189,19 +154,15 @@ void live_close(live_t *live)
         drop(&live->clients[i]);
         buf_free(&live->clients[i].answer);
     }
-    fd_close(live->fd);
-    unlink(live->path);
-    if (live->observe->job.ended->status != HVD_SHUTDOWN) {
-        live_clean_job(live->dir); // who died could not tidy up
+    if (live->fd >= 0) {
+        fd_close(live->fd);
     }
-    rmdir(live->dir); // unless somebody is left in it
-    live_remove_base(live->base);
     free(live);
 }
 
-const char *live_path(const live_t *live)
+const char *live_name(const live_t *live)
 {
-    return live != NULL ? live->path : "";
+    return live != NULL ? live->name : "";
 }
 
 // --- Serving -------------------------------------------------------------------------------------
@@ -297,13 +258,24 @@ static client_t *free_client(live_t *live)
     return NULL;
 }
 
+static void greet(const live_t *live, client_t *c)
+{
+    live_peer_t peer = {0};
+    fd_not_for_children(c->fd);
+    c->deadline_ns = clock_ns() + PATIENCE_NS;
+    if (!live_peer_is(c->fd, geteuid(), &peer)) {
+        log_info(live->observe->job.log, "monitor",
+                 "cut a client of another user: process %d of user %u", peer.pid, peer.uid);
+        drop(c);
+    }
+}
+
 void live_serve(live_t *live, snapshot_t *scratch)
 {
     client_t *c;
     while ((c = free_client(live)) != NULL &&
            (c->fd = accept4(live->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
-        fd_not_for_children(c->fd);
-        c->deadline_ns = clock_ns() + PATIENCE_NS;
+        greet(live, c);
     }
     for (int i = 0; i < LIVE_CLIENTS; i++) {
         c = &live->clients[i];

@@ -450,5 +450,5 @@ void observe_set_stack_source(observe_t *o, hvd_stack_fn fn, void *arg)
 
 const char *observe_socket(const observe_t *o)
 {
-    return live_path(o->monitor->live);
+    return live_name(o->monitor->live);
 }

@@ -29,7 +29,7 @@ hvd_status_t observe_open(const observe_job_t *job, observe_t **observe_p, err_t
     }
     o->job = *job;
     o->origin = ticks_origin();
-    o->recorder = calloc(1, sizeof *o->recorder);
+    o->recorder = recorder_new();
     o->counters = counters_new(job->n_branches);
     if (o->recorder == NULL || o->counters == NULL) {
         status = fail(err, HVD_NO_MEMORY, "no memory to start");

@@ -76,7 +76,7 @@ static inline void trace_started(trace_t *trace, int way, int n_fused, uint64_t 
 // --- Up and down --------------------------------------------------------------------------------
 
 typedef struct observe_job {
-    int rank, size, local_rank;
+    int rank, size;
     int n_branches; // this rank and those below it in the tree of the agreement
     const config_t *config;
     const secure_keys_t *keys; // names a job that has no name; NULL: a job of one rank
@@ -157,27 +157,21 @@ hvd_status_t observe_start_timeline(observe_t *observe, const char *path, bool m
                                     err_t *err);
 hvd_status_t observe_stop_timeline(observe_t *observe, err_t *err);
 void observe_set_stack_source(observe_t *observe, hvd_stack_fn fn, void *arg);
-const char *observe_socket(const observe_t *observe); // "": there is none
+const char *observe_socket(const observe_t *observe); // its abstract name; "": there is none
 
-// --- live_files.c -------------------------------------------------------------------------------
-// Any thread, and whoever looks for the sockets of others.
+// --- Where ranks listen (live.c), for whoever looks for them ------------------------------------
 
-#define LIVE_PATH_BYTES 108       // what an address of a Unix socket can hold
-#define LIVE_NAME "rank-%d.sock"  // of a socket: the rank
-#define LIVE_HIDDEN_NAME ".%d-%d" // before it listens: the rank, its process
-#define MAX_FLIGHTS 64            // that a rank tells of
+#define LIVE_NAME "hvd-%u/%s/rank-%d" // user, job, rank; abstract: the address has a NUL in front
+#define LIVE_NAME_BYTES 108           // what the address of a Unix socket holds
+#define MAX_FLIGHTS 64                // that a rank tells of
 
-// HOROVOD_MONITOR_DIR, or where sockets are without it. False: it is too long for any.
-bool live_base_dir(const char *given, char path[LIVE_PATH_BYTES]);
-bool live_rank_of(const char *name, int *rank_p); // false: no file of that name is a rank's socket
-int live_connect(const char *path);               // a socket, or -1 with errno
-bool live_own_dir(const char *path);     // made if need be. False: errno, ENOTDIR if not ours alone
-void live_remove_base(const char *base); // if it is not the user's own and nothing is in it
-// Each removes only what is surely ours and has nobody who listens.
-bool live_remove_if_dead(const char *path);
-// In the directory of a job, and then the directory. How many sockets are left.
-int live_clean_job(const char *dir);
-// The same for all jobs below a base (NULL), or for the one of that name and its generations.
-int live_clean(const char *base, const char *job);
+typedef struct live_peer {
+    int pid;
+    unsigned uid;
+} live_peer_t;
+
+int live_connect(const char *name); // a socket, or -1 with errno
+// Whose process is at the other end? True: that user's, or root's.
+bool live_peer_is(int fd, unsigned uid, live_peer_t *peer_p);
 
 #endif

@@ -10,12 +10,23 @@
 // Threads: under lock, except the stamps, which the holder writes.
 #include "observe/internal.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 // A build without recorder and counters, to measure what they cost: bench/cost.py makes one.
 #ifndef HVD_UNRECORDED
 #define HVD_UNRECORDED 0
 #endif
+
+// Written to at once: the first operations must not wait for the kernel to find the pages.
+recorder_t *recorder_new(void)
+{
+    recorder_t *recorder = calloc(1, sizeof *recorder);
+    for (int i = 0; recorder != NULL && i < RECORDER_SLOTS; i++) {
+        recorder->ring[i].n_fused = 1;
+    }
+    return recorder;
+}
 
 static uint64_t tensor_bytes(const trace_t *trace)
 {

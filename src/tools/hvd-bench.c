@@ -491,20 +491,6 @@ static int reap(const pid_t *pids, int n)
     return worst;
 }
 
-// Of ranks that were killed, or ended before they could leave the job.
-static void remove_sockets(const bench_options_t *o)
-{
-    config_t config;
-    err_t err;
-    char base[LIVE_PATH_BYTES];
-    if (config_load(&config, o->env, NULL, &err) == HVD_OK) {
-        if (live_base_dir(config.monitor_dir, base)) {
-            live_clean(base, NULL);
-        }
-        config_free(&config);
-    }
-}
-
 static int fork_ranks(const bench_options_t *o)
 {
     uint8_t secret[32];
@@ -546,7 +532,6 @@ static int fork_ranks(const bench_options_t *o)
         close(to_child[i]);
     }
     int code = reap(pids, o->ranks);
-    remove_sockets(o);
     hvd_rendezvous_stop(server);
     return code;
 }

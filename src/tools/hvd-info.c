@@ -643,7 +643,7 @@ static const view_t views[] = {
 
 static int print_usage(FILE *to, int code)
 {
-    fputs("usage: hvd-info [view ...] [--ranks N] [--hosts H] [--live [JOB|DIRECTORY]]\n", to);
+    fputs("usage: hvd-info [view ...] [--ranks N] [--hosts H] [--live [JOB]]\n", to);
     for (size_t i = 0; i < N_ELEMENTS(views); i++) {
         fprintf(to, "  %-18s%s\n", views[i].option, views[i].help);
     }

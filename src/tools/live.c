@@ -6,19 +6,19 @@
 // ranks that do not have the operation another one waits with are those it waits for. All ranks of
 // a job are asked at once. One that does not answer within a second is shown as such, with what
 // the process table says of it: it has been stopped, or is very busy.
+//
+// Sockets are found in the kernel's list of names. Anybody can take such a name, so a rank is
+// believed only if its process belongs to the user whom the name tells, or to root.
 #define _GNU_SOURCE
 #include "tools/live.h"
 
 #include "observe/observe.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_RANKS_SHOWN 1024
@@ -26,6 +26,8 @@
 #define ANSWER_MS 1000
 #define CELL_BYTES 160
 #define N_COLUMNS 7
+#define JOB_BYTES 128        // of "hvd-<user>/<job>"
+#define IS_LISTENING 0x10000 // among the flags of a socket in /proc/net/unix
 
 typedef struct seen_flight {
     char state[16], op[16], name[128];
@@ -44,6 +46,71 @@ typedef struct seen_rank {
     int n_in_flight, n_flights;
     seen_flight_t flights[MAX_FLIGHTS];
 } seen_rank_t;
+
+// --- Finding -------------------------------------------------------------------------------------
+
+typedef struct found {
+    char name[LIVE_NAME_BYTES];
+    char job[JOB_BYTES];
+    unsigned uid;
+    int rank;
+} found_t;
+
+// A line of the kernel's list, if it is of a rank that listens. Exactly: what is read must give the
+// same name again.
+static bool read_name(const char *line, found_t *f)
+{
+    unsigned flags;
+    int at = 0;
+    char job[JOB_BYTES - 32];
+    if (sscanf(line, "%*s %*s %*s %x %*s %*s %*s @%n", &flags, &at) != 1 || at == 0 ||
+        (flags & IS_LISTENING) == 0 ||
+        sscanf(line + at, "hvd-%u/%95[^/\n]/rank-%d", &f->uid, job, &f->rank) != 3) {
+        return false;
+    }
+    snprintf(f->name, sizeof f->name, LIVE_NAME, f->uid, job, f->rank);
+    snprintf(f->job, sizeof f->job, "hvd-%u/%s", f->uid, job);
+    return f->rank >= 0 && strncmp(f->name, line + at, strcspn(line + at, "\n")) == 0 &&
+           strlen(f->name) == strcspn(line + at, "\n");
+}
+
+// By the job's name alone, with its user, or by the name of one of its ranks.
+static bool is_wanted(const found_t *f, const char *target)
+{
+    size_t n = strlen(f->job);
+    if (geteuid() != 0 && geteuid() != f->uid) {
+        return false; // it would not answer
+    }
+    if (target == NULL || strcmp(strchr(f->job, '/') + 1, target) == 0) {
+        return true;
+    }
+    target += target[0] == '@';
+    return strncmp(f->job, target, n) == 0 && (target[n] == '\0' || target[n] == '/');
+}
+
+static int by_job_and_rank(const void *a, const void *b)
+{
+    const found_t *x = a, *y = b;
+    int order = strcmp(x->job, y->job);
+    return order != 0 ? order : x->rank - y->rank;
+}
+
+// In the order of jobs and ranks. Negative: the list cannot be read.
+static int find_ranks(const char *target, found_t *found)
+{
+    char line[512];
+    int n = 0;
+    FILE *list = fopen("/proc/net/unix", "re");
+    if (list == NULL) {
+        return -1;
+    }
+    while (n < MAX_RANKS_SHOWN && fgets(line, sizeof line, list) != NULL) {
+        n += read_name(line, &found[n]) && is_wanted(&found[n], target);
+    }
+    fclose(list);
+    qsort(found, (size_t)n, sizeof *found, by_job_and_rank);
+    return n;
+}
 
 // --- Asking --------------------------------------------------------------------------------------
 
@@ -98,19 +165,20 @@ static void read_status(seen_rank_t *r, char *text)
     }
 }
 
-// False: nobody is there.
-static bool ask(const char *path, seen_rank_t *r)
+// False: nobody is there, or somebody who is not what the name says.
+static bool ask(const found_t *found, seen_rank_t *r)
 {
     static const char request[] = "GET /status HTTP/1.0\r\n\r\n";
-    struct ucred owner;
-    socklen_t bytes = sizeof owner;
-    r->fd = live_connect(path);
+    live_peer_t peer;
+    r->fd = live_connect(found->name);
     if (r->fd < 0) {
         return errno == EAGAIN; // so many wait there that it must be stuck
     }
-    if (getsockopt(r->fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes) == 0) {
-        r->pid = (int)owner.pid;
+    if (!live_peer_is(r->fd, found->uid, &peer)) {
+        close(r->fd);
+        return false;
     }
+    r->pid = peer.pid;
     if (send(r->fd, request, strlen(request), MSG_NOSIGNAL) != (ssize_t)strlen(request)) {
         close(r->fd);
         r->fd = -1;
@@ -167,30 +235,14 @@ static void hear_all(seen_rank_t *ranks, int n)
     }
 }
 
-static int by_rank(const void *a, const void *b)
-{
-    return ((const seen_rank_t *)a)->rank - ((const seen_rank_t *)b)->rank;
-}
-
-static int look_at_all(const char *dir, seen_rank_t *ranks)
+static int ask_all(const found_t *found, int n_found, seen_rank_t *ranks)
 {
     int n = 0;
-    DIR *folder = opendir(dir);
-    struct dirent *entry;
-    while (folder != NULL && n < MAX_RANKS_SHOWN && (entry = readdir(folder)) != NULL) {
-        char path[LIVE_PATH_BYTES + 256];
-        seen_rank_t *r = &ranks[n];
-        *r = (seen_rank_t){.last = "-"};
-        snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
-        if (live_rank_of(entry->d_name, &r->rank) && ask(path, r)) {
-            n++;
-        }
-    }
-    if (folder != NULL) {
-        closedir(folder);
+    for (int i = 0; i < n_found; i++) {
+        ranks[n] = (seen_rank_t){.rank = found[i].rank, .last = "-"};
+        n += ask(&found[i], &ranks[n]);
     }
     hear_all(ranks, n);
-    qsort(ranks, (size_t)n, sizeof *ranks, by_rank);
     return n;
 }
 
@@ -276,19 +328,19 @@ static void print_rows(const live_row_t *rows, int n)
     }
 }
 
-static int print_job(const char *dir)
+static int print_job(const found_t *found, int n_found)
 {
     static const live_row_t heads = {
         {"rank", "pid", "state", "since", "in flight", "waits for", "last finished"}};
-    seen_rank_t *ranks = calloc(MAX_RANKS_SHOWN, sizeof *ranks);
-    live_row_t *rows = calloc(MAX_RANKS_SHOWN + 1, sizeof *rows);
-    int n = ranks != NULL && rows != NULL ? look_at_all(dir, ranks) : 0;
+    seen_rank_t *ranks = calloc((size_t)n_found, sizeof *ranks);
+    live_row_t *rows = calloc((size_t)n_found + 1, sizeof *rows);
+    int n = ranks != NULL && rows != NULL ? ask_all(found, n_found, ranks) : 0;
     if (n > 0) {
         rows[0] = heads;
         for (int i = 0; i < n; i++) {
             fill_row(ranks, n, &ranks[i], &rows[i + 1]);
         }
-        printf("%s: %d rank%s on this host of %d\n", dir, n, n == 1 ? "" : "s",
+        printf("%s: %d rank%s on this host of %d\n", found->job, n, n == 1 ? "" : "s",
                MAX(ranks[0].size, ranks[n - 1].size));
         print_rows(rows, n + 1);
     }
@@ -297,58 +349,22 @@ static int print_job(const char *dir)
     return n;
 }
 
-static int print_jobs(const char *base)
-{
-    int n = 0;
-    live_clean(base, NULL);
-    DIR *folder = opendir(base);
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        char path[LIVE_PATH_BYTES + 256];
-        snprintf(path, sizeof path, "%s/%s", base, entry->d_name);
-        n += entry->d_name[0] != '.' ? print_job(path) : 0;
-    }
-    if (folder != NULL) {
-        closedir(folder);
-    }
-    return n;
-}
-
 int print_live(const char *target)
 {
-    config_t config;
-    log_t log = {.level = LOG_WARN, .rank = -1, .hide_time = true};
-    err_t err;
-    char base[LIVE_PATH_BYTES];
-    if (config_load(&config, NULL, &log, &err) != HVD_OK) {
-        fprintf(stderr, "hvd-info: %s\n", err.text);
-        return 1;
+    static found_t found[MAX_RANKS_SHOWN];
+    int n_found = find_ranks(target, found), n_shown = 0;
+    for (int i = 0, n; i < n_found; i += n) {
+        for (n = 1; i + n < n_found && strcmp(found[i].job, found[i + n].job) == 0; n++) {
+        }
+        n_shown += print_job(&found[i], n);
     }
-    bool fits = live_base_dir(config.monitor_dir, base);
-    config_free(&config);
-    if (!fits) {
+    if (n_found < 0) {
+        fprintf(stderr, "hvd-info: cannot read /proc/net/unix: %s\n", strerror(errno));
+    } else if (n_shown == 0) {
         fprintf(stderr,
-                "hvd-info: HOROVOD_MONITOR_DIR is too long: the path of a socket has at "
-                "most %d bytes\n",
-                LIVE_PATH_BYTES - 1);
-        return 1;
+                "hvd-info: no rank of %s%s runs on this host, as this user and in this network "
+                "namespace\n",
+                target != NULL ? "job " : "any job", target != NULL ? target : "");
     }
-    int n = 0;
-    if (target == NULL) {
-        n = print_jobs(base);
-    } else if (strchr(target, '/') != NULL) {
-        live_clean_job(target);
-        n = print_job(target);
-        n = n > 0 ? n : print_jobs(target); // a directory of jobs will do as well
-    } else {
-        char path[LIVE_PATH_BYTES + 256];
-        snprintf(path, sizeof path, "%s/%s", base, target);
-        live_clean_job(path);
-        n = print_job(path);
-    }
-    if (n == 0) {
-        fprintf(stderr, "hvd-info: no rank of %s%s runs on this host (looked in %s)\n",
-                target != NULL ? "job " : "any job", target != NULL ? target : "", base);
-    }
-    return n > 0 ? 0 : 1;
+    return n_shown > 0 ? 0 : 1;
 }

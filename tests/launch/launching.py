@@ -2,15 +2,14 @@
 """What the tests of horovodrun share: running it, looking at processes, stand-in programs.
 
 A test may not leave anything behind: every job runs with a mark in its environment, and
-`survivors` finds the processes that still carry it; its sockets (docs/observability.md) are in a
-directory of its own, and `files` finds what is left there.
+`survivors` finds the processes that still carry it, and `sockets` where its ranks show themselves
+(docs/observability.md).
 """
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 import uuid
@@ -22,7 +21,6 @@ HVD_INFO = BUILD / "hvd-info"
 TIMEOUT_S = 60
 SLACK = 3  # the machine may be busy: bounds are this many times what the documentation says
 MARK = "HVD_TEST_MARK"
-LIVE = tempfile.TemporaryDirectory(prefix="hvd-live-", dir="/tmp")  # sockets need short paths
 
 
 def clean_environment():
@@ -35,9 +33,8 @@ class Job:
 
     def __init__(self, *words, env=None, before=(), **options):
         self.mark = uuid.uuid4().hex
-        self.live = pathlib.Path(LIVE.name, self.mark[:8])
-        environment = {**clean_environment(), MARK: self.mark,
-                       "HOROVOD_MONITOR_DIR": str(self.live), **(env or {})}
+        self.ids = set()  # the values of HOROVOD_JOB_ID that its ranks have been seen with
+        environment = {**clean_environment(), MARK: self.mark, **(env or {})}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         command = [*map(str, before), str(HOROVODRUN), *map(str, words)]
         self.process = subprocess.Popen(command, env=environment, start_new_session=True, **options)
@@ -55,13 +52,17 @@ class Job:
     def survivors(self):
         return [pid for pid in process_ids() if variable(pid, MARK) == self.mark]
 
-    def files(self):
-        return list(self.live.glob("*/*")) or list(self.live.glob("*"))
+    def sockets(self):
+        """Their abstract names, whoever holds them now."""
+        self.ids |= {variable(pid, "HOROVOD_JOB_ID") for pid in self.survivors()} - {None}
+        prefixes = tuple(f"@hvd-{os.geteuid()}/{job_id}/rank-" for job_id in self.ids)
+        lines = pathlib.Path("/proc/net/unix").read_text().splitlines()
+        return [name for line in lines if (name := line.split()[-1]).startswith(prefixes)]
 
     def left_behind(self, timeout_s):
-        """Command lines and files that are still there after this time; they go now."""
-        eventually(lambda: not self.survivors() and not self.files(), timeout_s)
-        left = [*map(command_line, self.survivors()), *self.files()]
+        """Command lines and sockets that are still there after this time; they go now."""
+        eventually(lambda: not self.survivors() and not self.sockets(), timeout_s)
+        left = [*map(command_line, self.survivors()), *self.sockets()]
         self.kill()
         return left
 

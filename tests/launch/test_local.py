@@ -277,7 +277,7 @@ class Ending(Case):
 
 
 class Sockets(Case):
-    """Ranks that are killed cannot remove the sockets they showed themselves at."""
+    """However a rank ends, the socket where it showed itself ends with it."""
 
     def start(self, *command, env=None, **options):
         job = Job("-np", 2, *command, env={"PYTHONPATH": str(BUILD / "python"), **(env or {})},
@@ -295,7 +295,7 @@ class Sockets(Case):
             for signo in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
                 with self.subTest(command=command, signo=signo):
                     job = self.start(*command)
-                    self.assertEqual(len(job.files()), 2)
+                    self.assertEqual(len(job.sockets()), 2)
                     job.process.send_signal(signo)
                     self.finish(job, 2 * SLACK)
 
@@ -310,18 +310,17 @@ class Sockets(Case):
                 code = JOIN + f"time.sleep(1000) if hvd.rank() else None\n{end}"
                 self.finish(self.start(*python(code)), 2 * SLACK)
 
-    def test_in_a_relative_directory(self):
+    def test_retired_directory(self):
+        """HOROVOD_MONITOR_DIR may still be set: nothing is said of it, and nothing put there."""
         with tempfile.TemporaryDirectory(prefix="hvd-", dir="/tmp") as directory:
-            mine = pathlib.Path(directory, "mine")
-            (mine / "ckpt").mkdir(mode=0o700, parents=True)
-            mine.chmod(0o700)
-            (mine / "ckpt/rank-0.pt").write_text("precious")
+            pathlib.Path(directory, "mine").mkdir()
             job = self.start(*python(JOIN + "time.sleep(1000)"), cwd=directory,
                              env={"HOROVOD_MONITOR_DIR": "mine"})
-            self.assertEqual(len(list(mine.glob("*/rank-*.sock"))), 2)
-            job.process.kill()
+            self.assertEqual(len(job.sockets()), 2)
+            self.assertEqual([path.name for path in pathlib.Path(directory).rglob("*")], ["mine"])
+            job.process.send_signal(signal.SIGTERM)
+            self.assertNotIn(b"MONITOR_DIR", job.wait()[2])
             self.finish(job, 2 * SLACK)
-            self.assertEqual([path.name for path in mine.rglob("*")], ["ckpt", "rank-0.pt"])
 
 
 class Secret(Case):

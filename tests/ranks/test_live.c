@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// test_live.c - looking at real jobs while they run, and at what they leave when they do not: the
+// test_live.c - observing real jobs while they run, and what they leave when they do not: the
 // socket of each rank, hvd-info --live, dumps, the warning about a slow rank, and a timeline that
 // can be read whatever happens to the process or the disk.
 #define _GNU_SOURCE
@@ -102,13 +102,14 @@ static void remove_dir(rank_t *r, const char *path)
 static int connect_to(rank_t *r, const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    CHECK(r, strlen(path) < sizeof address.sun_path);
-    memcpy(address.sun_path, path, strlen(path) + 1);
+    CHECK(r, strlen(path) + 1 < sizeof address.sun_path);
+    memcpy(address.sun_path + 1, path, strlen(path)); // abstract: behind a NUL
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(path));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(r, fd >= 0);
     struct timeval limit = {.tv_sec = 20 * PATIENCE};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    CHECK_INT(r, connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    CHECK_INT(r, connect(fd, (struct sockaddr *)&address, bytes), 0);
     return fd;
 }
 
@@ -191,7 +192,7 @@ static void counters_add_up(rank_t *r, void *arg)
     usleep(50000); // the agreement's own numbers are gathered now and then
     sum_floats(r, "large", 30000);
     const char *path = hvd_monitor_path(r->ctx);
-    CHECK(r, path[0] == '/');
+    CHECK_STARTS(r, path, "hvd-");
     const char *page = fetch(r, path, "GET /metrics HTTP/1.1\r\nHost: rank\r\n\r\n");
     CHECK_STARTS(r, page, "HTTP/1.0 200 OK\r\n");
     CHECK_HAS(r, page, "# TYPE hvd_operations_total counter\n");
@@ -262,24 +263,39 @@ static const char *run_info(rank_t *r, const char *target)
     return output;
 }
 
+static void wait_for_info(rank_t *r, const char *target, const char *part)
+{
+    uint64_t start_ns = clock_ns();
+    const char *told;
+    while (strstr(told = run_info(r, target), part) == NULL) {
+        if (clock_ns() - start_ns > SOON_NS) {
+            check_failed(r, __FILE__, __LINE__, "no \"%s\" in: %s", part, told);
+        }
+        usleep(2000);
+    }
+}
+
+// A name of this rank's own job, the same for all its ranks.
+static void name_job(rank_t *r, char name[PATH_BYTES])
+{
+    snprintf(name, PATH_BYTES, "test-live-%d-%s", (int)getppid(), layout_names[r->layout]);
+    rank_setenv(r, "HOROVOD_JOB_ID", name);
+}
+
 static void info_shows_who_waits(rank_t *r, void *arg)
 {
     (void)arg;
-    char dir[PATH_BYTES];
+    char job[PATH_BYTES];
     int missing = r->size - 1;
-    shared_dir(r, dir);
-    rank_setenv(r, "HOROVOD_MONITOR_DIR", dir);
-    rank_setenv(r, "HOROVOD_JOB_ID", "a-job");
+    name_job(r, job);
     rank_open(r);
     rank_check_sum(r, "all have it", 0, 1, r->size);
     hvd_handle_t handle = r->rank != missing ? start_alone(r, "one lacks it") : 0;
     atomic_fetch_add(rank_shared(r, 0), 1);
     rank_wait_for(r, rank_shared(r, 0), r->size);
     if (r->rank == 0) {
-        char target[2 * PATH_BYTES];
         char expected[64];
-        snprintf(target, sizeof target, "%s/a-job", dir);
-        const char *told = run_info(r, target);
+        const char *told = run_info(r, job);
         snprintf(expected, sizeof expected, "%d rank%s on this host of %d", r->size,
                  r->size == 1 ? "" : "s", r->size);
         CHECK_HAS(r, told, expected);
@@ -289,8 +305,9 @@ static void info_shows_who_waits(rank_t *r, void *arg)
         CHECK_INT(r, count(told, "allreduce 'all have it'"), r->size);
         snprintf(expected, sizeof expected, "rank %d ", missing);
         CHECK_INT(r, count(told, expected), missing);
-        CHECK_HAS(r, run_info(r, dir), "idle"); // a directory of jobs
-        CHECK_HAS(r, run_info(r, "/nonexistent"), "no rank of job /nonexistent");
+        CHECK_HAS(r, run_info(r, ""), job); // all jobs
+        CHECK_HAS(r, run_info(r, hvd_monitor_path(r->ctx)), "idle");
+        CHECK_HAS(r, run_info(r, "nonexistent"), "no rank of job nonexistent");
         atomic_fetch_add(rank_shared(r, 1), 1);
     }
     rank_wait_for(r, rank_shared(r, 1), 1);
@@ -300,17 +317,15 @@ static void info_shows_who_waits(rank_t *r, void *arg)
     CHECK_OK(r, hvd_wait(r->ctx, handle, 60000));
     hvd_release(r->ctx, handle);
     rank_close(r);
-    remove_dir(r, dir); // nothing is left in it
+    wait_for_info(r, job, "no rank of job"); // nothing is left of it
 }
 
-// A rank that is killed cannot remove its socket: the others do.
-static void killed_ranks_are_tidied_up(rank_t *r, void *arg)
+// A rank that is killed leaves nothing that the others, or anybody, would have to remove.
+static void killed_ranks_leave_nothing(rank_t *r, void *arg)
 {
     (void)arg;
-    char dir[PATH_BYTES];
-    shared_dir(r, dir);
-    rank_setenv(r, "HOROVOD_MONITOR_DIR", dir);
-    rank_setenv(r, "HOROVOD_JOB_ID", "killed");
+    char job[PATH_BYTES], expected[64];
+    name_job(r, job);
     rank_open(r);
     rank_check_sum(r, "all are there", 0, 1, r->size);
     usleep(200000 * PATIENCE); // links are made while the ranks already work: lets them settle
@@ -324,8 +339,15 @@ static void killed_ranks_are_tidied_up(rank_t *r, void *arg)
         CHECK(r, clock_ns() - start_ns < SOON_NS);
         usleep(2000);
     }
+    if (r->rank == 0) {
+        snprintf(expected, sizeof expected, "%d rank%s on this host of %d", r->size - 1,
+                 r->size == 2 ? "" : "s", r->size);
+        wait_for_info(r, job, expected); // it may take the kernel a moment
+        atomic_store(rank_shared(r, 0), 1);
+    }
+    rank_wait_for(r, rank_shared(r, 0), 1);
     hvd_shutdown(r->ctx);
-    remove_dir(r, dir);
+    wait_for_info(r, job, "no rank of job");
 }
 
 // --- Stragglers ---------------------------------------------------------------------------------
@@ -688,7 +710,7 @@ static const subtest_t subtests[] = {
      .fn = info_shows_who_waits,
      .min_ranks = 2,
      .layouts = ONLY_LAYOUT(LAYOUT_ONE)},
-    {.name = "killed ranks are tidied up", .fn = killed_ranks_are_tidied_up, .min_ranks = 2},
+    {.name = "killed ranks leave nothing", .fn = killed_ranks_leave_nothing, .min_ranks = 2},
     {.name = "a slow rank is named", .fn = a_slow_rank_is_named, .min_ranks = 2},
     {.name = "dump on signal", .fn = dump_on_signal},
     {.name = "own handlers stay", .fn = own_handlers_stay, .one_world_only = true},

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "observe/internal.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -668,193 +669,200 @@ static void arrivals_are_told(void **state)
 
 // --- Where ranks show themselves ----------------------------------------------------------------
 
-static void dead_sockets_are_removed(void **state)
+#define NOBODY 65534
+
+static void full_name(char name[LIVE_NAME_BYTES], const char *job)
+{
+    snprintf(name, LIVE_NAME_BYTES, LIVE_NAME, (unsigned)geteuid(), job, 0);
+}
+
+// What a rank at that name says; "": it cuts us off.
+static void ask_status(const char *name, char *answer, size_t bytes)
+{
+    static const char request[] = "GET /status HTTP/1.0\r\n\r\n";
+    struct timeval limit = {.tv_sec = SAFELY_MS / 1000};
+    size_t len = 0;
+    ssize_t n;
+    int fd = live_connect(name);
+    assert_true(fd >= 0);
+    fcntl(fd, F_SETFL, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    (void)!send(fd, request, strlen(request), MSG_NOSIGNAL); // it may have cut us already
+    while ((n = recv(fd, answer + len, bytes - 1 - len, 0)) > 0) {
+        len += (size_t)n;
+    }
+    assert_true(n == 0 || errno == ECONNRESET);
+    answer[len] = '\0';
+    close(fd);
+}
+
+static void names_tell_user_job_and_rank(void **state)
 {
     (void)state;
-    char base[64];
-    char knob[96];
-    char dead[LIVE_PATH_BYTES + 32];
-    char alive[LIVE_PATH_BYTES];
-    snprintf(base, sizeof base, "/tmp/hvd-unit-live-%d", (int)getpid());
-    snprintf(knob, sizeof knob, "HOROVOD_MONITOR_DIR=%s", base);
-    const char *env[] = {knob, "HOROVOD_JOB_ID=a job/../x", NULL};
+    char job[64], knob[96], name[LIVE_NAME_BYTES];
+    snprintf(job, sizeof job, "a_job_.._x.%d", (int)getpid());
+    snprintf(knob, sizeof knob, "HOROVOD_JOB_ID=a job/../x.%d", (int)getpid());
+    const char *env[] = {knob, NULL};
     hvd_ctx_t *first = open_alone(env, NULL);
     hvd_ctx_t *second = open_alone(env, NULL); // a job of the same name
-    snprintf(alive, sizeof alive, "%s", hvd_monitor_path(first));
-    assert_non_null(strstr(alive, "/a_job_.._x/rank-0.sock"));
-    assert_non_null(strstr(hvd_monitor_path(second), "/a_job_.._x-2/rank-0.sock"));
-    // What a killed process leaves: a name that nobody listens at.
-    snprintf(dead, sizeof dead, "%s/a_job_.._x/rank-7.sock", base);
-    assert_int_equal(link(alive, dead), 0);
-    assert_false(live_remove_if_dead(dead)); // somebody does
-    hvd_shutdown(second);
+    full_name(name, job);
+    assert_string_equal(hvd_monitor_path(first), name);
+    strcat(job, "-2");
+    full_name(name, job);
+    assert_string_equal(hvd_monitor_path(second), name);
     hvd_shutdown(first);
-    assert_int_equal(access(alive, F_OK), -1);
-    assert_int_equal(access(dead, F_OK), 0);
-    hvd_ctx_t *next = open_alone(env, NULL);
-    assert_int_equal(access(dead, F_OK), -1);
-    hvd_shutdown(next);
-    assert_int_equal(rmdir(base), 0); // nothing is left in it
+    hvd_ctx_t *third = open_alone(env, NULL); // the first has left nothing behind
+    job[strlen(job) - 2] = '\0';
+    full_name(name, job);
+    assert_string_equal(hvd_monitor_path(third), name);
+    hvd_shutdown(second);
+    hvd_shutdown(third);
+    assert_int_equal(live_connect(name), -1);
+    assert_int_equal(errno, ECONNREFUSED);
 }
 
-static void make_file(const char *path)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    assert_true(fd >= 0);
-    close(fd);
-}
-
-static void make_dir(const char *path)
-{
-    assert_int_equal(mkdir(path, 0700), 0);
-}
-
-// What a killed process leaves: a name that nobody listens at.
-static void make_dead_socket(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    close(fd);
-}
-
-static int pid_of_nobody(void)
-{
-    pid_t pid = fork();
-    if (pid == 0) {
-        _exit(0);
-    }
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
-    return (int)pid;
-}
-
-static void only_our_own_files_are_removed(void **state)
+static void long_names_are_cut(void **state)
 {
     (void)state;
-    char at[64], knob[96], hidden[32], busy[32];
-    snprintf(at, sizeof at, "/tmp/hvd-unit-theirs-%d", (int)getpid());
-    snprintf(knob, sizeof knob, "HOROVOD_MONITOR_DIR=%s", at);
-    snprintf(hidden, sizeof hidden, "dead/.3-%d", pid_of_nobody());
-    snprintf(busy, sizeof busy, "soon/.3-%d", (int)getpid()); // it does not listen yet
-    const struct {
-        const char *name;
-        void (*make)(const char *path);
-        bool stays;
-    } files[] = {
-        {"ckpt", make_dir, true},
-        {"ckpt/rank-0.pt", make_file, true},
-        {"ckpt/rank-0.sock", make_file, true}, // our name, but no socket
-        {"ckpt/.3-1", make_file, true},
-        {"ckpt/rank-01.sock", make_dead_socket, true}, // a socket, but not our name
-        {"ckpt/rank-0.sock2", make_dead_socket, true},
-        {"ckpt/rank--1.sock", make_dead_socket, true},
-        {"ckpt/deeper", make_dir, true},
-        {"ckpt/deeper/rank-0.sock", make_dead_socket, true}, // no job is that deep
-        {"empty", make_dir, true},
-        {"soon", make_dir, true},
-        {busy, make_dead_socket, true},
-        {"dead", make_dir, false},
-        {"dead/rank-7.sock", make_dead_socket, false},
-        {hidden, make_dead_socket, false},
-        {"mixed", make_dir, true},
-        {"mixed/rank-7.sock", make_dead_socket, false},
-        {"mixed/rank-7.pt", make_file, true},
-    };
-    make_dir(at);
-    assert_int_equal(chdir(at), 0);
-    for (size_t i = 0; i < N_ELEMENTS(files); i++) {
-        files[i].make(files[i].name);
-    }
-    assert_int_equal(symlink("ckpt/deeper", "link"), 0);
-    make_dir("open");
-    make_dead_socket("open/rank-0.sock");
-    assert_int_equal(chmod("open", 0755), 0); // we would not have listened there
-    hvd_shutdown(open_alone((const char *[]){knob, NULL}, NULL));
-    for (size_t i = N_ELEMENTS(files); i-- > 0;) {
-        if ((access(files[i].name, F_OK) == 0) != files[i].stays) {
-            fail_msg("%s %s", files[i].name, files[i].stays ? "is gone" : "is still there");
-        }
-        remove(files[i].name);
-    }
-    assert_int_equal(unlink("open/rank-0.sock"), 0);
-    assert_int_equal(rmdir("open"), 0);
-    assert_int_equal(unlink("link"), 0);
-    assert_int_equal(chdir("/"), 0);
-    assert_int_equal(rmdir(at), 0);
-}
-
-// Anybody may have put a link where our directory would be in /tmp.
-static void nothing_is_removed_through_a_link(void **state)
-{
-    (void)state;
-    char at[] = "/tmp/hvd-unit-link-XXXXXX";
-    assert_non_null(mkdtemp(at));
-    assert_int_equal(chdir(at), 0);
-    make_dir("home");
-    make_dir("home/job");
-    make_dead_socket("home/job/rank-0.sock");
-    assert_int_equal(symlink("home", "link"), 0);
-    live_clean("link", NULL);
-    assert_int_equal(access("home/job/rank-0.sock", F_OK), 0);
-    live_clean("home", NULL);
-    assert_int_equal(rmdir("home"), 0);
-    assert_int_equal(unlink("link"), 0);
-    assert_int_equal(chdir("/"), 0);
-    assert_int_equal(rmdir(at), 0);
-}
-
-static void other_peoples_directories_are_not_used(void **state)
-{
-    (void)state;
-    char base[64];
-    char knob[96];
-    static lines_t lines;
-    lines.text[0] = '\0';
-    snprintf(base, sizeof base, "/tmp/hvd-unit-open-%d", (int)getpid());
-    snprintf(knob, sizeof knob, "HOROVOD_MONITOR_DIR=%s", base);
+    char knob[256] = "HOROVOD_JOB_ID=", answer[4096];
+    memset(knob + strlen(knob), 'x', 200);
     const char *env[] = {knob, NULL};
-    const char *off[] = {knob, "HOROVOD_MONITOR=0", NULL};
-    assert_int_equal(mkdir(base, 0700), 0);
-    assert_int_equal(chmod(base, 0755), 0);
+    hvd_ctx_t *ctx = open_alone(env, NULL);
+    assert_non_null(strstr(hvd_monitor_path(ctx), "xxx/rank-0"));
+    ask_status(hvd_monitor_path(ctx), answer, sizeof answer);
+    assert_non_null(strstr(answer, "\nrank\t0\n"));
+    hvd_shutdown(ctx);
+}
+
+static void it_can_be_done_without(void **state)
+{
+    (void)state;
+    static lines_t lines;
+    hvd_ctx_t *ctx = open_alone((const char *[]){"HOROVOD_MONITOR=0", NULL}, NULL);
+    assert_string_equal(hvd_monitor_path(ctx), "");
+    hvd_shutdown(ctx);
+    // Users may still have this one set; nothing is said about it, and nothing made there.
+    ctx = open_alone((const char *[]){"HOROVOD_MONITOR_DIR=/nonexistent/live", NULL}, &lines);
+    assert_string_not_equal(hvd_monitor_path(ctx), "");
+    hvd_shutdown(ctx);
+    assert_string_equal(lines.text, "");
+}
+
+// Anybody may take our names; then there is no live state, and the job runs all the same.
+static void taken_names_are_told(void **state)
+{
+    (void)state;
+    static lines_t lines;
+    char knob[64], job[64];
+    hvd_ctx_t *others[8];
+    snprintf(job, sizeof job, "taken-%d", (int)getpid());
+    snprintf(knob, sizeof knob, "HOROVOD_JOB_ID=%s", job);
+    const char *env[] = {knob, "HOROVOD_LOG_LEVEL=info", NULL};
+    for (int i = 0; i < 8; i++) {
+        others[i] = open_alone(env, NULL);
+    }
     hvd_ctx_t *ctx = open_alone(env, &lines);
     assert_string_equal(hvd_monitor_path(ctx), "");
-    assert_int_equal(count(lines.text, "must be a directory of mode 0700"), 1);
+    sum(ctx, "works", 1000);
     hvd_shutdown(ctx);
-    assert_int_equal(chmod(base, 0700), 0);
-    ctx = open_alone(off, NULL);
-    assert_string_equal(hvd_monitor_path(ctx), "");
-    hvd_shutdown(ctx);
-    assert_int_equal(rmdir(base), 0);
+    assert_int_equal(count(lines.text, "no live state at 'hvd-"), 1);
+    assert_int_equal(count(lines.text, "Address already in use"), 1);
+    for (int i = 0; i < 8; i++) {
+        hvd_shutdown(others[i]);
+    }
 }
 
-// Whoever has named one is told why it is not used.
-static void unusable_directories_are_told(void **state)
+// Runs it in a process of its own, as that user; its exit code.
+static int run_as(uid_t uid, int (*run)(const char *name), const char *name)
+{
+    int code;
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(setresuid(uid, uid, uid) == 0 ? run(name) : 99);
+    }
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_true(WIFEXITED(code));
+    return WEXITSTATUS(code);
+}
+
+static int is_answered(const char *name)
+{
+    char answer[4096];
+    ask_status(name, answer, sizeof answer);
+    return strncmp(answer, "HTTP/1.0 200 OK\r\n", 17) == 0;
+}
+
+static void only_its_user_is_answered(void **state)
 {
     (void)state;
-    char long_name[160];
-    memset(long_name, 'x', sizeof long_name - 1);
-    memcpy(long_name, "/tmp/", 5);
-    long_name[sizeof long_name - 1] = '\0';
-    const struct {
-        const char *directory, *why;
-    } cases[] = {
-        {"/nonexistent/live", "the directory above it is not there"},
-        {long_name, "the path of a socket has at most 107 bytes"},
-        {"/proc/self", "must be a directory of mode 0700"},
-        {"/dev/null/live", "must be a directory of mode 0700"},
-    };
-    for (size_t i = 0; i < N_ELEMENTS(cases); i++) {
-        static lines_t lines;
-        char knob[256];
-        lines.text[0] = '\0';
-        snprintf(knob, sizeof knob, "HOROVOD_MONITOR_DIR=%s", cases[i].directory);
-        hvd_ctx_t *ctx = open_alone((const char *[]){knob, NULL}, &lines);
-        assert_string_equal(hvd_monitor_path(ctx), "");
-        hvd_shutdown(ctx);
-        assert_int_equal(count(lines.text, cases[i].directory), 1);
-        assert_int_equal(count(lines.text, cases[i].why), 1);
+    static lines_t lines;
+    if (geteuid() != 0) {
+        skip(); // only root can be somebody else
     }
+    const char *env[] = {"HOROVOD_LOG_LEVEL=info", NULL};
+    hvd_ctx_t *ctx = open_alone(env, &lines);
+    assert_int_equal(run_as(NOBODY, is_answered, hvd_monitor_path(ctx)), 0);
+    assert_int_equal(run_as(0, is_answered, hvd_monitor_path(ctx)), 1);
+    assert_int_equal(count_lines(&lines, "cut a client of another user: process "), 1);
+    hvd_shutdown(ctx);
+}
+
+// Ranks of another user answer root; and whose they are, the other side sees too.
+static void root_is_answered(void **state)
+{
+    (void)state;
+    char name[LIVE_NAME_BYTES], knob[64];
+    int ends[2];
+    live_peer_t peer;
+    if (geteuid() != 0) {
+        skip();
+    }
+    snprintf(knob, sizeof knob, "HOROVOD_JOB_ID=root-%d", (int)getpid());
+    const char *env[] = {knob, NULL};
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        if (setresuid(NOBODY, NOBODY, NOBODY) == 0) {
+            const char *path = hvd_monitor_path(open_alone(env, NULL));
+            (void)!write(ends[1], path, strlen(path) + 1);
+            pause();
+        }
+        _exit(1);
+    }
+    assert_true(read(ends[0], name, sizeof name) > 0);
+    assert_int_equal(strncmp(name, "hvd-65534/root-", 15), 0);
+    assert_true(is_answered(name));
+    int fd = live_connect(name);
+    assert_true(live_peer_is(fd, NOBODY, &peer));
+    assert_int_equal(peer.pid, child);
+    assert_int_equal(peer.uid, NOBODY);
+    assert_false(live_peer_is(fd, NOBODY - 1, &peer));
+    close(fd);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(live_connect(name), -1); // a killed rank leaves nothing
+    assert_int_equal(errno, ECONNREFUSED);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// A child that the program forks has none of it.
+static void forked_children_do_not_keep_the_name(void **state)
+{
+    (void)state;
+    char name[LIVE_NAME_BYTES];
+    hvd_ctx_t *ctx = open_alone(NULL, NULL);
+    snprintf(name, sizeof name, "%s", hvd_monitor_path(ctx));
+    pid_t child = fork();
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    hvd_shutdown(ctx);
+    assert_int_equal(live_connect(name), -1);
+    assert_int_equal(errno, ECONNREFUSED);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
 int main(void)
@@ -876,11 +884,13 @@ int main(void)
         cmocka_unit_test(branches_are_told_apart),
         cmocka_unit_test(known_names_are_counted),
         cmocka_unit_test(arrivals_are_told),
-        cmocka_unit_test(dead_sockets_are_removed),
-        cmocka_unit_test(only_our_own_files_are_removed),
-        cmocka_unit_test(nothing_is_removed_through_a_link),
-        cmocka_unit_test(other_peoples_directories_are_not_used),
-        cmocka_unit_test(unusable_directories_are_told),
+        cmocka_unit_test(names_tell_user_job_and_rank),
+        cmocka_unit_test(long_names_are_cut),
+        cmocka_unit_test(it_can_be_done_without),
+        cmocka_unit_test(taken_names_are_told),
+        cmocka_unit_test(only_its_user_is_answered),
+        cmocka_unit_test(root_is_answered),
+        cmocka_unit_test(forked_children_do_not_keep_the_name),
         cmocka_unit_test(shutdown_does_not_wait_for_a_disk_that_hangs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
