@@ -119,8 +119,7 @@ hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, s
     int len = snprintf(prefix, sizeof prefix, "%llu/%s/", (unsigned long long)boot->turn, round);
     if (len >= (int)sizeof prefix) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "the name of an exchange has %zu characters; it must be shorter",
-                    strlen(round));
+                    "the name of an exchange is too long: %zu characters", strlen(round));
     }
     snprintf(key, sizeof key, "%s%d", prefix, boot->rank);
     TRY(kv_put(boot->meeting.client, key, value, bytes, deadline_ns, err), out);

@@ -308,10 +308,10 @@ static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err
                     "loaded: %s; add its folder to LD_LIBRARY_PATH",
                     why != NULL ? why : "not found");
     }
-    return fail(err, HVD_INVALID_ARGUMENT,
-                "HOROVOD_CPU_OPERATIONS is MPI, but no mpirun has started this process; start it "
-                "with mpirun, srun --mpi=pmix or horovodrun --mpi, or unset "
-                "HOROVOD_CPU_OPERATIONS");
+    return fail(
+        err, HVD_INVALID_ARGUMENT,
+        "HOROVOD_CPU_OPERATIONS is MPI, but this process was not started by mpirun; start it with "
+        "mpirun, srun --mpi=pmix or horovodrun --mpi, or unset HOROVOD_CPU_OPERATIONS");
 }
 
 const char *mpi_library_name(const mpi_plane_t *plane)
@@ -532,7 +532,7 @@ hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total
     }
     int code = run_of[args->op](plane, &plane->request);
     return code == 0 ? HVD_OK
-                     : fail(err, HVD_SYSTEM, "%s does not start %s: MPI error %d", plane->name,
+                     : fail(err, HVD_SYSTEM, "%s could not start %s: MPI error %d", plane->name,
                             hvd_op_name(args->op), code);
 }
 
@@ -550,7 +550,7 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
         }
     }
     if (code != 0) {
-        return fail(err, HVD_SYSTEM, "%s fails in a collective: MPI error %d", plane->name, code);
+        return fail(err, HVD_SYSTEM, "%s failed in a collective: MPI error %d", plane->name, code);
     }
     return done ? HVD_OK : HVD_IN_PROGRESS;
 }
@@ -594,9 +594,10 @@ hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
     hvd_status_t status;
     if (config->encrypt == ENCRYPT_ALWAYS) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "HOROVOD_CPU_OPERATIONS is MPI, which does not encrypt tensors, but "
-                    "HOROVOD_ENCRYPT is always; unset one of them (our own collectives encrypt)");
+        return fail(
+            err, HVD_INVALID_ARGUMENT,
+            "HOROVOD_CPU_OPERATIONS is MPI, which does not encrypt tensors, but HOROVOD_ENCRYPT is "
+            "always; unset one of them (Horovod's own collectives encrypt)");
     }
     mpi_plane_t *plane = calloc(1, sizeof *plane);
     if (plane == NULL) {
@@ -711,12 +712,13 @@ hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size, 
     TRY(take_memory(plane, err), out);
     int code = worker_do(&plane->worker, make_comm);
     if (code != 0) {
-        return fail(err, HVD_SYSTEM, "%s makes no communicator: MPI error %d", plane->name, code);
+        return fail(err, HVD_SYSTEM, "%s could not create a communicator: MPI error %d",
+                    plane->name, code);
     }
     if (!plane->has_comm) {
         return fail(err, HVD_TIMEOUT,
-                    "not all ranks use MPI for collectives, or some did not start in time; set "
-                    "HOROVOD_CPU_OPERATIONS alike on all, or raise HOROVOD_START_TIMEOUT");
+                    "not all ranks use MPI for collectives, or some did not start in time; set the "
+                    "same HOROVOD_CPU_OPERATIONS on all of them, or raise HOROVOD_START_TIMEOUT");
     }
 out:
     return status;

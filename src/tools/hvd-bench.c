@@ -541,7 +541,7 @@ static int fork_ranks(const bench_options_t *o)
         char hello[128];
         int n = snprintf(hello, sizeof hello, "%s %d", hex, hvd_rendezvous_port(server));
         if (write(to_child[i], hello, (size_t)n) != n) {
-            fprintf(stderr, "hvd-bench: rank %d is gone\n", i);
+            fprintf(stderr, "hvd-bench: rank %d has died\n", i);
         }
         close(to_child[i]);
     }

@@ -170,8 +170,8 @@ static int print_markdown_knobs(const info_options_t *options)
          "prints the values in force and where each came from.\n\n"
          "A knob is an environment variable, read once by `hvd_init()`. An empty value counts\n"
          "as not set. A value that does not parse or is out of range is an error that names the\n"
-         "knob and what is allowed. A `HOROVOD_` name that nobody reads gets a warning with the\n"
-         "nearest one that exists. Numbers of bytes may end in K, M or G (powers of 1024);\n"
+         "knob and what is allowed. A `HOROVOD_` name that is not known gets a warning with the\n"
+         "nearest one that is. Numbers of bytes may end in K, M or G (powers of 1024);\n"
          "switches also take true/false, yes/no and on/off.\n\n"
          "| name | default | allowed | meaning |\n"
          "|---|---|---|---|");
@@ -636,8 +636,8 @@ static const view_t views[] = {
     {"--knobs", print_knobs, "every setting: value, origin, default, unit, meaning"},
     {"--markdown-knobs", print_markdown_knobs, "docs/knobs.md"},
     {"--algorithms", print_algorithms, "what there is, and which is chosen for which size"},
-    {"--launcher", print_launcher, "who started this process, and what it said"},
-    {"--transports", print_transports, "which could be used here, and why others not"},
+    {"--launcher", print_launcher, "what started this process, and what it passed on"},
+    {"--transports", print_transports, "which can be used here, and why the others cannot"},
     {"--live", print_live_view, "what every rank of this host is doing now"},
 };
 
@@ -647,9 +647,9 @@ static int print_usage(FILE *to, int code)
     for (size_t i = 0; i < N_ELEMENTS(views); i++) {
         fprintf(to, "  %-18s%s\n", views[i].option, views[i].help);
     }
-    fputs("  --ranks N         ranks of the job that is asked about (4)\n"
-          "  --hosts H         hosts they fill (2)\n"
-          "  --help            this\n",
+    fputs("  --ranks N         number of ranks to answer for (default 4)\n"
+          "  --hosts H         number of hosts they run on (default 2)\n"
+          "  --help            print this text\n",
           to);
     return code;
 }

@@ -1362,7 +1362,7 @@ static void one_name_for_two_operations_is_told(void **state)
         for (int i = 0; i < 80; i++) {
             world_tick(world, NS_PER_S);
         }
-        const char *told = strstr(report_on(world, 1, 0)->text, "differ in the operation only");
+        const char *told = strstr(report_on(world, 1, 0)->text, "differ only in the operation");
         assert_int_equal(told != NULL, rows[row].is_told);
         world_free(world);
     }
@@ -1442,7 +1442,7 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
     assert_has(report->text, "Missing ranks:\n4: [grad]\nReady ranks:\n[grad] 0-3\n");
     assert_has(report->text, "What the missing ranks last did:\nrank 4: it had nothing in flight, "
                              "and the last done was 'grad.6' (number 41, 5.0 s before)");
-    assert_has(report->text, "This is said early");
+    assert_has(report->text, "This report comes early");
     assert_null(report_on(world, 2, 1)); // once
     for (int i = 0; i < 600; i++) {
         world_tick(world, 100 * NS_PER_MS);
