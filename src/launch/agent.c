@@ -166,7 +166,7 @@ static hvd_status_t make_directory(agent_t *agent, err_t *err)
     }
     agent->directory[0] = '\0';
     return fail_errno(err, errno,
-                      "cannot make a directory for the job's secret in /dev/shm or /tmp");
+                      "cannot create a directory for the job's secret in /dev/shm or /tmp");
 }
 
 static hvd_status_t write_private(const char *path, const void *data, size_t bytes, err_t *err)
@@ -247,14 +247,14 @@ static const char *advice_for(const char *step, int code)
         {ENOENT, "is it installed there, and in the same place? The launcher's PATH is used on all "
                  "hosts"},
         {EACCES, "it is not executable; try chmod +x, or start it through its interpreter"},
-        {ENOEXEC, "it is no program for this machine; a script needs a first line like "
+        {ENOEXEC, "it is not a program for this machine; a script needs a first line like "
                   "#!/usr/bin/env python3"},
         {EAGAIN, "too many processes; raise ulimit -u on that host"},
         {EMFILE, "too many open files; raise ulimit -n on that host"},
     };
     if (strstr(step, "directory") != NULL) {
-        return "the directory horovodrun is started in must exist on all hosts: share it, make it, "
-               "or start from another";
+        return "the directory in which horovodrun is started must exist on all hosts: share it, "
+               "create it, or start from another one";
     }
     for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
         if (advices[i].code == code) {
@@ -268,7 +268,7 @@ static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
                        const uint8_t *own_env, size_t own_bytes)
 {
     buf_t list = {0};
-    const char *step = "make memory for";
+    const char *step = "find memory for";
     int code = ENOMEM;
     bool has_started = false;
     put_bytes(&list, order->env, order->env_bytes);
@@ -368,7 +368,7 @@ static void on_plan(agent_t *agent, reader_t *reader)
     goes_on = goes_on && !reader->bad && n_ranks <= reader_left(reader);
     agent->ranks = goes_on ? calloc(n_ranks + 1, sizeof *agent->ranks) : NULL;
     if (agent->ranks == NULL) {
-        report_problem(agent, -1, EXIT_INTERNAL, "the agent cannot read its orders");
+        report_problem(agent, -1, EXIT_INTERNAL, "the agent cannot read its commands");
     } else if (prepare(agent, &order, &err) != HVD_OK) {
         report_problem(agent, -1, EXIT_INTERNAL, err.text);
     } else {
@@ -520,8 +520,9 @@ static void on_place(agent_t *agent, reader_t *reader)
     size_t bytes = get_u32(reader);
     const uint8_t *env = get_bytes(reader, bytes);
     if (!reader->bad && !notes_write_place(agent->directory, id, env, bytes)) {
-        report_problem(agent, id, EXIT_INTERNAL,
-                       "cannot write its new place into the agent's directory; is /dev/shm full?");
+        report_problem(
+            agent, id, EXIT_INTERNAL,
+            "cannot write the rank's new place into the agent's directory; is /dev/shm full?");
     }
 }
 
@@ -529,8 +530,9 @@ static void on_news(agent_t *agent, reader_t *reader)
 {
     uint32_t number = get_u32(reader), what = get_u32(reader);
     if (!reader->bad && !notes_write_news(agent->directory, number, what)) {
-        report_problem(agent, -1, EXIT_INTERNAL,
-                       "cannot write news into the agent's directory; is /dev/shm full?");
+        report_problem(
+            agent, -1, EXIT_INTERNAL,
+            "cannot write the notification into the agent's directory; is /dev/shm full?");
     }
 }
 
@@ -571,7 +573,7 @@ static void on_signal(agent_t *agent)
             reap(agent);
         } else {
             report_problem(agent, -1, EXIT_BY_SIGNAL + (int)info.ssi_signo,
-                           "the agent of this host was asked to end by a signal");
+                           "a signal asked the agent of this host to end");
             stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
         }
     }
@@ -695,7 +697,7 @@ int agent_main(void)
         snprintf(agent.program, sizeof agent.program, "%s", PROGRAM);
     }
     if (agent.signal_fd < 0 || !set_nonblocking(STDIN_FILENO) || !set_nonblocking(STDOUT_FILENO)) {
-        say("the agent needs orders on stdin and a reader on stdout; it is started by %s", PROGRAM);
+        say("the agent takes commands on stdin and reports on stdout; %s starts it", PROGRAM);
         return EXIT_INTERNAL;
     }
     // Ranks must not inherit the channel, whatever they do with their own descriptors.

@@ -42,7 +42,7 @@ static hvd_status_t ask(const discovery_t *discovery, char *text, hosts_t *hosts
     if (code != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "Failed to execute discovery script: %s. Exit code: %d; it must be executable, "
-                    "print a host or host:slots a line and end with 0 within %d s",
+                    "print one host or host:slots per line and exit with 0 within %d s",
                     discovery->script, code, SCRIPT_TIMEOUT_MS / 1000);
     }
     if (is_blank(text)) {

@@ -504,9 +504,10 @@ static void form(driver_t *driver)
         bool may_come = discovery_goes_on(driver->discovery) || crew_may_grow(&driver->crew);
         if (!may_come || clock_ns() >= driver->give_up_at_ns) {
             give_up(driver, EXIT_START_TIMEOUT,
-                    "%d slots are needed and %d are there%s; start more hosts, ask for fewer ranks "
+                    "the job needs %d slots but has %d%s; start more hosts, ask for fewer ranks "
                     "(%s), or wait longer with --elastic-timeout",
-                    needed, n_ranks, may_come ? " after --elastic-timeout" : ", and no more come",
+                    needed, n_ranks,
+                    may_come ? " after --elastic-timeout" : ", and no more will come",
                     driver->generation == 0 ? "-np" : "--min-np");
         }
         return;
@@ -662,7 +663,7 @@ static void on_signals(driver_t *driver)
         driver->signo = is_second ? driver->signo : (int)info.ssi_signo;
         sink_say(driver->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
                  signal_name((int)info.ssi_signo, name),
-                 is_second ? "killing the ranks" : "stopping the ranks; once more kills them");
+                 is_second ? "killing the ranks" : "stopping the ranks; a second one kills them");
         stop_all(driver, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
     }
 }
@@ -699,7 +700,7 @@ static void look_after(driver_t *driver, squad_t *squad, bool pings, bool was_re
     if (!squad->host->host.is_local && now_ns - squad->link->heard_ns > silence_ns) {
         lose_squad(driver, squad, "it has been silent for --gloo-timeout-seconds");
     } else if (now_ns >= driver->late_at_ns) {
-        lose_squad(driver, squad, "it does not end");
+        lose_squad(driver, squad, "it did not end");
     }
 }
 
@@ -796,18 +797,18 @@ static hvd_status_t check_options(const options_t *options, int *min_ranks_p, er
     int64_t min = options->min_num_proc > 0 ? options->min_num_proc : np;
     if (np == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "how many ranks to start with? give -np, as in: %s -np 2 --min-np 1 "
-                    "--host-discovery-script ./hosts.sh python train.py",
+                    "the number of ranks to start with is missing; give -np, as in: %s -np 2 "
+                    "--min-np 1 --host-discovery-script ./hosts.sh python train.py",
                     PROGRAM);
     }
     if (min > np || (max > 0 && max < np)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "-np %lld must be from --min-np %lld to --max-np %lld", (long long)np,
+                    "-np %lld must be between --min-np %lld and --max-np %lld", (long long)np,
                     (long long)min, (long long)max);
     }
     if (options->controller == CONTROLLER_MPI || options->controller == CONTROLLER_JSRUN) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "elastic jobs are started by %s itself; leave out --mpi and --jsrun", PROGRAM);
+                    "%s itself starts elastic jobs; leave out --mpi and --jsrun", PROGRAM);
     }
     if (options->output_filename[0] != '\0' && max == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -822,8 +823,8 @@ static hvd_status_t check_hosts(const driver_t *driver, err_t *err)
 {
     if (!discovery_goes_on(driver->discovery) && driver->crew.n_hosts < 2) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "an elastic job on one host has nowhere to go when that fails; name at least "
-                    "two with -H, or give --host-discovery-script");
+                    "an elastic job on a single host has nowhere to go when that host fails; name "
+                    "at least two with -H, or give --host-discovery-script");
     }
     return HVD_OK;
 }

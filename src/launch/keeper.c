@@ -132,7 +132,7 @@ hvd_status_t keeper_start(const char *directory, const live_place_t *live, keepe
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
-        return fail_errno(err, errno, "cannot make a pipe");
+        return fail_errno(err, errno, "cannot create a pipe");
     }
     pid_t pid = fork();
     if (pid == 0) {

@@ -75,7 +75,8 @@ static int launch(const options_t *options)
     };
 
     if (options->n_command == 0) {
-        say("what is to be run? %s -np 2 python train.py; %s --help tells more", PROGRAM, PROGRAM);
+        say("the command to run is missing, as in: %s -np 2 python train.py; %s --help says more",
+            PROGRAM, PROGRAM);
         return EXIT_USAGE;
     }
     int (*start)(const options_t *) =

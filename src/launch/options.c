@@ -298,7 +298,7 @@ static hvd_status_t check_contradiction(const options_t *options, const match_t 
     if (match->value != NULL && options->origins[match->option] == BY_FLAG &&
         strcmp(options->texts[match->option], match->value) != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "%s contradicts what was said before it about %s; give one of them", flag,
+                    "%s contradicts an earlier flag about %s; give only one of them", flag,
                     option_at(match->option).info.flag);
     }
     return HVD_OK;
@@ -465,8 +465,9 @@ static hvd_status_t check_exclusive(const options_t *options, err_t *err)
         find_option(exclusive[i][0], strlen(exclusive[i][0]), &one);
         find_option(exclusive[i][1], strlen(exclusive[i][1]), &other);
         if (options->origins[one.option] == BY_FLAG && options->origins[other.option] == BY_FLAG) {
-            return fail(err, HVD_INVALID_ARGUMENT, "%s and %s exclude each other; give one of them",
-                        exclusive[i][0], exclusive[i][1]);
+            return fail(err, HVD_INVALID_ARGUMENT,
+                        "%s and %s exclude each other; give only one of them", exclusive[i][0],
+                        exclusive[i][1]);
         }
     }
     return HVD_OK;

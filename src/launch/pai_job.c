@@ -91,7 +91,8 @@ static void start_gate(master_t *master, gate_t *gate)
     gate->said[0] = '\0';
     gate->hello_bytes = 0;
     if (command == NULL) {
-        snprintf(master->fatal, sizeof master->fatal, "--ssh-command is \"%.200s\", no command",
+        snprintf(master->fatal, sizeof master->fatal,
+                 "--ssh-command is \"%.200s\", which is not a command",
                  master->options.ssh_command);
     } else if (spawn_helper(command, &gate->process, &gate->socket, &err) != HVD_OK) {
         snprintf(gate->said, sizeof gate->said, "%.500s", err.text);
@@ -121,9 +122,9 @@ static void on_hello_line(master_t *master, gate_t *gate)
     char version[64], interface[64];
     if (sscanf(gate->hello, PAI_GATE_HELLO " %63s %63s", version, interface) != 2) {
         snprintf(master->fatal, sizeof master->fatal,
-                 "what answers on %s is not " PROGRAM
-                 ": \"%.100s\"; does its shell print something "
-                 "before it runs a command? Try: ssh %s true",
+                 "the answer from %s does not come from " PROGRAM
+                 ": \"%.100s\"; does the shell there print something before it runs a command? "
+                 "Try: ssh %s true",
                  gate->host->name, gate->hello, gate->host->name);
     } else if (strcmp(version, hvd_version()) != 0) {
         snprintf(master->fatal, sizeof master->fatal,
@@ -496,8 +497,8 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
     for (int i = 1; i < master->hosts.n && master->options.agent_port == 1; i++) {
         if (master->hosts.list[i].agent_port == 0) {
             return fail(err, HVD_INVALID_ARGUMENT,
-                        "--secret-file needs a port where agents wait: --agent-port, or one of the "
-                        "job file with the label horovod for every role");
+                        "--secret-file needs a port on which agents wait: --agent-port, or a port "
+                        "labelled horovod in the job file for every role");
         }
     }
     master->gates = calloc((size_t)master->hosts.n, sizeof *master->gates);

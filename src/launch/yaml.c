@@ -114,7 +114,7 @@ static hvd_status_t on_event(yaml_walk_t *walk, const yaml_event_t *event, err_t
     case YAML_SEQUENCE_END_EVENT:
         return on_list_end(walk, err);
     case YAML_ALIAS_EVENT:
-        return fail_at(walk, event, "aliases are not understood", err);
+        return fail_at(walk, event, "aliases are not supported", err);
     default:
         return HVD_OK;
     }
