@@ -8,6 +8,8 @@
 // of -H or the hostfile are all there ever are.
 #define _GNU_SOURCE
 #include "launch/crew.h"
+#include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <pthread.h>

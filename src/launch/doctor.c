@@ -7,6 +7,8 @@
 // all the way: secret, rendezvous, addresses, transports; its first rank prints how fast each host
 // sends to the others. The exit code is 0 if there is no fault.
 #define _GNU_SOURCE
+#include "launch/agent.h"
+#include "launch/launch.h"
 #include "launch/link.h"
 
 #include <arpa/inet.h>

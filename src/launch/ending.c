@@ -8,7 +8,9 @@
 // halted: then that one is to blame, if the last words of the first to fail are about it, for it
 // may have been halted for another reason. The block has at most REPORT_LINES lines: who, where,
 // how, its last words, what to try, what became of the others. Pure.
+#include "launch/ending.h"
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <signal.h>
 

@@ -3,7 +3,7 @@
 // help.c - the table of options told in other words: help, man page, completions, --print-config.
 //
 // Everything here walks option_at(); a new row appears in all of them. Pure but for the FILE.
-#include "launch/launch.h"
+#include "launch/options.h"
 
 #include <stdlib.h>
 

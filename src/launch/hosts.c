@@ -8,6 +8,7 @@
 // or an address of it is; what cannot be looked up may be an alias that only ssh knows, and is
 // remote.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <arpa/inet.h>

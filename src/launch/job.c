@@ -9,6 +9,8 @@
 // that is gone takes its ranks with it and fails the job. The rendezvous server runs in a thread of
 // the library, output leaves through the sink's thread; everything else is this thread's.
 #define _GNU_SOURCE
+#include "launch/ending.h"
+#include "launch/launch.h"
 #include "launch/link.h"
 
 #include <errno.h>

@@ -11,7 +11,7 @@
 // If the keeper is killed as well, as with a whole container or a machine out of memory, the next
 // one finds the directory: nobody holds its lock any more.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "launch/agent.h"
 
 #include "observe/observe.h"
 
@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>

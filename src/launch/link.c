@@ -8,6 +8,7 @@
 // another version is refused: its frames could mean something else.
 #define _GNU_SOURCE
 #include "launch/link.h"
+#include "launch/launch.h"
 
 #include <errno.h>
 #include <poll.h>

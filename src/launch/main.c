@@ -4,6 +4,8 @@
 //
 // Everything that is done instead of a job is a row; the rest chooses between the launchers. The
 // only file with a main(), and the only one that writes to stdout by itself.
+#include "launch/agent.h"
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <unistd.h>

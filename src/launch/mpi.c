@@ -8,6 +8,7 @@
 // mpirun takes the place of this process, and its exit code is the last word.
 #define _GNU_SOURCE
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <stdlib.h>

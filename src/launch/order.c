@@ -6,6 +6,7 @@
 // told alike is gathered once; the frames themselves are written into the link's buffer and leave
 // when its socket takes them. One thread.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/link.h"
 
 #include <errno.h>

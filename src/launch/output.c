@@ -8,6 +8,7 @@
 // not ended when it goes is let out as it is. A line longer than LONGEST_LINE is let out in parts.
 // Pure but for the files. One thread.
 #define _GNU_SOURCE
+#include "launch/output.h"
 #include "launch/launch.h"
 
 #include <errno.h>

@@ -5,6 +5,7 @@
 // Commands and options are rows (pai.def); help comes from the same rows. A job that init writes
 // and a job that submit sends are held against the rules first (pai_check.c), so what is wrong is
 // told with its place before a server is asked. Results go to stdout, everything else to stderr.
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <errno.h>

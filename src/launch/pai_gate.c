@@ -13,6 +13,7 @@
 // With --secret-file there is no ssh: the worker waits for agents at a port (relay.c) and ends when
 // the last one has left.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <errno.h>

@@ -10,7 +10,9 @@
 // by itself within NOTICE_MS. The exit code goes to the workers through the gates and is ours.
 // One thread, one poll.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <poll.h>

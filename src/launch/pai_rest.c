@@ -7,6 +7,7 @@
 // argument, and goes to the server named by --server only: logs may lie elsewhere and are fetched
 // without it.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <stdlib.h>

@@ -12,6 +12,7 @@
 // the agent cleans up as it always does.
 #define _GNU_SOURCE
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

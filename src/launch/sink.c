@@ -8,11 +8,13 @@
 // memory is bounded and nothing is lost. The two buffers change places under the lock; records in
 // them are stream (u8), length (u32), bytes.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "launch/output.h"
+#include "wire/codec.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -8,6 +8,7 @@
 // closes by itself when it did. Descriptors are closed on exec everywhere. One thread.
 #define _GNU_SOURCE
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,10 @@
 // moment it is written. Whole jobs are tested in tests/launch.
 #define _GNU_SOURCE
 #include "launch/crew.h"
+#include "launch/ending.h"
+#include "launch/frame.h"
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <setjmp.h>
 #include <signal.h>
