@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// thread.c - starting a thread of ours in a process of the user's.
+// thread.c - starting our threads in the user's process.
 //
 // The user's signals are for the user's threads, so ours block them all; the mask is inherited,
 // which closes the moment before a thread could block them itself. Any thread.

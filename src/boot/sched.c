@@ -216,7 +216,7 @@ static bool openmpi_looks_right(const config_t *config)
            config->seen[SEEN_OMPI_COMM_WORLD_SIZE] != NULL;
 }
 
-// A batch script has SLURM_PROCID too, but is no step of srun.
+// A batch script has SLURM_PROCID too, but is not a step of srun.
 static bool slurm_looks_right(const config_t *config)
 {
     return config->seen[SEEN_SLURM_PROCID] != NULL && config->seen[SEEN_SLURM_STEP_ID] != NULL;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // agent.c - the launcher's hand on one host: starts the ranks there, passes on what they say, and
-// sees to it that they end.
+// makes sure that they end.
 //
-// `horovodrun --agent` gets orders on stdin and reports on stdout (frame.c); on this host they are
-// one socket, on others an ssh session. It says hello, gets a plan, starts the ranks, forwards
+// `horovodrun --agent` takes commands on stdin and reports on stdout (frame.c): on this host one
+// socket, on others an ssh session. It says hello, gets a plan, starts the ranks, forwards
 // output in pieces, reports each end. It stops the ranks when told to, when it is terminated, and
 // when the launcher is gone: SIGTERM, a while, SIGKILL, to whole process groups. Orphans of ranks
 // become its children and are killed in the end. The secret lies in a file that only this user can

@@ -2,7 +2,7 @@
 //
 // discovery.c - asks for the hosts of an elastic job: a script, once a second, in a thread.
 //
-// The script prints a host, or host:slots, a line; what it prints is taken when it ends with 0.
+// The script prints one host, or host:slots, per line; what it prints counts if it exits with 0.
 // Names are looked up here too, as resolvers may be slow. A first answer is needed to start; later
 // failures are warned of once in a row, and the hosts stay as they were. Without a script the hosts
 // of -H or the hostfile are all there ever are.

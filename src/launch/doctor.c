@@ -3,9 +3,9 @@
 // doctor.c - horovodrun --doctor: checks hosts before a job is started on them, each with its fix.
 //
 // An agent on every host, brought up as for a job, looks around there (examine_host) and reports a
-// finding a line. If all hosts answer, a trial job of one rank a host (two on a single host) goes
+// finding a line. If all hosts answer, a trial job of one rank per host (two on a single host) goes
 // all the way: secret, rendezvous, addresses, transports; its first rank prints how fast each host
-// sends to the others. The exit code is 0 if there is no fault.
+// sends to the others. The exit code is 0 if no fault was found.
 #define _GNU_SOURCE
 #include "launch/agent.h"
 #include "launch/launch.h"

@@ -23,7 +23,7 @@ typedef struct squad {
 } squad_t;
 
 typedef struct worker {
-    int id; // for ever, while its rank may change
+    int id; // stays, while its rank may change
     squad_t *squad;
     rank_place_t place;
     bool is_leaving;   // told to go: how it ends does not matter

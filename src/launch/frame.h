@@ -51,7 +51,7 @@ void frame_end(channel_t *channel, size_t begin);
 bool channel_wants_write(const channel_t *channel);
 void channel_send(channel_t *channel);    // what can be written now
 void channel_receive(channel_t *channel); // what can be read now
-// false: no whole frame is there. A frame that cannot be sets is_closed.
+// false: no whole frame is there. A malformed frame sets is_closed.
 bool channel_next(channel_t *channel, frame_t *frame_p);
 void put_text(buf_t *buf, const char *text);
 // Points into the frame and ends in '\0' there; "" (and bad) if it does not.

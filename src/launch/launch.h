@@ -17,7 +17,7 @@
 #define SECRET_BYTES 32
 #define PROGRAM "horovodrun"
 
-// --- Exit codes of our own; a failed rank's own code goes before them. docs/launcher.md ----------
+// --- Exit codes of horovodrun itself; a failed rank's own takes precedence. docs/launcher.md -----
 
 enum {
     EXIT_USAGE = 2,        // the command line or a file it names
@@ -40,7 +40,7 @@ int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);
 int doctor_rank(void);
 int relay_serve(const options_t *options); // relay.c: agents that wait, without ssh
-// The same at this port until the first has come, within timeout_s, and the last has left.
+// The same on this port, until the first has come (within timeout_s) and the last has left.
 int relay_serve_until_left(const options_t *options, int port, int timeout_s);
 int relay_dial(const options_t *options);
 int check_build(FILE *out);

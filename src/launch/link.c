@@ -178,7 +178,7 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
     link_read_errors(link, options->verbose, sink);
     link->has_process = false;
     remote_fault_t fault = remote_explain(link->said, WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-    // Agents that wait belong to hosts that are being started beside us: worth all our time.
+    // Agents that wait belong to hosts that are starting up as we do: worth all our time.
     if (fault.is_passing && (link->attempts < options->ssh_attempts || options->agent_port > 0)) {
         link_close(link);
         link->phase = LINK_WAITING;

@@ -5,7 +5,7 @@
 // options.def and the knobs of the core that have a flag form one table; help, man page, completion
 // and --print-config (help.c) walk the same. A value is kept as text in the form the environment
 // has, whatever it came from, and is checked by the parser of its kind (base/config.c). Flags win
-// over the file, the file over the environment. The first word that is no option begins the
+// over the file, the file over the environment. The first word that is not an option begins the
 // command. The only file of the launcher that reads the environment.
 #define _GNU_SOURCE
 #include "launch/launch.h"

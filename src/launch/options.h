@@ -46,7 +46,7 @@ enum { CONTROLLER_AUTO, CONTROLLER_GLOO, CONTROLLER_MPI, CONTROLLER_JSRUN };
 enum { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER };
 enum { COMPLETION_NONE, COMPLETION_BASH, COMPLETION_ZSH, COMPLETION_FISH };
 
-// Row i; one without a flag (an inner knob) is no option.
+// Row i; one without a flag (an inner knob) is not an option.
 option_t option_at(int i);
 const char *origin_name(origin_t origin);
 // Reads environment, configuration file and arguments, and checks them. env NULL: the process's.
@@ -60,7 +60,7 @@ hvd_status_t options_set_yaml(options_t *options, const char *key, const char *t
 // Value of an option as text, default included.
 const char *option_text(const options_t *options, int i);
 bool options_want_color(const options_t *options);
-// A variable of the process environment that is no option: NULL if unset or empty.
+// A variable of the process environment that is not an option: NULL if unset or empty.
 const char *environment(const char *name);
 
 hvd_status_t config_file_read(const char *path, options_t *options, err_t *err); // yaml.c

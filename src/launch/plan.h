@@ -51,8 +51,8 @@ typedef struct job_plan {
 // np 0: every slot.
 hvd_status_t job_plan_make(const hosts_t *hosts, int np, job_plan_t *plan_p, err_t *err);
 void job_plan_free(job_plan_t *plan);
-// What a rank is told beside the launcher's own environment: NAME=value after NAME=value, each with
-// its '\0'.
+// What a rank is told besides the launcher's own environment: NAME=value after NAME=value, each
+// with its '\0'.
 void job_plan_environment(const job_plan_t *plan, const rank_place_t *place, const char *host_name,
                           buf_t *list);
 
