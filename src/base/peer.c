@@ -8,7 +8,7 @@
 // it started at the moment the peer told, so a reused pid or another pid namespace misleads nobody.
 // Threads: pure but for reading /proc; any thread.
 #define _GNU_SOURCE
-#include "base/base.h"
+#include "base/peer.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -16,6 +16,8 @@
 #include "launch/agent.h"
 #include "launch/launch.h"
 
+#include "base/peer.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

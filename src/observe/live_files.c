@@ -18,6 +18,8 @@
 #define _GNU_SOURCE
 #include "observe/observe.h"
 
+#include "base/peer.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "tools/live.h"
 
+#include "base/peer.h"
 #include "observe/observe.h"
 
 #include <dirent.h>

@@ -7,7 +7,7 @@
 // row is tested by being there. The map is compared with a plain array under random operations.
 // cmocka has a macro fail(), so ours is called as (fail)(...) here.
 #define _GNU_SOURCE
-#include "base/base.h"
+#include "base/peer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

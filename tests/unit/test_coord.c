@@ -1682,11 +1682,12 @@ static hvd_status_t receive_line(world_t *world, int to, int from, const control
     return status;
 }
 
+static const signature_t good = {
+    .prescale = 1, .postscale = 1, .dtype = HVD_FLOAT32, .reduce = HVD_SUM};
+
 static void nonsense_is_refused(void **state)
 {
     static const int64_t one[] = {1};
-    static const signature_t good = {
-        .prescale = 1, .postscale = 1, .dtype = HVD_FLOAT32, .reduce = HVD_SUM};
     const control_line_t from_child[] = {
         {.kind = LINE_READY, .id = 99},
         {.kind = LINE_READY, .id = 0},
@@ -1741,8 +1742,16 @@ static void nonsense_is_refused(void **state)
         assert_has(err.text, "rank 0");
         world_free(broken);
     }
+}
+
+// Right in themselves, but not from that rank, twice, or unasked.
+static void nonsense_in_its_place_is_refused(void **state)
+{
+    (void)state;
     world_t *world = world_new(4, world_params());
-    assert_int_equal(receive_line(world, 1, 2, &from_child[0], &err), HVD_PROTOCOL); // no neighbour
+    err_t err;
+    const control_line_t line = {.kind = LINE_READY, .id = 99};
+    assert_int_equal(receive_line(world, 1, 2, &line, &err), HVD_PROTOCOL); // no neighbour
     // The same share twice.
     control_line_t twice = {
         .kind = LINE_NEW, .name = {"y", 1}, .n_variants = 1, .variants = {good}};
@@ -2025,6 +2034,7 @@ int main(void)
         cmocka_unit_test(one_that_was_never_heard_has_more_time),
         cmocka_unit_test(frames_are_cut_off_a_stream),
         cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(nonsense_in_its_place_is_refused),
         cmocka_unit_test(trees_are_checked),
         cmocka_unit_test(lines_survive_the_wire),
         cmocka_unit_test(random_bytes_are_read_safely),
