@@ -10,8 +10,6 @@
 #define _GNU_SOURCE
 #include "launch/elastic.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
