@@ -52,7 +52,7 @@ typedef enum hvd_status {
     HVD_NOT_MEMBER = -4,       // this rank is not a member of the process set
     HVD_EXISTING_SET = -5,     // these ranks already form a process set
     HVD_STATIC_SETS = -6,      // process sets may not change after init
-    HVD_UNKNOWN_HANDLE = -7,   // never given out, or released
+    HVD_UNKNOWN_HANDLE = -7,   // never issued, or released
     HVD_UNSUPPORTED = -8,      // no algorithm for this combination
     HVD_MISMATCH = -20,        // ranks disagree about a tensor
     HVD_JOINED = -21,          // an operation that cannot run while ranks have joined
@@ -60,7 +60,7 @@ typedef enum hvd_status {
     HVD_STALLED = -23,         // some ranks never submitted the tensor
     HVD_PEER_LOST = -30,       // a peer died or cannot be reached
     HVD_UNAUTHENTICATED = -31, // a peer did not prove the job's secret
-    HVD_PROTOCOL = -32,        // a peer sent something that cannot be
+    HVD_PROTOCOL = -32,        // a peer sent a malformed message
     HVD_SHUTDOWN = -40,        // the job has been shut down
     HVD_NOT_INITIALIZED = -41, // no context, or one that has been shut down
     HVD_FORKED = -42,          // a child process used its parent's context

@@ -120,8 +120,8 @@ class AsyncDataLoaderMixin:
         prefetch, self._prefetch = self._prefetch, None
         if prefetch is not None and not prefetch.close():
             self._prefetch = prefetch
-            _log.warning("the thread of a data loader is stuck in %s._iterate(), and left there",
-                         type(self).__name__)
+            _log.warning("the thread of a data loader is stuck in %s._iterate(); it is left "
+                         "running", type(self).__name__)
 
     def __iter__(self) -> Iterator[Any]:
         if self.async_loader_queue_size == 0:
@@ -129,7 +129,7 @@ class AsyncDataLoaderMixin:
             return
         self.close_async_loader()
         if self._prefetch is not None:
-            raise RuntimeError("the iteration before this one cannot be ended: it still waits for "
+            raise RuntimeError("the previous iteration cannot be ended: it is still waiting for "
                                f"a batch of {type(self).__name__}._iterate()")
         mine = self._prefetch = Prefetch(self._iterate, self.async_loader_queue_size)
         try:

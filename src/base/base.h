@@ -233,40 +233,6 @@ void *secret_new(size_t bytes);
 void secret_free(void *memory, size_t bytes); // wipes; safe on NULL
 hvd_status_t random_bytes(void *memory, size_t bytes, err_t *err);
 
-// --- Peers ---------------------------------------------------------------------------------------
-// Who the ranks are, for sentences: filled once at start, read by any thread afterwards.
-
-#define PEER_TEXT_BYTES 192
-
-typedef struct peer_id {
-    int pid;
-    uint64_t started; // of the process, in the kernel's ticks; tells a reused pid from the peer's
-    uint64_t space;   // the pid namespace in which that pid means something
-    char host[64];
-} peer_id_t;
-
-typedef struct peers {
-    int self, size;
-    const int *host_of;   // host index of every rank
-    peer_id_t *of;        // by rank
-    uint64_t n_oom_kills; // on this host, before the start
-} peers_t;
-
-peer_id_t peer_of_self(const char *host);
-uint64_t peer_oom_kills(void); // processes this host's kernel has ended for want of memory
-// "rank 2 (host b, pid 77)"; without a table "rank 2".
-const char *peer_name(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
-// What the process table says of a peer on this host, as "its process is stopped (state T)"; ""
-// for one on another host, or in another pid namespace.
-const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
-// The process table of this host says for sure that the peer has ended.
-bool peer_is_gone(const peers_t *peers, int rank);
-// What the process table says of a process, as above; "" if nothing.
-const char *process_state(int pid);
-bool process_is_stopped(int pid); // by a signal or a debugger
-// It runs no more code, though it may still have files open.
-bool process_is_ending(int pid);
-
 // --- Knobs ---------------------------------------------------------------------------------------
 // One row in knobs.def is a whole knob: the field here, parsing, range, help, docs, origin.
 // config.c is the only place that reads the environment.

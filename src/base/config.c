@@ -516,9 +516,10 @@ static void warn_if_unknown(const char *entry, int64_t local_rank, const log_t *
     }
     const char *nearest = nearest_name(name);
     if (nearest != NULL) {
-        log_at(log, level, "config", "nobody reads %s, did you mean %s?", name, nearest);
+        log_at(log, level, "config", "%s is not a known setting and is ignored; did you mean %s?",
+               name, nearest);
     } else {
-        log_at(log, level, "config", "nobody reads %s, it is ignored", name);
+        log_at(log, level, "config", "%s is not a known setting and is ignored", name);
     }
 }
 

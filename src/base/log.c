@@ -75,7 +75,7 @@ static void blank_controls(char *line, size_t len)
     }
 }
 
-// A log that cannot be written is not worth failing for.
+// A log that cannot be written is not worth failing over.
 static void write_stderr(const char *line, size_t bytes)
 {
     while (write(STDERR_FILENO, line, bytes) < 0 && errno == EINTR) {

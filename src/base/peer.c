@@ -8,7 +8,7 @@
 // it started at the moment the peer told, so a reused pid or another pid namespace misleads nobody.
 // Threads: pure but for reading /proc; any thread.
 #define _GNU_SOURCE
-#include "base/base.h"
+#include "base/peer.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -111,8 +111,8 @@ static void describe_end(const peers_t *peers, const process_t *process, char *t
     int signal = code & 0x7f;
     if (signal == SIGKILL && peer_oom_kills() > peers->n_oom_kills) {
         snprintf(text, PEER_TEXT_BYTES,
-                 "its process was killed by signal 9, most likely by the kernel's OOM killer: "
-                 "this host has run out of memory, or of its memory limit");
+                 "its process was killed by signal 9, most likely by the kernel's OOM killer: this "
+                 "host ran out of memory, or the process reached its memory limit");
     } else if (signal != 0) {
         snprintf(text, PEER_TEXT_BYTES, "its process was killed by signal %d (%s)", signal,
                  sigdescr_np(signal) != NULL ? sigdescr_np(signal) : "unknown");
@@ -120,7 +120,7 @@ static void describe_end(const peers_t *peers, const process_t *process, char *t
         snprintf(text, PEER_TEXT_BYTES, "its process ended normally (exit status 0)");
     } else {
         snprintf(text, PEER_TEXT_BYTES,
-                 "its process ended with exit status %d (its own output tells why)",
+                 "its process ended with exit status %d (its own output says why)",
                  code >> 8 & 0xff);
     }
 }
@@ -165,7 +165,7 @@ static const char *words_for(char state)
     } states[] = {
         {'T', "its process is stopped (state T); kill -CONT continues it"},
         {'t', "its process is stopped by a debugger (state t)"},
-        {'D', "its process waits for a disk or device (state D)"},
+        {'D', "its process is waiting for a disk or device (state D)"},
         {'R', "its process is running (state R)"},
         {'S', "its process is alive (state S)"},
         {'Z', "its process has ended (state Z)"},
@@ -194,7 +194,7 @@ const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES
     if (!read_process(peers->of[rank].pid, &process)) {
         snprintf(text, PEER_TEXT_BYTES, "its process has ended%s",
                  peer_oom_kills() > peers->n_oom_kills
-                     ? "; the kernel's OOM killer has killed a process on this host meanwhile"
+                     ? "; meanwhile the kernel's OOM killer has killed a process on this host"
                      : "");
         return text;
     }

@@ -25,7 +25,7 @@ void *secret_new(size_t bytes)
     if (memory == MAP_FAILED) {
         return NULL;
     }
-    // Each makes a good thing better; a kernel or a limit that refuses one is no reason to fail.
+    // Each is an extra; a kernel or a limit that refuses one is not a reason to fail.
     (void)madvise(memory, bytes, MADV_DONTDUMP);
     (void)madvise(memory, bytes, MADV_WIPEONFORK);
     (void)mlock(memory, bytes);

@@ -3,8 +3,8 @@
 // status.c - what each status is called, means and reaches; how an error gets its sentence.
 //
 // status.def is turned into a switch, so the compiler itself proves that every enumerator has
-// exactly one row: a missing one is -Wswitch, a second one a duplicate case. Values that are no
-// status (they can come from a peer or from a caller's cast) answer as "unknown", with the widest
+// exactly one row: a missing one is -Wswitch, a second one a duplicate case. Values that are not
+// in it (they can come from a peer or from a caller's cast) answer as "unknown", with the widest
 // scope. Any thread; no memory is taken; an err_t belongs to its caller.
 #define _GNU_SOURCE
 #include "base/base.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// thread.c - starting a thread of ours in a process of the user's.
+// thread.c - starting our threads in the user's process.
 //
 // The user's signals are for the user's threads, so ours block them all; the mask is inherited,
 // which closes the moment before a thread could block them itself. Any thread.
@@ -29,13 +29,13 @@ hvd_status_t thread_failed(err_t *err, int code, const char *what)
     struct rlimit limit;
     if (code != EAGAIN || getrlimit(RLIMIT_NPROC, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
         return fail_errno(err, code,
-                          "cannot start %s; look at the limit of processes (pids.max of a control "
-                          "group, docker --pids-limit) and at free memory",
+                          "cannot start %s; check the process limit (pids.max of the control "
+                          "group, docker --pids-limit) and free memory",
                           what);
     }
     return fail(err, HVD_SYSTEM,
-                "cannot start %s: this user may have %llu processes and threads, and has them; a "
-                "rank needs up to four more. Raise the limit (ulimit -u, LimitNPROC= or docker "
-                "--ulimit nproc)",
+                "cannot start %s: this user has reached the limit of %llu processes and threads, "
+                "and a rank needs up to four more. Raise the limit (ulimit -u, LimitNPROC= or "
+                "docker --ulimit nproc)",
                 what, (unsigned long long)limit.rlim_cur);
 }

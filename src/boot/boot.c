@@ -7,7 +7,7 @@
 // the name has been taken (the turn) goes into every key, so a rank that leaves and comes back
 // (shutdown and init again) does not read what was said the time before. Keys of an exchange are
 // "<turn>/<round>/<rank>"; an exchange costs each rank two round trips. Where rank 0 hosts the
-// rendezvous it waits at the end until every rank has said that it needs it no more.
+// rendezvous it waits at the end until every rank has said that it no longer needs it.
 #include "boot/way.h"
 
 #include <stdio.h>
@@ -119,8 +119,7 @@ hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, s
     int len = snprintf(prefix, sizeof prefix, "%llu/%s/", (unsigned long long)boot->turn, round);
     if (len >= (int)sizeof prefix) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "the name of an exchange has %zu characters; it must be shorter",
-                    strlen(round));
+                    "the name of an exchange is too long: %zu characters", strlen(round));
     }
     snprintf(key, sizeof key, "%s%d", prefix, boot->rank);
     TRY(kv_put(boot->meeting.client, key, value, bytes, deadline_ns, err), out);
@@ -131,7 +130,7 @@ out:
     return status;
 }
 
-// Everyone says that it needs the rendezvous no more; rank 0 hears all and ends it, and that is
+// Everyone says that it no longer needs the rendezvous; rank 0 hears all and ends it, and that is
 // what the others wait for: a rank that comes back at once must not find the old one. Whatever goes
 // wrong here, this rank has all it needs.
 static void say_goodbye(boot_t *boot)

@@ -89,7 +89,7 @@ static hvd_status_t check_secret_file(int fd, const char *path, err_t *err)
 {
     struct stat seen;
     if (fstat(fd, &seen) != 0) {
-        return fail_errno(err, errno, "cannot look at the secret file %s (HOROVOD_SECRET_FILE)",
+        return fail_errno(err, errno, "cannot access the secret file %s (HOROVOD_SECRET_FILE)",
                           path);
     }
     if (!S_ISREG(seen.st_mode)) {
@@ -104,8 +104,8 @@ static hvd_status_t check_secret_file(int fd, const char *path, err_t *err)
     }
     if (seen.st_uid != geteuid() && seen.st_uid != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "the secret file %s belongs to another user (uid %u); it must "
-                    "be this process's own",
+                    "the secret file %s belongs to another user (uid %u); it must belong to the "
+                    "user of this process",
                     path, (unsigned)seen.st_uid);
     }
     return HVD_OK;
@@ -145,15 +145,15 @@ static hvd_status_t read_secret_fd(int fd, uint64_t deadline_ns, uint8_t secret[
     hvd_status_t status = HVD_OK;
     ssize_t n = fcntl(fd, F_GETFD) < 0 ? -1 : read_until(fd, text, sizeof text, deadline_ns);
     if (n < 0) {
-        status = fail_errno(err, errno,
-                            "cannot read the job's secret from descriptor %d (HOROVOD_SECRET_FD); "
-                            "it can be read once only: for programs that call init again, use "
-                            "HOROVOD_SECRET_FILE",
-                            fd);
+        status = fail_errno(
+            err, errno,
+            "cannot read the job's secret from descriptor %d (HOROVOD_SECRET_FD); it can be read "
+            "only once: programs that call init again need HOROVOD_SECRET_FILE",
+            fd);
     } else if (!secret_decode(text, (size_t)n, secret)) {
         status = fail(err, HVD_INVALID_ARGUMENT,
-                      "descriptor %d (HOROVOD_SECRET_FD) must give 64 hexadecimal "
-                      "digits; it gave something else, or %zd bytes only",
+                      "descriptor %d (HOROVOD_SECRET_FD) must give 64 hexadecimal digits; it gave "
+                      "something else, or only %zd bytes",
                       fd, n);
     }
     wipe(text, sizeof text);

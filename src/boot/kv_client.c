@@ -88,7 +88,7 @@ static hvd_status_t open_socket(kv_client_t *client, const struct addrinfo *at,
                 NI_NUMERICHOST | NI_NUMERICSERV);
     client->fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (client->fd < 0) {
-        return fail_errno(err, errno, "cannot make a socket for %s", host);
+        return fail_errno(err, errno, "cannot create a socket for %s", host);
     }
     setsockopt(client->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     if (connect(client->fd, at->ai_addr, at->ai_addrlen) != 0) {
@@ -130,7 +130,7 @@ static hvd_status_t shake_hands(kv_client_t *client, uint64_t deadline_ns, err_t
         if (!wait_until(client->fd, secure_wants_write(client->secure) ? POLLOUT : POLLIN,
                         deadline_ns)) {
             return fail(err, HVD_PEER_LOST,
-                        "%s accepted a connection but does not speak; is it the "
+                        "%s accepted the connection but did not finish the handshake; is it the "
                         "rendezvous server?",
                         client->address);
         }
@@ -224,16 +224,15 @@ static hvd_status_t fail_connect(const char *addresses, int port, uint64_t start
     double waited_s = (double)(clock_ns() - started_ns) / (double)NS_PER_S;
     if (kept->status == HVD_UNAUTHENTICATED) {
         return fail(err, HVD_UNAUTHENTICATED,
-                    "the rendezvous server at %s port %d has another secret than this rank: %s",
+                    "the rendezvous server at %s port %d has a different secret than this rank: %s",
                     addresses, port, kept->text);
     }
-    return fail(
-        err, HVD_PEER_LOST,
-        "cannot reach the rendezvous server at %s port %d after %.1f s: %s; "
-        "check that the launcher runs, that HOROVOD_RENDEZVOUS_ADDR and _PORT are its own, and "
-        "that no firewall lies between",
-        addresses, port, waited_s,
-        kept->text[0] != '\0' ? kept->text : "the address list is empty");
+    return fail(err, HVD_PEER_LOST,
+                "cannot reach the rendezvous server at %s port %d after %.1f s: %s; check that the "
+                "launcher is running, that HOROVOD_RENDEZVOUS_ADDR and _PORT are its address and "
+                "port, and that no firewall is in the way",
+                addresses, port, waited_s,
+                kept->text[0] != '\0' ? kept->text : "the address list is empty");
 }
 
 hvd_status_t kv_connect(const char *addresses, int port, const uint8_t secret[32],
@@ -288,8 +287,7 @@ void kv_disconnect(kv_client_t *client)
 static hvd_status_t fail_silent(kv_client_t *client, err_t *err)
 {
     return fail(err, HVD_TIMEOUT,
-                "the rendezvous server at %s stopped answering; check its host and the "
-                "network between",
+                "the rendezvous server at %s stopped answering; check its host and the network",
                 client->address);
 }
 
@@ -447,8 +445,8 @@ static hvd_status_t fail_left(const kv_request_t *request, const kv_left_t *left
 {
     return fail(err, HVD_PEER_LOST,
                 "rank %u (%s) left before all ranks had started: its connection to the rendezvous "
-                "server was closed, by step \"%.*s\" at the latest; its output has the reason, or "
-                "ends there if it was killed",
+                "server was closed, by step \"%.*s\" at the latest; its output says why, or just "
+                "ends if it was killed",
                 left->number, left->who, (int)request->key_bytes, request->key);
 }
 
@@ -469,7 +467,8 @@ static hvd_status_t fail_gather(const kv_request_t *request, uint64_t started_ns
         return status != HVD_OK ? status : fail_left(request, &left, err);
     }
     if (code != KV_LATE) {
-        return fail(err, HVD_NO_MEMORY, "the rendezvous server has no memory for all values");
+        return fail(err, HVD_NO_MEMORY,
+                    "the rendezvous server does not have enough memory for all values");
     }
     hvd_status_t status = kv_decode_missing(body, &missing, err);
     if (status != HVD_OK) {
@@ -524,8 +523,8 @@ hvd_status_t kv_enter(kv_client_t *client, const char *name, const char *who, ui
         *turn_p = get_u64(&body);
     } else if (status == HVD_OK && code == KV_HELD) {
         status = fail(err, HVD_INVALID_ARGUMENT,
-                      "the process at %.*s is already here as %s; was the job "
-                      "started twice, or two processes with the same HOROVOD_RANK?",
+                      "the process at %.*s has already registered as %s; was the job started "
+                      "twice, or do two processes have the same HOROVOD_RANK?",
                       (int)reader_left(&body), (const char *)body.at, name);
     } else if (status == HVD_OK) {
         status = fail_full(client, err);

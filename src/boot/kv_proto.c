@@ -69,7 +69,7 @@ hvd_status_t kv_decode_request(const void *body, size_t bytes, kv_request_t *req
     request.value_bytes = reader_left(&r);
     request.value = get_bytes(&r, request.value_bytes);
     if (r.bad || request.op >= KV_N_OPS || !kv_key_is_valid(request.key, request.key_bytes)) {
-        return fail(err, HVD_PROTOCOL, "a rendezvous request of %zu bytes makes no sense", bytes);
+        return fail(err, HVD_PROTOCOL, "a rendezvous request of %zu bytes is malformed", bytes);
     }
     // A prefix that ends in a digit would make two readings of one key.
     bool n_fits = request.op == KV_GATHER ? request.n >= 1 && request.n <= KV_GATHER_LIMIT &&
@@ -80,8 +80,7 @@ hvd_status_t kv_decode_request(const void *body, size_t bytes, kv_request_t *req
                                                   : 0;
     bool value_fits = request.value_bytes <= value_limit;
     if (!n_fits || !value_fits) {
-        return fail(err, HVD_PROTOCOL,
-                    "a rendezvous request (op %d) has a count or value it cannot have",
+        return fail(err, HVD_PROTOCOL, "a rendezvous request (op %d) has an invalid count or value",
                     (int)request.op);
     }
     *request_p = request;
@@ -95,7 +94,7 @@ hvd_status_t kv_decode_head(const uint8_t head[KV_FRAME_HEAD_BYTES], size_t limi
     size_t bytes = get_u32(&r);
     if (bytes < 1 || bytes > limit) {
         return fail(err, HVD_PROTOCOL,
-                    "a rendezvous frame claims %zu bytes; at most %zu are possible", bytes, limit);
+                    "a rendezvous frame claims %zu bytes; at most %zu are allowed", bytes, limit);
     }
     *bytes_p = bytes;
     return HVD_OK;
@@ -153,7 +152,7 @@ hvd_status_t kv_decode_missing(reader_t *r, kv_missing_t *missing_p, err_t *err)
     }
     if (r->bad || reader_left(r) != 0) {
         return fail(err, HVD_PROTOCOL,
-                    "the rendezvous server's list of missing ranks makes no sense");
+                    "the rendezvous server's list of missing ranks is malformed");
     }
     *missing_p = missing;
     return HVD_OK;
@@ -194,7 +193,8 @@ hvd_status_t kv_decode_left(reader_t *r, kv_left_t *left_p, err_t *err)
     size_t bytes = reader_left(r);
     const uint8_t *who = get_bytes(r, bytes);
     if (r->bad || bytes > KV_WHO_LIMIT || memchr(who, '\0', bytes) != NULL) {
-        return fail(err, HVD_PROTOCOL, "the rendezvous server's word of who left makes no sense");
+        return fail(err, HVD_PROTOCOL,
+                    "the rendezvous server's report of a rank that left is malformed");
     }
     memcpy(left.who, who, bytes);
     *left_p = left;

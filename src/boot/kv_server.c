@@ -724,7 +724,8 @@ static hvd_status_t server_open(hvd_rendezvous_t *server, const char *address, i
     uint64_t seed;
     hvd_status_t status;
     if (port < 0 || port > 65535) {
-        return fail(err, HVD_INVALID_ARGUMENT, "%d is no port number", port);
+        return fail(err, HVD_INVALID_ARGUMENT, "%d is not a port number (1 to 65535, or 0 for any)",
+                    port);
     }
     TRY(random_bytes(&seed, sizeof seed, err), out);
     TRY(secure_keys_new(secret, &server->keys, err), out);

@@ -57,7 +57,7 @@ static hvd_status_t listen_at(const char *job, uint64_t deadline_ns, int *fd_p, 
     socklen_t bytes = name_of(job, &name);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) {
-        return fail_errno(err, errno, "cannot make a local socket");
+        return fail_errno(err, errno, "cannot create a local socket");
     }
     while (bind(fd, (struct sockaddr *)&name, bytes) != 0) {
         int code = errno;
@@ -65,8 +65,8 @@ static hvd_status_t listen_at(const char *job, uint64_t deadline_ns, int *fd_p, 
             close(fd);
             return fail_errno(err, code,
                               "rank 0 cannot use the local socket @%s, where the ranks of this "
-                              "host meet; is another job running that has the same name or port? "
-                              "HOROVOD_SECRET_FILE with HOROVOD_RENDEZVOUS_PORT avoids it",
+                              "host meet; is another job running with the same name or port? Set "
+                              "HOROVOD_SECRET_FILE and HOROVOD_RENDEZVOUS_PORT to avoid this",
                               name.sun_path + 1);
         }
         usleep(RETRY_US);
@@ -74,7 +74,7 @@ static hvd_status_t listen_at(const char *job, uint64_t deadline_ns, int *fd_p, 
     if (listen(fd, BACKLOG) != 0) {
         int code = errno;
         close(fd);
-        return fail_errno(err, code, "cannot listen at a local socket");
+        return fail_errno(err, code, "cannot listen on a local socket");
     }
     *fd_p = fd;
     return HVD_OK;
@@ -154,8 +154,8 @@ hvd_status_t local_take(const char *job, uint64_t deadline_ns, char card[CARD_BY
         if (fd >= 0 && !is_same_user(fd)) {
             close(fd);
             return fail(err, HVD_UNAUTHENTICATED,
-                        "another user's process answers where rank 0 should; ask who runs it, or "
-                        "use HOROVOD_SECRET_FILE with HOROVOD_RENDEZVOUS_PORT");
+                        "another user's process answers in place of rank 0; find out who runs it, "
+                        "or set HOROVOD_SECRET_FILE and HOROVOD_RENDEZVOUS_PORT");
         }
         if (fd >= 0) {
             taken = read_card(fd, deadline_ns, card);

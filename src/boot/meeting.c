@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// meeting.c - meetings that rank 0 hosts: no launcher of ours has started a rendezvous, so rank 0
+// meeting.c - meetings that rank 0 hosts: horovodrun has not started a rendezvous, so rank 0
 // runs one in its own process until every rank has started.
 //
 // The card tells the others how to get there: "hvd1/<secret>/<port>/<address>,<address>,...". It

@@ -33,15 +33,16 @@ static hvd_status_t read_number(const boot_way_t *way, const config_t *config, e
 {
     const char *text = config->seen[var], *name = launch_var_names[var];
     if (text == NULL) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "this process looks launched by %s, but %s is not set; start every rank with "
-                    "the launcher and pass its environment on, or unset its variables to run alone",
-                    way->launcher, name);
+        return fail(
+            err, HVD_INVALID_ARGUMENT,
+            "this process seems to have been launched by %s, but %s is not set; start every rank "
+            "with the launcher and pass its environment on, or unset its variables to run alone",
+            way->launcher, name);
     }
     if (!place_parse(text, max, value_p)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "this process looks launched by %s, but %s is \"%.*s\", not a number from 0 to "
-                    "%d",
+                    "this process seems to have been launched by %s, but %s is \"%.*s\", not a "
+                    "number from 0 to %d",
                     way->launcher, name, SHOWN_BYTES, text, max);
     }
     return HVD_OK;
@@ -57,10 +58,10 @@ static hvd_status_t read_pair(const boot_way_t *way, const config_t *config,
     TRY(read_number(way, config, rank_var, max, &rank, err), out);
     TRY(read_number(way, config, size_var, max, &size, err), out);
     if (rank >= size) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "this process looks launched by %s, but %s=%d is not below %s=%d",
-                    way->launcher, launch_var_names[rank_var], rank, launch_var_names[size_var],
-                    size);
+        return fail(
+            err, HVD_INVALID_ARGUMENT,
+            "this process seems to have been launched by %s, but %s=%d is not less than %s=%d",
+            way->launcher, launch_var_names[rank_var], rank, launch_var_names[size_var], size);
     }
     *rank_p = rank;
     *size_p = size;

@@ -64,11 +64,11 @@ static bool wait_fd(const pmi_t *pmi, short events)
 static hvd_status_t fail_late(const pmi_t *pmi, const char *cmd, err_t *err)
 {
     if (strcmp(cmd, "barrier_in") == 0) {
-        return fail(err, HVD_TIMEOUT,
-                    "rank %d: the %d ranks that mpirun started did not all call init in time; let "
-                    "every rank call it, with one and the same HOROVOD_CPU_OPERATIONS, or raise "
-                    "HOROVOD_START_TIMEOUT",
-                    pmi->rank, pmi->size);
+        return fail(
+            err, HVD_TIMEOUT,
+            "rank %d: the %d ranks that mpirun started did not all call init in time; let every "
+            "rank call it, with the same HOROVOD_CPU_OPERATIONS, or raise HOROVOD_START_TIMEOUT",
+            pmi->rank, pmi->size);
     }
     return fail(err, HVD_TIMEOUT, "rank %d: the process manager (PMI_FD=%d) does not answer \"%s\"",
                 pmi->rank, pmi->fd, cmd);
@@ -168,7 +168,7 @@ static hvd_status_t get_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
         !(pmi1_succeeded(&pmi->line) && pmi1_value(&pmi->line, "value", text, CARD_BYTES))) {
         status = fail(err, HVD_PROTOCOL,
                       "rank %d: rank 0 left nothing with the process manager; do all ranks run the "
-                      "same program, with one and the same HOROVOD_CPU_OPERATIONS?",
+                      "same program, with the same HOROVOD_CPU_OPERATIONS?",
                       pmi->rank);
     }
     return status;
@@ -189,7 +189,7 @@ static hvd_status_t exchange_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
     hvd_status_t status;
     TRY(demand(pmi, "get_my_kvsname", "", "my_kvsname", err), out);
     if (!pmi1_value(&pmi->line, "kvsname", pmi->kvsname, sizeof pmi->kvsname)) {
-        return fail(err, HVD_PROTOCOL, "rank %d: the process manager names no key space",
+        return fail(err, HVD_PROTOCOL, "rank %d: the process manager did not name a key space",
                     pmi->rank);
     }
     if (pmi->rank == 0) {
@@ -236,7 +236,7 @@ static hvd_status_t find_fd(const config_t *config, pmi_t *pmi, err_t *err)
     const char *text = config->seen[SEEN_PMI_FD];
     if (text == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "this process looks launched by %s, but PMI_FD is not set%s",
+                    "this process seems to have been launched by %s, but PMI_FD is not set%s",
                     boot_way_pmi.launcher,
                     config->seen[SEEN_PMI_PORT] != NULL
                         ? " (PMI_PORT is): start mpirun without -pmi-port"
@@ -244,7 +244,7 @@ static hvd_status_t find_fd(const config_t *config, pmi_t *pmi, err_t *err)
                           "unset PMI_RANK and PMI_SIZE to run alone");
     }
     if (!place_parse(text, MAX_FD, &pmi->fd)) {
-        return fail(err, HVD_INVALID_ARGUMENT, "PMI_FD is \"%.60s\", not a descriptor", text);
+        return fail(err, HVD_INVALID_ARGUMENT, "PMI_FD is \"%.60s\", not a file descriptor", text);
     }
     if (fcntl(pmi->fd, F_GETFD) < 0) {
         return fail(err, HVD_INVALID_ARGUMENT,

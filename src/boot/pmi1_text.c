@@ -49,9 +49,10 @@ hvd_status_t pmi1_parse(const char *text, size_t bytes, pmi1_line_t *line_p, err
         at = end + 1;
     }
     if (line.n_fields == 0 || !key_is(&line.fields[0], "cmd")) {
-        return fail(err, HVD_PROTOCOL,
-                    "the process manager sent \"%.*s\", which is no answer of the PMI-1 protocol",
-                    (int)MIN(bytes, 80), text);
+        return fail(
+            err, HVD_PROTOCOL,
+            "the process manager sent \"%.*s\", which is not an answer of the PMI-1 protocol",
+            (int)MIN(bytes, 80), text);
     }
     *line_p = line;
     return HVD_OK;

@@ -302,8 +302,8 @@ static hvd_status_t fail_silent(const config_t *config, int code, err_t *err)
     if (code == ETIMEDOUT) {
         return fail(err, HVD_TIMEOUT,
                     "rank %.20s: the ranks that were started did not all call init in time, or the "
-                    "daemon of %s does not answer; let every rank call init, with one and the "
-                    "same HOROVOD_CPU_OPERATIONS, or raise HOROVOD_START_TIMEOUT",
+                    "daemon of %s does not answer; let every rank call init, with the same "
+                    "HOROVOD_CPU_OPERATIONS, or raise HOROVOD_START_TIMEOUT",
                     rank, boot_way_pmix.launcher);
     }
     return fail(err, HVD_SYSTEM,
@@ -317,7 +317,7 @@ static hvd_status_t ask_by_child(const config_t *config, uint64_t deadline_ns, a
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
-        return fail_errno(err, errno, "cannot make a pipe");
+        return fail_errno(err, errno, "cannot create a pipe");
     }
     pid_t child = fork();
     if (child == 0) {
@@ -355,14 +355,16 @@ static hvd_status_t ask_pmix(const config_t *config, uint64_t deadline_ns, answe
 static hvd_status_t check_answer(const answer_t *answer, int rank, err_t *err)
 {
     if (answer->outcome == FAILED) {
-        return fail(err, HVD_SYSTEM,
-                    "rank %d: %s failed with PMIx code %d; this process looks launched by %s; do "
-                    "all ranks run the same program, with one and the same HOROVOD_CPU_OPERATIONS?",
-                    rank, answer->step, answer->code, boot_way_pmix.launcher);
+        return fail(
+            err, HVD_SYSTEM,
+            "rank %d: %s failed with PMIx code %d; this process seems to have been launched by %s; "
+            "do all ranks run the same program, with the same HOROVOD_CPU_OPERATIONS?",
+            rank, answer->step, answer->code, boot_way_pmix.launcher);
     }
     if (answer->outcome == NO_LIBRARY) {
         return fail(err, HVD_SYSTEM,
-                    "rank %d looks launched by %s, but " LIBRARY " cannot be loaded; install it "
+                    "rank %d seems to have been launched by %s, but " LIBRARY
+                    " cannot be loaded; install it "
                     "(Debian: libpmix2) or set PMIX_PREFIX to the folder it is installed in",
                     rank, boot_way_pmix.launcher);
     }
@@ -379,9 +381,9 @@ static hvd_status_t find_rank(const config_t *config, int *rank_p, err_t *err)
     for (size_t i = 0; i < N_ELEMENTS(needed); i++) {
         if (config->seen[needed[i]] == NULL) {
             return fail(err, HVD_INVALID_ARGUMENT,
-                        "this process looks launched by %s, but %s is not set; start every rank "
-                        "with the launcher and pass its environment on, or unset its variables to "
-                        "run alone",
+                        "this process seems to have been launched by %s, but %s is not set; start "
+                        "every rank with the launcher and pass its environment on, or unset its "
+                        "variables to run alone",
                         boot_way_pmix.launcher, launch_var_names[needed[i]]);
         }
     }

@@ -161,10 +161,10 @@ static hvd_status_t meet_across(const sched_t *sched, const config_t *config, co
     hvd_status_t status;
     if (!secret_is_given(config)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "launched by %s, on several hosts: the ranks need a secret that all can read. "
-                    "Make one in a folder that all hosts share: (umask 077; openssl rand -hex 32 > "
-                    "hvd.secret), and set HOROVOD_SECRET_FILE to its path; or start the job with "
-                    "horovodrun, mpirun, or srun --mpi=pmix, which need none",
+                    "launched by %s, on several hosts: the ranks need a secret that all of them "
+                    "can read. Create one in a folder that all hosts share: (umask 077; openssl "
+                    "rand -hex 32 > hvd.secret), and set HOROVOD_SECRET_FILE to its path; or start "
+                    "the job with horovodrun, mpirun, or srun --mpi=pmix, which need none",
                     sched->way->launcher);
     }
     TRY(make_card(sched, config, job_text, deadline_ns, &card, err), out);
@@ -216,7 +216,7 @@ static bool openmpi_looks_right(const config_t *config)
            config->seen[SEEN_OMPI_COMM_WORLD_SIZE] != NULL;
 }
 
-// A batch script has SLURM_PROCID too, but is no step of srun.
+// A batch script has SLURM_PROCID too, but is not a step of srun.
 static bool slurm_looks_right(const config_t *config)
 {
     return config->seen[SEEN_SLURM_PROCID] != NULL && config->seen[SEEN_SLURM_STEP_ID] != NULL;

@@ -105,7 +105,8 @@ hvd_status_t plan_alltoall_bruck(const coll_args_t *args, plan_t *plan, err_t *e
     for (int i = 0; i < n; i++) {
         if (args->send_bytes[i] != block || args->recv_bytes[i] != block) {
             return fail(err, HVD_INVALID_ARGUMENT,
-                        "alltoall by bruck needs equal blocks; member %d has others", i);
+                        "alltoall by bruck needs blocks of equal size; those of member %d differ",
+                        i);
         }
     }
     const size_t all_bytes = (size_t)n * block, row_bytes = (size_t)(n / 2) * block;

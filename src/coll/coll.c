@@ -14,7 +14,7 @@ const algorithm_t coll_algorithms[] = {
     {HVD_ALLREDUCE, "recursive_doubling", NEEDS_NO_PRESCALE, plan_allreduce_recursive_doubling,
      "short tensors: fewest steps"},
     {HVD_ALLREDUCE, "halving_doubling", NEEDS_NO_PRESCALE, plan_allreduce_halving_doubling,
-     "middling tensors, or many members: few steps and few bytes"},
+     "medium tensors, or many members: few steps and few bytes"},
     {HVD_ALLREDUCE, "ring", NEEDS_NO_PRESCALE, plan_allreduce_ring,
      "long tensors: fewest bytes, neighbours only"},
     {HVD_ALLREDUCE, "pairwise", ROUNDS_ONCE, plan_allreduce_pairwise,
@@ -192,7 +192,7 @@ static hvd_status_t parse_pair(word_t pair, hvd_op_t *op_p, coll_forced_t *force
     char names[256];
     list_names(*op_p, names, sizeof names);
     return fail(err, HVD_INVALID_ARGUMENT,
-                "HOROVOD_ALGORITHM asks for %s by '%.*s', which does not exist; there is: %s",
+                "HOROVOD_ALGORITHM asks for %s by '%.*s', which does not exist; choose from: %s",
                 hvd_op_name(*op_p), (int)name.length, name.at,
                 names[0] != '\0' ? names : "no choice");
 }

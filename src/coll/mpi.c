@@ -2,12 +2,6 @@
 //
 // mpi.c - collectives by an MPI library that is found at run time.
 //
-// MPI libraries share functions but not constants: a handle is an int in MPICH and its kin, the
-// address of a symbol in Open MPI, a small number in a pointer in the MPI-5 standard. All three are
-// passed in a register, so one type wide enough for each (handle_t) serves, and an ABI is a row of
-// numbers or names below. Results that are handles are written to zeroed handle_t: on little-endian
-// machines a narrower one lands in its low half.
-//
 // A peer that dies must be noticed by the engine, not waited for. So collectives are the
 // non-blocking ones, driven by MPI_Test. Open MPI runs some of these with simpler algorithms, which
 // take up to four times as long for large tensors: one it can be talked out of, the others go to a
@@ -15,20 +9,15 @@
 // that gives no more than MPI_THREAD_FUNNELED it makes all calls. Errors are returned, not fatal:
 // our communicator has its own handler.
 #define _GNU_SOURCE
-#include "coll/mpi.h"
+#include "coll/mpi_library.h"
 
 #include "net/net.h"
 
-#include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "handles of MPI are read as on little-endian machines"
-#endif
 
 #define POLL_US 200
 #define SPIN_NS (200 * NS_PER_US)
@@ -37,86 +26,7 @@
 #define LARGE_BYTES ((size_t)512 << 10) // from here on a blocking call may pay for its thread
 #define TESTS_AT_ONCE 32 // between looks at the rest of the job: MPI works only while it is asked
 
-typedef uintptr_t handle_t;
-
-// --- ABIs ----------------------------------------------------------------------------------------
-
-// Constants, in the order of the rows below.
-typedef enum mpi_constant {
-    WORLD,
-    ERRORS_RETURN,
-    BYTE,
-    UINT8,
-    INT8,
-    UINT16,
-    INT16,
-    INT32,
-    INT64,
-    FLOAT,
-    DOUBLE,
-    SUM,
-    MIN,
-    MAX,
-    PRODUCT,
-    N_CONSTANTS
-} mpi_constant_t;
-
-// A variable of the library (MPI_T) that makes the non-blocking form of an operation fast.
-typedef struct cure {
-    hvd_op_t op;
-    const char *variable; // NULL: there is none
-    int value;
-} cure_t;
-
-typedef struct abi {
-    const char *name;
-    const char *libraries[3];           // file names, best first
-    enum launch_var launchers[2];       // one of them is set by launchers of such libraries
-    int funneled, serialized, multiple; // levels of thread support
-    uintptr_t in_place, no_status;      // special addresses
-    unsigned slow_ops;                  // bit per operation: if large, better blocking, or cured
-    cure_t cure;
-    uint32_t numbers[N_CONSTANTS]; // or
-    const char *symbols[N_CONSTANTS];
-} abi_t;
-
-static const abi_t abis[] = {
-    {.name = "Open MPI",
-     .libraries = {"libmpi.so.40"},
-     .launchers = {SEEN_OMPI_COMM_WORLD_SIZE, SEEN_PMIX_RANK},
-     .funneled = 1,
-     .serialized = 2,
-     .multiple = 3,
-     .in_place = 1,
-     .no_status = 0,
-     .slow_ops = 1 << HVD_ALLREDUCE | 1 << HVD_ALLGATHER | 1 << HVD_REDUCESCATTER,
-     .cure = {HVD_ALLREDUCE, "coll_libnbc_iallreduce_algorithm", 3}, // Rabenseifner's
-     .symbols = {"ompi_mpi_comm_world", "ompi_mpi_errors_return", "ompi_mpi_byte",
-                 "ompi_mpi_uint8_t", "ompi_mpi_int8_t", "ompi_mpi_uint16_t", "ompi_mpi_int16_t",
-                 "ompi_mpi_int32_t", "ompi_mpi_int64_t", "ompi_mpi_float", "ompi_mpi_double",
-                 "ompi_mpi_op_sum", "ompi_mpi_op_min", "ompi_mpi_op_max", "ompi_mpi_op_prod"}},
-    {.name = "MPI-5 standard ABI",
-     .libraries = {"libmpi_abi.so.1"},
-     .launchers = {SEEN_PMI_RANK, SEEN_PMI_SIZE},
-     .funneled = 1024,
-     .serialized = 2048,
-     .multiple = 4096,
-     .in_place = 1,
-     .no_status = 0,
-     .numbers = {0x101, 0x143, 0x247, 0x241, 0x240, 0x249, 0x248, 0x250, 0x258, 0x210, 0x214, 0x21,
-                 0x22, 0x23, 0x24}},
-    {.name = "MPICH ABI",
-     .libraries = {"libmpi.so.12", "libmpich.so.12"},
-     .launchers = {SEEN_PMI_RANK, SEEN_PMI_SIZE},
-     .funneled = 1,
-     .serialized = 2,
-     .multiple = 3,
-     .in_place = (uintptr_t)-1,
-     .no_status = 1,
-     .numbers = {0x44000000, 0x54000001, 0x4c00010d, 0x4c00013b, 0x4c000137, 0x4c00023c, 0x4c000238,
-                 0x4c000439, 0x4c00083a, 0x4c00040a, 0x4c00080b, 0x58000003, 0x58000002, 0x58000001,
-                 0x58000004}},
-};
+// --- Collectives ---------------------------------------------------------------------------------
 
 static const mpi_constant_t type_of[HVD_N_DTYPES] = {
     [HVD_UINT8] = UINT8, [HVD_INT8] = INT8,   [HVD_UINT16] = UINT16, [HVD_INT16] = INT16,
@@ -125,206 +35,6 @@ static const mpi_constant_t type_of[HVD_N_DTYPES] = {
 
 static const mpi_constant_t op_of[HVD_N_REDUCES] = {
     [HVD_SUM] = SUM, [HVD_MIN] = MIN, [HVD_MAX] = MAX, [HVD_PRODUCT] = PRODUCT};
-
-// --- The library ---------------------------------------------------------------------------------
-
-// What the worker does; 0, or an error of MPI.
-typedef int work_t(mpi_plane_t *plane);
-
-// Does one thing at a time, which may block. Nothing can take back a call that a dead peer holds
-// up: such a worker, and the plane with it, stays until the process ends.
-enum { WORKER_IDLE, WORKER_ASKED, WORKER_DONE, WORKER_ENDS };
-
-// What ranks can do, which all must do alike: 1 or 0.
-enum { WAY_CURED, WAY_ANY_THREAD, N_WAYS };
-
-typedef struct mpi_worker {
-    pthread_t thread;
-    bool runs; // there is a thread
-    atomic_bool may_spin;
-    atomic_uint state; // what follows belongs to the worker while it is WORKER_ASKED
-    work_t *work;
-    int code;
-} mpi_worker_t;
-
-struct mpi_plane {
-    const abi_t *abi;
-    void *library;
-    char name[256];
-    handle_t constants[N_CONSTANTS];
-    handle_t world, comm, request;
-    bool is_ours;         // we have initialised it
-    bool has_comm;        // of our own
-    int level;            // of thread support
-    int32_t ways[N_WAYS]; // while they are compared
-    unsigned slow_ops;    // those of the ABI that are not cured on all ranks
-    bool one_thread;      // some rank may call MPI from its worker only
-    mpi_worker_t worker;
-    uint64_t deadline_ns;    // of make_comm
-    const coll_args_t *args; // of the collective that runs, and its memory
-    const void *input;
-    void *output;
-    int rank, size;
-    int *counts, *offsets, *sent_counts, *sent_offsets; // by rank; kept while a collective runs
-
-    int (*Initialized)(int *flag_p);
-    int (*Finalized)(int *flag_p);
-    int (*Init_thread)(int *argc, char ***argv, int wanted, int *given_p);
-    int (*Query_thread)(int *given_p);
-    int (*Finalize)(void);
-    int (*Comm_rank)(handle_t comm, int *rank_p);
-    int (*Comm_size)(handle_t comm, int *size_p);
-    int (*Comm_idup)(handle_t comm, handle_t *comm_p, handle_t *request_p);
-    int (*Comm_free)(handle_t *comm);
-    int (*Comm_set_errhandler)(handle_t comm, handle_t handler);
-    int (*Test)(handle_t *request, int *flag_p, uintptr_t status);
-    int (*Allreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm);
-    int (*Bcast)(void *buffer, int n, handle_t type, int root, handle_t comm);
-    int (*Allgatherv)(const void *in, int n, handle_t in_type, void *out, const int *counts,
-                      const int *offsets, handle_t out_type, handle_t comm);
-    int (*Alltoallv)(const void *in, const int *in_counts, const int *in_offsets, handle_t in_type,
-                     void *out, const int *counts, const int *offsets, handle_t out_type,
-                     handle_t comm);
-    int (*Reduce_scatter)(const void *in, void *out, const int *counts, handle_t type, handle_t op,
-                          handle_t comm);
-    int (*Iallreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm,
-                      handle_t *request_p);
-    int (*Ibcast)(void *buffer, int n, handle_t type, int root, handle_t comm, handle_t *request_p);
-    int (*Iallgatherv)(const void *in, int n, handle_t in_type, void *out, const int *counts,
-                       const int *offsets, handle_t out_type, handle_t comm, handle_t *request_p);
-    int (*Ialltoallv)(const void *in, const int *in_counts, const int *in_offsets, handle_t in_type,
-                      void *out, const int *counts, const int *offsets, handle_t out_type,
-                      handle_t comm, handle_t *request_p);
-    int (*Ireduce_scatter)(const void *in, void *out, const int *counts, handle_t type, handle_t op,
-                           handle_t comm, handle_t *request_p);
-    int (*T_init_thread)(int wanted, int *given_p); // NULL: there are no variables
-    int (*T_finalize)(void);
-    int (*T_cvar_get_index)(const char *name, int *index_p);
-    int (*T_cvar_handle_alloc)(int index, void *object, handle_t *handle_p, int *count_p);
-    int (*T_cvar_handle_free)(handle_t *handle);
-    int (*T_cvar_write)(handle_t handle, const void *value);
-};
-
-#define FUNCTION(name) {"MPI_" #name, offsetof(mpi_plane_t, name), false}
-#define IF_THERE(name) {"MPI_" #name, offsetof(mpi_plane_t, name), true}
-
-static const struct {
-    const char *name;
-    size_t offset;
-    bool may_lack;
-} functions[] = {
-    FUNCTION(Initialized),
-    FUNCTION(Finalized),
-    FUNCTION(Init_thread),
-    FUNCTION(Query_thread),
-    FUNCTION(Finalize),
-    FUNCTION(Comm_rank),
-    FUNCTION(Comm_size),
-    FUNCTION(Comm_idup),
-    FUNCTION(Comm_free),
-    FUNCTION(Test),
-    FUNCTION(Iallreduce),
-    FUNCTION(Comm_set_errhandler),
-    FUNCTION(Ibcast),
-    FUNCTION(Ialltoallv),
-    FUNCTION(Iallgatherv),
-    FUNCTION(Ireduce_scatter),
-    FUNCTION(Allreduce),
-    FUNCTION(Bcast),
-    FUNCTION(Allgatherv),
-    FUNCTION(Alltoallv),
-    FUNCTION(Reduce_scatter),
-    IF_THERE(T_init_thread),
-    IF_THERE(T_finalize),
-    IF_THERE(T_cvar_get_index),
-    IF_THERE(T_cvar_handle_alloc),
-    IF_THERE(T_cvar_handle_free),
-    IF_THERE(T_cvar_write),
-};
-
-static hvd_status_t find_symbols(mpi_plane_t *plane, err_t *err)
-{
-    for (size_t i = 0; i < N_ELEMENTS(functions); i++) {
-        void *symbol = dlsym(plane->library, functions[i].name);
-        if (symbol == NULL && !functions[i].may_lack) {
-            return fail(err, HVD_UNSUPPORTED,
-                        "%s has no %s: an MPI of version 3.1 or later is "
-                        "needed",
-                        plane->name, functions[i].name);
-        }
-        memcpy((char *)plane + functions[i].offset, &symbol, sizeof symbol);
-    }
-    for (int i = 0; i < N_CONSTANTS; i++) {
-        const char *name = plane->abi->symbols[i];
-        plane->constants[i] =
-            name != NULL ? (handle_t)dlsym(plane->library, name) : plane->abi->numbers[i];
-        if (plane->constants[i] == 0) {
-            return fail(err, HVD_UNSUPPORTED, "%s has no %s", plane->name, name);
-        }
-    }
-    return HVD_OK;
-}
-
-// flags: RTLD_NOLOAD to take only what the process has loaded.
-static bool load(mpi_plane_t *plane, const abi_t *abi, int flags)
-{
-    for (size_t i = 0; i < N_ELEMENTS(abi->libraries) && abi->libraries[i] != NULL; i++) {
-        plane->library = dlopen(abi->libraries[i], RTLD_NOW | RTLD_GLOBAL | flags);
-        if (plane->library != NULL) {
-            plane->abi = abi;
-            snprintf(plane->name, sizeof plane->name, "%s (%s)", abi->libraries[i], abi->name);
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool is_launched(const abi_t *abi, const config_t *config)
-{
-    return config->seen[abi->launchers[0]] != NULL || config->seen[abi->launchers[1]] != NULL;
-}
-
-// What is merely installed says nothing: the library must be the launcher's.
-static hvd_status_t find_library(mpi_plane_t *plane, const config_t *config, err_t *err)
-{
-    bool launched = false;
-    for (size_t i = 0; i < N_ELEMENTS(abis); i++) {
-        if (load(plane, &abis[i], RTLD_NOLOAD)) {
-            return HVD_OK;
-        }
-    }
-    for (size_t i = 0; i < N_ELEMENTS(abis); i++) {
-        if (is_launched(&abis[i], config)) {
-            launched = true;
-            if (load(plane, &abis[i], 0)) {
-                return HVD_OK;
-            }
-        }
-    }
-    if (launched) {
-        const char *why = dlerror();
-        return fail(err, HVD_SYSTEM,
-                    "HOROVOD_CPU_OPERATIONS is MPI, but the MPI library of the launcher cannot be "
-                    "loaded: %s; add its folder to LD_LIBRARY_PATH",
-                    why != NULL ? why : "not found");
-    }
-    return fail(err, HVD_INVALID_ARGUMENT,
-                "HOROVOD_CPU_OPERATIONS is MPI, but no mpirun has started this process; start it "
-                "with mpirun, srun --mpi=pmix or horovodrun --mpi, or unset "
-                "HOROVOD_CPU_OPERATIONS");
-}
-
-const char *mpi_library_name(const mpi_plane_t *plane)
-{
-    return plane->name;
-}
-
-bool mpi_has_threads(const mpi_plane_t *plane)
-{
-    return plane->level >= plane->abi->multiple;
-}
-
-// --- Collectives ---------------------------------------------------------------------------------
 
 // Rings of MPICH and its kin cut all blocks into pieces of the smallest: with one of a few bytes
 // among large ones an allgather takes minutes. Our own does not mind.
@@ -532,7 +242,7 @@ hvd_status_t mpi_start(mpi_plane_t *plane, const coll_args_t *args, size_t total
     }
     int code = run_of[args->op](plane, &plane->request);
     return code == 0 ? HVD_OK
-                     : fail(err, HVD_SYSTEM, "%s does not start %s: MPI error %d", plane->name,
+                     : fail(err, HVD_SYSTEM, "%s could not start %s: MPI error %d", plane->name,
                             hvd_op_name(args->op), code);
 }
 
@@ -550,12 +260,22 @@ hvd_status_t mpi_progress(mpi_plane_t *plane, err_t *err)
         }
     }
     if (code != 0) {
-        return fail(err, HVD_SYSTEM, "%s fails in a collective: MPI error %d", plane->name, code);
+        return fail(err, HVD_SYSTEM, "%s failed in a collective: MPI error %d", plane->name, code);
     }
     return done ? HVD_OK : HVD_IN_PROGRESS;
 }
 
 // --- Opening and closing ------------------------------------------------------------------------
+
+const char *mpi_library_name(const mpi_plane_t *plane)
+{
+    return plane->name;
+}
+
+bool mpi_has_threads(const mpi_plane_t *plane)
+{
+    return plane->level >= plane->abi->multiple;
+}
 
 // Asks whether the program has initialised MPI, and does it if not.
 static int init_thread(mpi_plane_t *plane)
@@ -594,16 +314,16 @@ hvd_status_t mpi_open(const config_t *config, mpi_plane_t **plane_p, err_t *err)
 {
     hvd_status_t status;
     if (config->encrypt == ENCRYPT_ALWAYS) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "HOROVOD_CPU_OPERATIONS is MPI, which does not encrypt tensors, but "
-                    "HOROVOD_ENCRYPT is always; unset one of them (our own collectives encrypt)");
+        return fail(
+            err, HVD_INVALID_ARGUMENT,
+            "HOROVOD_CPU_OPERATIONS is MPI, which does not encrypt tensors, but HOROVOD_ENCRYPT is "
+            "always; unset one of them (Horovod's own collectives encrypt)");
     }
     mpi_plane_t *plane = calloc(1, sizeof *plane);
     if (plane == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
-    TRY(find_library(plane, config, err), undo);
-    TRY(find_symbols(plane, err), undo);
+    TRY(mpi_library_open(plane, config, err), undo);
     TRY(worker_start(plane, err), undo);
     TRY(initialize(plane, err), undo);
     *plane_p = plane;
@@ -711,12 +431,13 @@ hvd_status_t mpi_attach(mpi_plane_t *plane, uintptr_t comm, int rank, int size, 
     TRY(take_memory(plane, err), out);
     int code = worker_do(&plane->worker, make_comm);
     if (code != 0) {
-        return fail(err, HVD_SYSTEM, "%s makes no communicator: MPI error %d", plane->name, code);
+        return fail(err, HVD_SYSTEM, "%s could not create a communicator: MPI error %d",
+                    plane->name, code);
     }
     if (!plane->has_comm) {
         return fail(err, HVD_TIMEOUT,
-                    "not all ranks use MPI for collectives, or some did not start in time; set "
-                    "HOROVOD_CPU_OPERATIONS alike on all, or raise HOROVOD_START_TIMEOUT");
+                    "not all ranks use MPI for collectives, or some did not start in time; set the "
+                    "same HOROVOD_CPU_OPERATIONS on all of them, or raise HOROVOD_START_TIMEOUT");
     }
 out:
     return status;

@@ -93,8 +93,8 @@ static hvd_status_t check_params(const coord_params_t *params, err_t *err)
 {
     if (params->size < 1 || (size_t)params->size > CONTROL_MAX_RANKS || params->rank < 0 ||
         params->rank >= params->size) {
-        return fail(err, HVD_INVALID_ARGUMENT, "rank %d of %d ranks cannot be", params->rank,
-                    params->size);
+        return fail(err, HVD_INVALID_ARGUMENT, "there is no rank %d in a job of %d ranks",
+                    params->rank, params->size);
     }
     if (params->stall_fail_ns > 0 && params->stall_fail_ns < params->stall_warn_ns) {
         log_warn(params->log, "coord",
@@ -410,8 +410,9 @@ static hvd_status_t sorted_ranks(coord_t *coord, const int *ranks, int n_ranks, 
                                  err_t *err)
 {
     if (n_ranks < 1 || n_ranks > coord->params.size) {
-        return fail(err, HVD_INVALID_ARGUMENT, "a process set of %d ranks cannot be made of %d",
-                    n_ranks, coord->params.size);
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "a process set of %d ranks does not fit a job of %d ranks", n_ranks,
+                    coord->params.size);
     }
     int64_t *words = store_take(&coord->store, (size_t)n_ranks * (sizeof(int64_t) + sizeof(int)));
     if (words == NULL) {

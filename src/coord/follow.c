@@ -29,19 +29,24 @@ hvd_status_t follow_set_added(coord_t *coord, int id, const int64_t *ranks, int 
                               uint64_t batch, uint64_t tag, err_t *err)
 {
     int *copy = store_take(&coord->store, (size_t)n_ranks * sizeof(int));
-    hvd_status_t status;
-    bool ordered = n_ranks > 0;
+    hvd_status_t status =
+        n_ranks > 0 ? HVD_OK : fail(err, HVD_PROTOCOL, "process set %d names no ranks", id);
     if (copy == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for a process set of %d ranks", n_ranks);
     }
-    for (int i = 0; i < n_ranks; i++) {
-        ordered = ordered && ranks[i] >= 0 && ranks[i] < coord->params.size &&
-                  (i == 0 || ranks[i] > ranks[i - 1]);
+    for (int i = 0; i < n_ranks && status == HVD_OK; i++) {
         copy[i] = (int)ranks[i];
+        if (ranks[i] < 0 || ranks[i] >= coord->params.size) {
+            status = fail(err, HVD_PROTOCOL,
+                          "process set %d names rank %lld, but the job has only ranks 0 to %d", id,
+                          (long long)ranks[i], coord->params.size - 1);
+        } else if (i > 0 && ranks[i] <= ranks[i - 1]) {
+            status = fail(err, HVD_PROTOCOL, "process set %d does not list its ranks in order", id);
+        }
     }
-    status = ordered
-                 ? sets_register(coord, id, copy, n_ranks, err)
-                 : fail(err, HVD_PROTOCOL, "process set %d names ranks the job does not have", id);
+    if (status == HVD_OK) {
+        status = sets_register(coord, id, copy, n_ranks, err);
+    }
     store_give(&coord->store, copy, (size_t)n_ranks * sizeof(int));
     verdict_t *verdict = NULL;
     if (status == HVD_OK) {
@@ -162,14 +167,15 @@ static hvd_status_t on_ready(coord_t *coord, int branch, const control_line_t *l
         coord->n_stale_lines++;
         return line->id != 0 && line->id <= coord->highest_id
                    ? HVD_OK
-                   : fail(err, HVD_PROTOCOL, "tensor id %u was never given out", line->id);
+                   : fail(err, HVD_PROTOCOL, "tensor id %u was never assigned", line->id);
     }
     share_t share = share_of_line(line);
     const part_t *part = set_part(entry->set, branch);
     share.ranks[0] = line->zeros || part == NULL ? line->example_ranks[0] : part->lowest;
     if (share.ranks[0] >= coord->params.size) {
-        return fail(err, HVD_PROTOCOL, "rank %d cannot have tensor '%s': it does not exist",
-                    share.ranks[0], entry->name);
+        return fail(err, HVD_PROTOCOL,
+                    "tensor '%s' is said to come from rank %d, which does not exist", entry->name,
+                    share.ranks[0]);
     }
     return merge_share(coord, entry, branch, &share, err);
 }
@@ -204,7 +210,7 @@ static hvd_status_t on_new(coord_t *coord, int branch, const control_line_t *lin
     for (int i = 0; i < line->n_variants; i++) {
         if (!signature_fits(set, &line->variants[i]) ||
             line->example_ranks[i] >= coord->params.size) {
-            return fail(err, HVD_PROTOCOL, "tensor '%.*s' has a signature that cannot be",
+            return fail(err, HVD_PROTOCOL, "tensor '%.*s' has a malformed signature",
                         (int)MIN(line->name.bytes, (size_t)100), line->name.at);
         }
         share.signatures[i] = &line->variants[i];
@@ -221,7 +227,10 @@ static hvd_status_t on_join(coord_t *coord, int branch, const control_line_t *li
 {
     if (line->rank >= coord->params.size || coord->branch_of[line->rank] != branch ||
         coord->has_joined[line->rank]) {
-        return fail(err, HVD_PROTOCOL, "rank %d cannot join now", line->rank);
+        return fail(err, HVD_PROTOCOL,
+                    "rank %d cannot join: it does not exist, is elsewhere in the tree, or has "
+                    "joined already",
+                    line->rank);
     }
     joins_add(coord, line->rank);
     if (!is_sequencer(coord)) {
@@ -263,7 +272,7 @@ static hvd_status_t on_stop(coord_t *coord, int branch, const control_line_t *li
 {
     (void)branch;
     if (line->rank >= coord->params.size) {
-        return fail(err, HVD_PROTOCOL, "rank %d cannot stop the job: it does not exist",
+        return fail(err, HVD_PROTOCOL, "the job is to be stopped by rank %d, which does not exist",
                     line->rank);
     }
     if (is_sequencer(coord)) {
@@ -305,7 +314,8 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
     if (op_is_about_sets(run->signature.op) || !signature_fits(set, &run->signature) ||
         (holder != NULL && holder != entry)) {
         fail(err, HVD_PROTOCOL,
-             "a batch runs tensor '%s' under an id or a signature that cannot be", entry->name);
+             "a batch runs tensor '%s' under an invalid id or with an invalid signature",
+             entry->name);
         return NULL;
     }
     if (entry->sig == NULL || !signature_equal(&entry->sig->view, &run->signature)) {
@@ -357,7 +367,7 @@ static hvd_status_t follow_run(coord_t *coord, set_t *set, bool rides, verdict_t
     control_run_t run;
     hvd_status_t status = HVD_OK;
     if (!control_next_run(&coord->reader, &run)) {
-        return fail(err, HVD_PROTOCOL, "a batch ends in the middle");
+        return fail(err, HVD_PROTOCOL, "a batch is cut short");
     }
     entry_t *entry = entry_of_run(coord, set, &run, err);
     if (entry == NULL) {
@@ -390,7 +400,9 @@ static hvd_status_t on_run(coord_t *coord, int branch, const control_line_t *lin
     hvd_status_t status = HVD_OK;
     (void)branch;
     if (set == NULL || line->n_items == 0) {
-        return fail(err, HVD_PROTOCOL, "a batch of %d tensors for process set %u cannot be",
+        return fail(err, HVD_PROTOCOL,
+                    "a batch of %d tensors names process set %u: it has no tensors, or the set "
+                    "does not exist",
                     line->n_items, line->set);
     }
     if (set->self >= 0) {
@@ -437,7 +449,7 @@ static hvd_status_t on_evict(coord_t *coord, int branch, const control_line_t *l
     entry_t *entry = entry_of_id(coord, line->id);
     (void)branch;
     if (entry == NULL || entry->id != line->id) {
-        return fail(err, HVD_PROTOCOL, "tensor id %u cannot be forgotten: it is not known",
+        return fail(err, HVD_PROTOCOL, "tensor id %u is to be retired, but it is not known",
                     line->id);
     }
     pass_on(coord, entry->set);
@@ -609,7 +621,7 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
     control_line_t line;
     hvd_status_t status = HVD_OK;
     if (branch == -2) {
-        return fail(err, HVD_PROTOCOL, "rank %d is no neighbour of rank %d in the tree", from,
+        return fail(err, HVD_PROTOCOL, "rank %d is not a neighbour of rank %d in the tree", from,
                     coord->params.rank);
     }
     set_time(coord, now_ns);
@@ -619,7 +631,7 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
             branch < 0 ? handlers[line.kind].from_parent : handlers[line.kind].from_child;
         if (handler == NULL) {
             return fail(err, HVD_PROTOCOL,
-                        "rank %d sent a line of kind %d, which only goes the other way", from,
+                        "rank %d sent a line of kind %d, which only travels the other way", from,
                         line.kind);
         }
         TRY(handler(coord, branch, &line, err), bad);
@@ -629,12 +641,12 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
     }
     return coord->reader.words.failed
                ? fail(err, HVD_NO_MEMORY, "no memory to read a frame of %zu bytes", bytes)
-               : fail(err, HVD_PROTOCOL, "rank %d sent a frame of %zu bytes that cannot be read",
-                      from, bytes);
+               : fail(err, HVD_PROTOCOL, "rank %d sent a malformed frame of %zu bytes", from,
+                      bytes);
 bad:
     // Which neighbour it was is known only here.
     if (err != NULL && status == HVD_PROTOCOL) {
-        return fail(err, status, "rank %d sent a message that makes no sense: %s", from, err->text);
+        return fail(err, status, "rank %d sent a malformed message: %s", from, err->text);
     }
     return status;
 }

@@ -193,7 +193,7 @@ hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *er
     for (int i = 0; i < line->n_items; i++) {
         control_asked_t asked;
         if (!control_next_asked(&coord->reader, &asked)) {
-            return fail(err, HVD_PROTOCOL, "a question about stalled tensors ends in the middle");
+            return fail(err, HVD_PROTOCOL, "a question about stalled tensors is cut short");
         }
         const set_t *set = sets_find(coord, (int)MIN(asked.set, (uint32_t)INT32_MAX));
         if (!add_asked(coord, set, asked.name.at, asked.name.bytes)) {
@@ -359,7 +359,7 @@ static void report_mixed_up(const coord_t *coord, report_t *report, entry_t *con
                 differ_in_operation(&inquiry->asked[a], &inquiry->asked[b]) &&
                 have_no_rank_in_common(coord, a, b)) {
                 report_add(report,
-                           "\n[%.*s] and [%.*s] differ in the operation only: ranks must call the "
+                           "\n[%.*s] and [%.*s] differ only in the operation: ranks must call the "
                            "same operation with the same name.",
                            MAX_NAME_SHOWN, inquiry->asked[a].name, MAX_NAME_SHOWN,
                            inquiry->asked[b].name);
@@ -382,13 +382,12 @@ static void write_report(coord_t *coord, report_t *report)
                                 coord->now_ns - entry->since_ns >= params->stall_fail_ns;
         }
     }
-    report_add(
-        report,
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset "
-        "of ranks and are waiting for remainder of ranks for more than %g seconds. Look for "
-        "ranks that take another way through the program, wait for something else, or have "
-        "stopped.\nMissing ranks:",
-        (double)(coord->inquiry.warn_ns / NS_PER_MS) / 1000);
+    report_add(report,
+               "One or more tensors were submitted to be reduced, gathered or broadcasted by "
+               "subset of ranks and are waiting for remainder of ranks for more than %g seconds. "
+               "Look for ranks that take a different path through the program, wait for something "
+               "else, or have stopped.\nMissing ranks:",
+               (double)(coord->inquiry.warn_ns / NS_PER_MS) / 1000);
     for (int rank = 0; rank < params->size; rank++) {
         report_rank(coord, report, entries, rank);
     }
@@ -401,8 +400,8 @@ static void write_report(coord_t *coord, report_t *report)
     }
     if (coord->inquiry.warn_ns < params->stall_warn_ns) {
         report_add(report,
-                   "\nThis is said early, because the job's own steps have been much shorter; the "
-                   "next report comes after %g seconds (HOROVOD_STALL_CHECK_TIME_SECONDS).",
+                   "\nThis report comes early because the job's steps have been much shorter so "
+                   "far; the next one comes after %g seconds (HOROVOD_STALL_CHECK_TIME_SECONDS).",
                    (double)params->stall_warn_ns / (double)NS_PER_S);
     }
     if (report->must_end) {

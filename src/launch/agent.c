@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // agent.c - the launcher's hand on one host: starts the ranks there, passes on what they say, and
-// sees to it that they end.
+// makes sure that they end.
 //
-// `horovodrun --agent` gets orders on stdin and reports on stdout (frame.c); on this host they are
-// one socket, on others an ssh session. It says hello, gets a plan, starts the ranks, forwards
+// `horovodrun --agent` takes commands on stdin and reports on stdout (frame.c): on this host one
+// socket, on others an ssh session. It says hello, gets a plan, starts the ranks, forwards
 // output in pieces, reports each end. It stops the ranks when told to, when it is terminated, and
 // when the launcher is gone: SIGTERM, a while, SIGKILL, to whole process groups. Orphans of ranks
 // become its children and are killed in the end. The secret lies in a file that only this user can
@@ -13,7 +13,10 @@
 //
 // One thread, one poll. No order is trusted beyond its length: what cannot be read ends the agent.
 #define _GNU_SOURCE
+#include "launch/agent.h"
 #include "launch/launch.h"
+
+#include "base/peer.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +25,6 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,27 +35,6 @@
 #define RESULT_CHUNK MIB
 #define N_OWN_FDS 4 // polled besides the output of ranks: signals, orders, reports, notes
 
-typedef struct agent_rank {
-    int rank;
-    child_t child;               // fds -1 once at their end
-    bool is_running, was_halted; // halted: as by SIGSTOP, when it was to end
-    char result[128];            // path, or ""
-} agent_rank_t;
-
-typedef struct agent {
-    channel_t channel;
-    int signal_fd, notes_fd; // notes: of an elastic job, else -1
-    keeper_t keeper;
-    bool has_keeper;
-    char directory[96], program[4096];
-    agent_rank_t *ranks;
-    int n_ranks, n_running;
-    bool has_plan, is_stopping, was_killed, is_done;
-    uint64_t kill_at_ns, close_at_ns;                   // NEVER_NS: not
-    uint64_t silence_ns, heard_ns, ping_ns, ping_at_ns; // silence 0: any
-    uint64_t oom_at_start;
-} agent_t;
-
 // --- Reports -------------------------------------------------------------------------------------
 
 static void report_hello(agent_t *agent)
@@ -63,7 +44,7 @@ static void report_hello(agent_t *agent)
     frame_end(&agent->channel, begin);
 }
 
-static void report_problem(agent_t *agent, int rank, int code, const char *text)
+void agent_report_problem(agent_t *agent, int rank, int code, const char *text)
 {
     size_t begin = frame_begin(&agent->channel, FRAME_PROBLEM);
     put_u32(&agent->channel.out, (uint32_t)rank);
@@ -72,7 +53,7 @@ static void report_problem(agent_t *agent, int rank, int code, const char *text)
     frame_end(&agent->channel, begin);
 }
 
-static void report_simple(agent_t *agent, uint8_t type, int rank, int value)
+void agent_report(agent_t *agent, uint8_t type, int rank, int value)
 {
     size_t begin = frame_begin(&agent->channel, type);
     put_u32(&agent->channel.out, (uint32_t)rank);
@@ -150,227 +131,6 @@ static void forward_result(agent_t *agent, agent_rank_t *rank)
     if (fd >= 0) {
         close(fd);
     }
-}
-
-// --- The plan ------------------------------------------------------------------------------------
-
-static hvd_status_t make_directory(agent_t *agent, err_t *err)
-{
-    static const char *const places[] = {"/dev/shm", "/tmp", "/var/tmp"};
-    for (size_t i = 0; i < N_ELEMENTS(places); i++) {
-        snprintf(agent->directory, sizeof agent->directory, "%s/" AGENT_DIRECTORY "XXXXXX",
-                 places[i]);
-        if (mkdtemp(agent->directory) != NULL) {
-            return HVD_OK;
-        }
-    }
-    agent->directory[0] = '\0';
-    return fail_errno(err, errno,
-                      "cannot make a directory for the job's secret in /dev/shm or /tmp");
-}
-
-static hvd_status_t write_private(const char *path, const void *data, size_t bytes, err_t *err)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    const uint8_t *at = data;
-    ssize_t n = 0;
-    while (fd >= 0 && bytes > 0 && (n = write(fd, at, bytes)) >= 0) {
-        at += n;
-        bytes -= (size_t)n;
-    }
-    int code = errno;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return fd < 0 || bytes > 0 ? fail_errno(err, code, "cannot write %s", path) : HVD_OK;
-}
-
-static hvd_status_t write_secret(agent_t *agent, const uint8_t *secret, err_t *err)
-{
-    char path[128], digits[2 * SECRET_BYTES + 1];
-    for (int i = 0; i < SECRET_BYTES; i++) {
-        snprintf(digits + 2 * i, 3, "%02x", secret[i]);
-    }
-    snprintf(path, sizeof path, "%s/secret", agent->directory);
-    hvd_status_t status = write_private(path, digits, 2 * SECRET_BYTES, err);
-    wipe(digits, sizeof digits);
-    return status;
-}
-
-// The launcher as this host sees it is the best address of all: it is how ssh got here.
-static void prefer_ssh_address(buf_t *list)
-{
-    const char *connection = environment("SSH_CONNECTION");
-    const char *name = "HOROVOD_RENDEZVOUS_ADDR";
-    const char *given = environ_find(list->data, list->len, name);
-    char *before = connection != NULL && given != NULL ? strdup(given) : NULL;
-    if (before != NULL) {
-        environ_put(list, "%s=%.*s,%s", name, (int)strcspn(connection, " "), connection, before);
-    }
-    free(before);
-}
-
-// What PLAN brings, pointing into the frame.
-typedef struct order {
-    const uint8_t *secret;
-    bool is_remote, wants_results, is_elastic;
-    const char *directory;
-    char **argv;
-    const uint8_t *env, *payload;
-    size_t env_bytes, payload_bytes;
-} order_t;
-
-static void put_rank_environment(agent_t *agent, const order_t *order, agent_rank_t *rank,
-                                 buf_t *list)
-{
-    environ_put(list, "HOROVOD_SECRET_FILE=%s/secret", agent->directory);
-    environ_put(list, "HOROVOD_SECRET_FD=-1");
-    environ_put(list, "HOROVOD_RUN_PROGRAM=%s", agent->program);
-    if (order->payload_bytes > 0) {
-        environ_put(list, "HOROVOD_RUN_PAYLOAD=%s/payload", agent->directory);
-    }
-    if (order->is_elastic) {
-        environ_put(list, "HOROVOD_ELASTIC_DIR=%s", agent->directory);
-    }
-    if (order->wants_results) {
-        snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);
-        environ_put(list, "HOROVOD_RUN_RESULT=%s", rank->result);
-    }
-}
-
-static const char *advice_for(const char *step, int code)
-{
-    static const struct {
-        int code;
-        const char *advice;
-    } advices[] = {
-        {ENOENT, "is it installed there, and in the same place? The launcher's PATH is used on all "
-                 "hosts"},
-        {EACCES, "it is not executable; try chmod +x, or start it through its interpreter"},
-        {ENOEXEC, "it is no program for this machine; a script needs a first line like "
-                  "#!/usr/bin/env python3"},
-        {EAGAIN, "too many processes; raise ulimit -u on that host"},
-        {EMFILE, "too many open files; raise ulimit -n on that host"},
-    };
-    if (strstr(step, "directory") != NULL) {
-        return "the directory horovodrun is started in must exist on all hosts: share it, make it, "
-               "or start from another";
-    }
-    for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
-        if (advices[i].code == code) {
-            return advices[i].advice;
-        }
-    }
-    return "see the reason above";
-}
-
-static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
-                       const uint8_t *own_env, size_t own_bytes)
-{
-    buf_t list = {0};
-    const char *step = "make memory for";
-    int code = ENOMEM;
-    bool has_started = false;
-    put_bytes(&list, order->env, order->env_bytes);
-    put_bytes(&list, own_env, own_bytes);
-    put_rank_environment(agent, order, rank, &list);
-    if (order->is_remote) {
-        prefer_ssh_address(&list);
-    }
-    char **env = list.failed ? NULL : environ_merge(environ, list.data, list.len);
-    if (env != NULL) {
-        has_started = spawn_rank(order->argv, env, order->directory, &rank->child, &code, &step);
-    }
-    free(env);
-    buf_free(&list);
-    if (has_started) {
-        rank->is_running = true;
-        agent->n_running++;
-        keeper_add(&agent->keeper, rank->child.pid);
-        report_simple(agent, FRAME_STARTED, rank->rank, rank->child.pid);
-        return true;
-    }
-    char text[HVD_TEXT_BYTES];
-    snprintf(text, sizeof text, "cannot %s %s: %s; %s", step,
-             strstr(step, "directory") != NULL ? order->directory : order->argv[0], strerror(code),
-             advice_for(step, code));
-    report_problem(agent, rank->rank, code == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE, text);
-    return false;
-}
-
-static bool read_order(reader_t *reader, order_t *order, uint64_t *silence_ns_p)
-{
-    order->secret = get_bytes(reader, SECRET_BYTES);
-    order->is_remote = get_u8(reader);
-    *silence_ns_p = get_u32(reader) * NS_PER_MS;
-    order->directory = get_text(reader);
-    size_t argc = get_u32(reader);
-    if (reader->bad || argc == 0 || argc > reader_left(reader)) {
-        return false;
-    }
-    order->argv = calloc(argc + 1, sizeof *order->argv);
-    if (order->argv == NULL) {
-        return false;
-    }
-    for (size_t i = 0; i < argc; i++) {
-        order->argv[i] = (char *)get_text(reader);
-    }
-    order->env_bytes = get_u32(reader);
-    order->env = get_bytes(reader, order->env_bytes);
-    order->wants_results = get_u8(reader);
-    order->is_elastic = get_u8(reader);
-    order->payload_bytes = get_u32(reader);
-    order->payload = get_bytes(reader, order->payload_bytes);
-    return !reader->bad;
-}
-
-static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
-{
-    char path[128];
-    hvd_status_t status;
-    TRY(make_directory(agent, err), out);
-    TRY(keeper_start(agent->directory, &agent->keeper, err), out);
-    agent->has_keeper = true;
-    TRY(write_secret(agent, order->secret, err), out);
-    if (order->is_elastic) {
-        TRY(notes_watch(agent->directory, &agent->notes_fd, err), out);
-    }
-    if (order->payload_bytes > 0) {
-        snprintf(path, sizeof path, "%s/payload", agent->directory);
-        TRY(write_private(path, order->payload, order->payload_bytes, err), out);
-    }
-out:
-    return status;
-}
-
-static void on_plan(agent_t *agent, reader_t *reader)
-{
-    order_t order = {0};
-    err_t err = {0};
-    bool goes_on = read_order(reader, &order, &agent->silence_ns);
-    size_t n_ranks = get_u32(reader);
-    agent->has_plan = true;
-    if (agent->silence_ns > 0) {
-        agent->ping_ns = MIN(agent->ping_ns, agent->silence_ns / 4);
-        agent->ping_at_ns = clock_ns() + agent->ping_ns;
-    }
-    agent->oom_at_start = oom_kills();
-    goes_on = goes_on && !reader->bad && n_ranks <= reader_left(reader);
-    agent->ranks = goes_on ? calloc(n_ranks + 1, sizeof *agent->ranks) : NULL;
-    if (agent->ranks == NULL) {
-        report_problem(agent, -1, EXIT_INTERNAL, "the agent cannot read its orders");
-    } else if (prepare(agent, &order, &err) != HVD_OK) {
-        report_problem(agent, -1, EXIT_INTERNAL, err.text);
-    } else {
-        for (size_t i = 0; i < n_ranks && goes_on; i++) {
-            agent_rank_t *rank = &agent->ranks[agent->n_ranks++];
-            *rank = (agent_rank_t){.rank = (int)get_u32(reader), .child = {.fds = {-1, -1}}};
-            size_t bytes = get_u32(reader);
-            const uint8_t *own_env = get_bytes(reader, bytes);
-            goes_on = !reader->bad && start_rank(agent, &order, rank, own_env, bytes);
-        }
-    }
-    free(order.argv);
 }
 
 // --- Ending --------------------------------------------------------------------------------------
@@ -501,7 +261,7 @@ static void report_finding(void *arg, bool is_fault, const char *what, const cha
 
 static void on_ready(void *arg, int id, uint32_t generation)
 {
-    report_simple(arg, FRAME_READY, id, (int)generation);
+    agent_report(arg, FRAME_READY, id, (int)generation);
 }
 
 static void on_place(agent_t *agent, reader_t *reader)
@@ -510,8 +270,9 @@ static void on_place(agent_t *agent, reader_t *reader)
     size_t bytes = get_u32(reader);
     const uint8_t *env = get_bytes(reader, bytes);
     if (!reader->bad && !notes_write_place(agent->directory, id, env, bytes)) {
-        report_problem(agent, id, EXIT_INTERNAL,
-                       "cannot write its new place into the agent's directory; is /dev/shm full?");
+        agent_report_problem(
+            agent, id, EXIT_INTERNAL,
+            "cannot write the rank's new place into the agent's directory; is /dev/shm full?");
     }
 }
 
@@ -519,8 +280,9 @@ static void on_news(agent_t *agent, reader_t *reader)
 {
     uint32_t number = get_u32(reader), what = get_u32(reader);
     if (!reader->bad && !notes_write_news(agent->directory, number, what)) {
-        report_problem(agent, -1, EXIT_INTERNAL,
-                       "cannot write news into the agent's directory; is /dev/shm full?");
+        agent_report_problem(
+            agent, -1, EXIT_INTERNAL,
+            "cannot write the notification into the agent's directory; is /dev/shm full?");
     }
 }
 
@@ -529,7 +291,7 @@ static void on_frame(agent_t *agent, const frame_t *frame)
     reader_t reader = reader_of(frame->data, frame->bytes);
     agent->heard_ns = clock_ns();
     if (frame->type == FRAME_PLAN && !agent->has_plan) {
-        on_plan(agent, &reader);
+        agent_start_plan(agent, &reader);
     } else if (frame->type == FRAME_STOP) {
         int signo = (int)get_u32(&reader), grace_ms = (int)get_u32(&reader);
         if (!reader.bad && signo > 0 && signo < NSIG) {
@@ -560,8 +322,8 @@ static void on_signal(agent_t *agent)
         if (info.ssi_signo == SIGCHLD) {
             reap(agent);
         } else {
-            report_problem(agent, -1, EXIT_BY_SIGNAL + (int)info.ssi_signo,
-                           "the agent of this host was asked to end by a signal");
+            agent_report_problem(agent, -1, EXIT_BY_SIGNAL + (int)info.ssi_signo,
+                                 "a signal asked the agent of this host to end");
             stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
         }
     }
@@ -685,7 +447,7 @@ int agent_main(void)
         snprintf(agent.program, sizeof agent.program, "%s", PROGRAM);
     }
     if (agent.signal_fd < 0 || !set_nonblocking(STDIN_FILENO) || !set_nonblocking(STDOUT_FILENO)) {
-        say("the agent needs orders on stdin and a reader on stdout; it is started by %s", PROGRAM);
+        say("the agent takes commands on stdin and reports on stdout; %s starts it", PROGRAM);
         return EXIT_INTERNAL;
     }
     // Ranks must not inherit the channel, whatever they do with their own descriptors.

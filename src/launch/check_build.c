@@ -6,6 +6,7 @@
 // library needs no MPI and has its own operations, which take the place of Gloo's.
 #define _GNU_SOURCE
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #define IMPORT_TIMEOUT_MS 60000
 

@@ -8,7 +8,7 @@
 #ifndef HVD_LAUNCH_CREW_H
 #define HVD_LAUNCH_CREW_H
 
-#include "launch/launch.h"
+#include "launch/plan.h"
 
 typedef struct crew_host {
     host_t host;              // stays where it is

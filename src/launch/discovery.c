@@ -2,12 +2,14 @@
 //
 // discovery.c - asks for the hosts of an elastic job: a script, once a second, in a thread.
 //
-// The script prints a host, or host:slots, a line; what it prints is taken when it ends with 0.
+// The script prints one host, or host:slots, per line; what it prints counts if it exits with 0.
 // Names are looked up here too, as resolvers may be slow. A first answer is needed to start; later
 // failures are warned of once in a row, and the hosts stay as they were. Without a script the hosts
 // of -H or the hostfile are all there ever are.
 #define _GNU_SOURCE
 #include "launch/crew.h"
+#include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -42,7 +44,7 @@ static hvd_status_t ask(const discovery_t *discovery, char *text, hosts_t *hosts
     if (code != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "Failed to execute discovery script: %s. Exit code: %d; it must be executable, "
-                    "print a host or host:slots a line and end with 0 within %d s",
+                    "print one host or host:slots per line and exit with 0 within %d s",
                     discovery->script, code, SCRIPT_TIMEOUT_MS / 1000);
     }
     if (is_blank(text)) {

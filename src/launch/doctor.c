@@ -3,10 +3,12 @@
 // doctor.c - horovodrun --doctor: checks hosts before a job is started on them, each with its fix.
 //
 // An agent on every host, brought up as for a job, looks around there (examine_host) and reports a
-// finding a line. If all hosts answer, a trial job of one rank a host (two on a single host) goes
+// finding a line. If all hosts answer, a trial job of one rank per host (two on a single host) goes
 // all the way: secret, rendezvous, addresses, transports; its first rank prints how fast each host
-// sends to the others. The exit code is 0 if there is no fault.
+// sends to the others. The exit code is 0 if no fault was found.
 #define _GNU_SOURCE
+#include "launch/agent.h"
+#include "launch/launch.h"
 #include "launch/link.h"
 
 #include <arpa/inet.h>
@@ -70,7 +72,7 @@ static void examine_addresses(const char *addresses, int port, finding_fn report
         at += bytes + (at[bytes] == ',');
     }
     report(arg, n_reached == 0, "reaches the launcher at", text,
-           "let TCP through between the hosts, on all ports, or name an interface that both reach "
+           "allow TCP between the hosts on all ports, or name an interface that both can reach "
            "with --network-interfaces");
 }
 
@@ -79,7 +81,7 @@ static void examine_memory(finding_fn report, void *arg)
     struct statvfs disk;
     char text[128];
     if (statvfs("/dev/shm", &disk) != 0) {
-        report(arg, true, "shared memory", "/dev/shm is not there",
+        report(arg, true, "shared memory", "/dev/shm does not exist",
                "mount it: mount -t tmpfs tmpfs /dev/shm");
         return;
     }
@@ -103,7 +105,7 @@ static void examine_limits(finding_fn report, void *arg)
     if (locked.rlim_cur == RLIM_INFINITY) {
         snprintf(text, sizeof text, "unlimited");
     } else {
-        snprintf(text, sizeof text, "%llu KiB (RDMA wants it unlimited)",
+        snprintf(text, sizeof text, "%llu KiB (RDMA needs it unlimited)",
                  (unsigned long long)(locked.rlim_cur / KIB));
     }
     report(arg, false, "locked memory", text, "");
@@ -113,9 +115,9 @@ static void examine_clock(int64_t launcher_time_s, finding_fn report, void *arg)
 {
     int64_t apart_s = (int64_t)time(NULL) - launcher_time_s;
     char text[64];
-    snprintf(text, sizeof text, "%+lld s against the launcher", (long long)apart_s);
+    snprintf(text, sizeof text, "%+lld s relative to the launcher", (long long)apart_s);
     report(arg, llabs(apart_s) > MOST_SECONDS_APART, "clock", text,
-           "set the clocks by NTP; times in logs and timelines will not fit together");
+           "synchronise the clocks with NTP; until then, times in logs and timelines do not match");
 }
 
 static void examine_python(finding_fn report, void *arg)
@@ -134,8 +136,8 @@ static void examine_python(finding_fn report, void *arg)
         }
     }
     report(arg, true, "Python", "neither python nor python3 in PATH",
-           "install it there, or activate the environment in the launcher's shell: PATH is carried "
-           "to all hosts");
+           "install it there, or activate the environment in the launcher's shell: all hosts get "
+           "its PATH");
 }
 
 static void examine_name(finding_fn report, void *arg)
@@ -292,7 +294,7 @@ static int hear_findings(agent_link_t *link)
         struct pollfd polled = {.fd = link->channel.in_fd, .events = POLLIN};
         frame_t frame;
         if (clock_ns() >= deadline_ns || link->channel.is_closed) {
-            fprintf(stdout, "  FAULT  the agent: does not answer any more\n");
+            fprintf(stdout, "  FAULT  the agent: no longer answers\n");
             return n_faults + 1;
         }
         if (poll(&polled, 1, 200) > 0) {
@@ -377,7 +379,7 @@ int doctor_run(const options_t *options)
         buf_append(&addresses, "127.0.0.1", sizeof "127.0.0.1");
     }
     if (listener < 0) {
-        status = fail_errno(&err, errno, "cannot listen at any port");
+        status = fail_errno(&err, errno, "cannot listen on any port");
         goto out;
     }
     links = links_new(&hosts, hosts.n);

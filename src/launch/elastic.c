@@ -2,20 +2,14 @@
 //
 // elastic.c - a job whose ranks may fail, come and go: generations of one job.
 //
-// A generation is a set of ranks with a rendezvous server of its own. When a rank fails, or one has
-// left because hosts changed (FRAME_READY), the next is formed: crew.c says how many ranks each
-// host has, agents are brought up for new ones (a squad: one agent and the ranks it started), and
-// then everybody is told its place: new ranks by their plan, the others by FRAME_PLACE. The old
-// server ends, which frees ranks that still wait there. Hosts whose ranks fail are barred. Once a
-// rank has ended well the job only waits for the others. docs/elastic.md has the whole story.
+// When a rank fails, or one has left because hosts changed (FRAME_READY), the next generation is
+// formed (generation.c). Hosts whose ranks fail are barred. Once a rank has ended well the job only
+// waits for the others. docs/elastic.md has the whole story.
 //
 // One thread, one loop; discovery, output and the rendezvous have threads of their own.
 #define _GNU_SOURCE
-#include "launch/crew.h"
-#include "launch/link.h"
+#include "launch/elastic.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -23,7 +17,6 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#define GRACE_MS 5000
 #define MOMENT_MS 250 // between a failure and what follows: others may fail for the same reason
 #define LEFT_MS 1000  // after some have left: whose end made them leave is about to be reported
 #define PING_MS 5000
@@ -31,79 +24,13 @@
 #define WAIT_MS 200
 #define CONNECT_WAIT_MS 20
 
-// An agent, and the ranks it has been told to start.
-typedef struct squad {
-    agent_link_t *link;
-    crew_host_t *host;
-    bool has_plan, is_stopping;
-    uint64_t deadline_ns; // for its hello
-} squad_t;
-
-typedef struct worker {
-    int id; // for ever, while its rank may change
-    squad_t *squad;
-    rank_place_t place;
-    bool is_leaving;   // told to go: how it ends does not matter
-    uint32_t has_left; // the last generation it has left
-    rank_end_t end;
-    splitter_t splitters[N_STREAMS];
-    int result_fd;
-} worker_t;
-
-typedef struct driver {
-    const options_t *options;
-    crew_t crew;
-    discovery_t *discovery;
-    job_info_t info;
-    orders_t orders;
-    hvd_rendezvous_t *server;
-    uint8_t secret[SECRET_BYTES];
-    char job_name[16];
-    squad_t **squads;
-    worker_t **workers;
-    int n_squads, n_workers;
-    int min_ranks, n_ranks; // n_ranks: of the generation that runs
-    uint32_t generation, n_news;
-    unsigned news; // told in this generation
-    uint64_t form_at_ns, give_up_at_ns, ping_at_ns, late_at_ns;
-    worker_t *cause; // the first that failed in this generation
-    sink_t *sink;
-    prefix_style_t style;
-    output_files_t files;
-    buf_t lines;
-    int signal_fd, signo;
-    bool is_finishing, is_stopping;
-    int problem_code;
-    char problem[HVD_TEXT_BYTES + 300];
-} driver_t;
-
 // --- Who there is --------------------------------------------------------------------------------
-
-static bool is_alive(const worker_t *worker)
-{
-    return !worker->end.has_ended && !worker->is_leaving;
-}
-
-static bool is_running(const squad_t *squad)
-{
-    return squad->has_plan && squad->link->phase == LINK_READY;
-}
-
-static void count_alive(driver_t *driver)
-{
-    for (int i = 0; i < driver->crew.n_hosts; i++) {
-        driver->crew.hosts[i]->n_alive = 0;
-    }
-    for (int i = 0; i < driver->n_workers; i++) {
-        driver->workers[i]->squad->host->n_alive += is_alive(driver->workers[i]);
-    }
-}
 
 static int n_alive(const driver_t *driver)
 {
     int n = 0;
     for (int i = 0; i < driver->n_workers; i++) {
-        n += is_alive(driver->workers[i]);
+        n += worker_is_alive(driver->workers[i]);
     }
     return n;
 }
@@ -112,7 +39,7 @@ static int n_squads_left(const driver_t *driver)
 {
     int n = 0;
     for (int i = 0; i < driver->n_squads; i++) {
-        n += is_running(driver->squads[i]);
+        n += squad_is_running(driver->squads[i]);
     }
     return n;
 }
@@ -125,9 +52,9 @@ static worker_t *worker_of(driver_t *driver, const squad_t *squad, uint32_t id)
 
 // --- Ending --------------------------------------------------------------------------------------
 
-static void stop_squad(squad_t *squad, int signo, int grace_ms)
+void elastic_stop_squad(squad_t *squad, int signo, int grace_ms)
 {
-    if (is_running(squad)) {
+    if (squad_is_running(squad)) {
         order_stop(squad->link, signo, grace_ms);
     }
     squad->is_stopping = true;
@@ -136,16 +63,14 @@ static void stop_squad(squad_t *squad, int signo, int grace_ms)
 static void stop_all(driver_t *driver, int signo, int grace_ms)
 {
     for (int i = 0; i < driver->n_squads; i++) {
-        stop_squad(driver->squads[i], signo, grace_ms);
+        elastic_stop_squad(driver->squads[i], signo, grace_ms);
     }
     driver->is_stopping = true;
     driver->form_at_ns = NEVER_NS;
     driver->late_at_ns = deadline_in_ms(grace_ms + LATE_MS);
 }
 
-static void give_up(driver_t *driver, int code, const char *format, ...) PRINTF_LIKE(3, 4);
-
-static void give_up(driver_t *driver, int code, const char *format, ...)
+void elastic_give_up(driver_t *driver, int code, const char *format, ...)
 {
     va_list args;
     if (driver->problem_code == 0) {
@@ -179,7 +104,7 @@ static void bar_host(driver_t *driver, crew_host_t *host)
     }
     for (int i = 0; i < driver->n_squads; i++) {
         if (driver->squads[i]->host == host && driver->squads[i]->has_plan) {
-            stop_squad(driver->squads[i], SIGTERM, GRACE_MS);
+            elastic_stop_squad(driver->squads[i], SIGTERM, GRACE_MS);
         }
     }
 }
@@ -244,303 +169,12 @@ static void lose_squad(driver_t *driver, squad_t *squad, const char *how)
     link_close(squad->link);
 }
 
-// --- Forming a generation ------------------------------------------------------------------------
-
-static squad_t *fresh_squad(const driver_t *driver, const crew_host_t *host)
-{
-    for (int i = 0; i < driver->n_squads; i++) {
-        squad_t *squad = driver->squads[i];
-        if (squad->host == host && !squad->has_plan && squad->link->phase != LINK_FAILED) {
-            return squad;
-        }
-    }
-    return NULL;
-}
-
-static void add_squad(driver_t *driver, crew_host_t *host)
-{
-    squad_t *squad = calloc(1, sizeof *squad);
-    squad_t **squads = realloc(driver->squads, ((size_t)driver->n_squads + 1) * sizeof(squad_t *));
-    const hosts_t one = {.list = &host->host, .n = 1};
-    driver->squads = squads != NULL ? squads : driver->squads;
-    if (squad != NULL) {
-        squad->link = links_new(&one, 1);
-    }
-    if (squads == NULL || squad == NULL || squad->link == NULL) {
-        free(squad);
-        give_up(driver, EXIT_INTERNAL, "no memory for host %s", host->host.name);
-        return;
-    }
-    squad->host = host;
-    squad->deadline_ns = deadline_in_ms((int64_t)(driver->options->start_timeout * 1000));
-    squads[driver->n_squads++] = squad;
-}
-
-static worker_t *add_worker(driver_t *driver, squad_t *squad)
-{
-    worker_t *worker = calloc(1, sizeof *worker);
-    worker_t **workers =
-        realloc(driver->workers, ((size_t)driver->n_workers + 1) * sizeof(worker_t *));
-    driver->workers = workers != NULL ? workers : driver->workers;
-    if (worker == NULL || workers == NULL) {
-        free(worker);
-        return NULL;
-    }
-    worker->id = driver->n_workers;
-    worker->squad = squad;
-    worker->result_fd = -1;
-    workers[driver->n_workers++] = worker;
-    return worker;
-}
-
-// Agents for all hosts that get more ranks than they have; false: not all are there yet.
-static bool recruit(driver_t *driver)
-{
-    bool are_ready = true;
-    for (int i = 0; i < driver->crew.n_order && !driver->is_stopping; i++) {
-        crew_host_t *host = driver->crew.order[i];
-        if (host->quota <= host->n_alive) {
-            continue;
-        }
-        squad_t *squad = fresh_squad(driver, host);
-        if (squad == NULL) {
-            add_squad(driver, host);
-        }
-        are_ready = are_ready && squad != NULL && squad->link->phase == LINK_READY;
-    }
-    return are_ready && !driver->is_stopping;
-}
-
-static hvd_status_t next_rendezvous(driver_t *driver, err_t *err)
-{
-    hvd_rendezvous_t *server = NULL;
-    const char *bind = strcmp(driver->info.addresses, "127.0.0.1") == 0 ? NULL : "*";
-    hvd_status_t status =
-        hvd_rendezvous_start(bind, 0, driver->secret, &server, err->text, sizeof err->text);
-    if (status == HVD_OK) {
-        if (driver->server != NULL) {
-            hvd_rendezvous_stop(driver->server);
-        }
-        driver->server = server;
-        driver->info.port = hvd_rendezvous_port(server);
-        driver->generation++;
-        snprintf(driver->info.id, sizeof driver->info.id, "%s-%u", driver->job_name,
-                 driver->generation);
-    }
-    return status;
-}
-
-// What a rank is told about a generation. Where the launcher is does not change.
-static void put_place(const driver_t *driver, const job_plan_t *plan, const worker_t *worker,
-                      buf_t *list)
-{
-    buf_clear(list);
-    if (worker->is_leaving) {
-        environ_put(list, "HOROVOD_RANK=-1");
-    } else {
-        job_plan_environment(plan, &worker->place, worker->squad->host->host.name, list);
-    }
-    environ_put(list, "HOROVOD_RENDEZVOUS_PORT=%d", driver->info.port);
-    environ_put(list, "HOROVOD_GLOO_RENDEZVOUS_PORT=%d", driver->info.port);
-    environ_put(list, "HOROVOD_JOB_ID=%s", driver->info.id);
-    environ_put(list, "HOROVOD_ELASTIC_WORKER=%d", worker->id);
-    environ_put(list, "HOROVOD_ELASTIC_GENERATION=%u", driver->generation);
-}
-
-// Ranks of the host in order: those that go on, then new ones. Those too many leave.
-static bool fill_host(driver_t *driver, crew_host_t *host, const rank_place_t *places)
-{
-    squad_t *squad = fresh_squad(driver, host);
-    int n_old = driver->n_workers, n = 0;
-    for (int i = 0; i < n_old; i++) {
-        worker_t *worker = driver->workers[i];
-        if (worker->squad->host == host && is_alive(worker)) {
-            worker->is_leaving = n >= host->quota;
-            worker->place = worker->is_leaving ? worker->place : places[n++];
-        }
-    }
-    for (; n < host->quota; n++) {
-        worker_t *worker = add_worker(driver, squad);
-        if (worker == NULL) {
-            return false;
-        }
-        worker->place = places[n];
-    }
-    return true;
-}
-
-static void send_new(driver_t *driver, const job_plan_t *plan, squad_t *squad, buf_t *list)
-{
-    uint32_t n = 0;
-    for (int i = 0; i < driver->n_workers; i++) {
-        n += driver->workers[i]->squad == squad;
-    }
-    if (n == 0) { // the host has no need of it any more
-        squad->link->phase = LINK_FAILED;
-        link_close(squad->link);
-        return;
-    }
-    size_t begin = order_plan_begin(squad->link, &driver->orders, driver->secret, n);
-    for (int i = 0; i < driver->n_workers; i++) {
-        if (driver->workers[i]->squad == squad) {
-            put_place(driver, plan, driver->workers[i], list);
-            order_plan_rank(squad->link, i, list);
-        }
-    }
-    order_end(squad->link, begin);
-    squad->has_plan = true;
-    squad->link->heard_ns = clock_ns();
-}
-
-// First those that run, so that a squad that is sent its plan now is not told twice.
-static void send_places(driver_t *driver, const job_plan_t *plan)
-{
-    buf_t list = {0};
-    for (int i = 0; i < driver->n_workers; i++) {
-        worker_t *worker = driver->workers[i];
-        if (is_running(worker->squad) && !worker->squad->is_stopping && !worker->end.has_ended) {
-            put_place(driver, plan, worker, &list);
-            order_place(worker->squad->link, worker->id, &list);
-        }
-    }
-    for (int i = 0; i < driver->n_squads; i++) {
-        squad_t *squad = driver->squads[i];
-        if (!squad->has_plan && squad->link->phase != LINK_FAILED) {
-            send_new(driver, plan, squad, &list);
-        }
-    }
-    buf_free(&list);
-}
-
-// Hosts that are gone, or have no place, keep nobody.
-static void dismiss_hosts(driver_t *driver)
-{
-    for (int i = 0; i < driver->crew.n_hosts; i++) {
-        crew_host_t *host = driver->crew.hosts[i];
-        for (int k = 0; host->quota == 0 && k < driver->n_workers; k++) {
-            worker_t *worker = driver->workers[k];
-            worker->is_leaving |= worker->squad->host == host && !worker->end.has_ended;
-        }
-        for (int k = 0; host->quota == 0 && k < driver->n_squads; k++) {
-            if (driver->squads[k]->host == host && driver->squads[k]->has_plan &&
-                !driver->squads[k]->is_stopping) {
-                stop_squad(driver->squads[k], SIGTERM, GRACE_MS);
-            }
-        }
-    }
-}
-
-static bool fill_hosts(driver_t *driver, const job_plan_t *plan)
-{
-    int rank = 0;
-    for (int i = 0; i < driver->crew.n_order; i++) {
-        if (!fill_host(driver, driver->crew.order[i], &plan->places[rank])) {
-            return false;
-        }
-        rank += driver->crew.order[i]->quota;
-    }
-    return true;
-}
-
-static hvd_status_t make_plan(const driver_t *driver, job_plan_t *plan_p, err_t *err)
-{
-    const crew_t *crew = &driver->crew;
-    hosts_t hosts = {.list = calloc((size_t)crew->n_order + 1, sizeof(host_t)), .n = crew->n_order};
-    if (hosts.list == NULL) {
-        return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", crew->n_order);
-    }
-    for (int i = 0; i < crew->n_order; i++) {
-        hosts.list[i] = crew->order[i]->host;
-        hosts.list[i].slots = crew->order[i]->quota;
-    }
-    hvd_status_t status = job_plan_make(&hosts, 0, plan_p, err);
-    free(hosts.list);
-    return status;
-}
-
-static void publish(driver_t *driver)
-{
-    job_plan_t plan = {0};
-    err_t err = {0};
-    hvd_status_t status;
-    if (driver->options->reset_limit > 0 &&
-        (int64_t)driver->generation > driver->options->reset_limit) {
-        give_up(driver, 1,
-                "Horovod was shutdown because number of resets during elastic job exceeded limit: "
-                "%lld; raise --reset-limit if that is too few",
-                (long long)driver->options->reset_limit);
-        return;
-    }
-    TRY(make_plan(driver, &plan, &err), out);
-    TRY(next_rendezvous(driver, &err), out);
-    dismiss_hosts(driver);
-    if (!fill_hosts(driver, &plan)) {
-        status = fail(&err, HVD_NO_MEMORY, "no memory for %d ranks", plan.n_ranks);
-        goto out;
-    }
-    send_places(driver, &plan);
-    driver->n_ranks = plan.n_ranks;
-    driver->cause = NULL;
-    driver->news = 0;
-    driver->form_at_ns = driver->give_up_at_ns = NEVER_NS;
-    if (driver->generation > 1 || driver->options->verbose) {
-        sink_say(driver->sink, STREAM_STDERR, "%s: generation %u of the job has %d ranks", PROGRAM,
-                 driver->generation, plan.n_ranks);
-    }
-out:
-    job_plan_free(&plan);
-    if (status != HVD_OK) {
-        give_up(driver, EXIT_INTERNAL, "%s", err.text);
-    }
-}
-
-static void form(driver_t *driver)
-{
-    int needed = driver->generation == 0 ? (int)driver->options->num_proc : driver->min_ranks;
-    count_alive(driver);
-    int n_ranks = crew_share(&driver->crew, (int)driver->options->max_num_proc, clock_ns());
-
-    if (n_ranks < needed) {
-        bool may_come = discovery_goes_on(driver->discovery) || crew_may_grow(&driver->crew);
-        if (!may_come || clock_ns() >= driver->give_up_at_ns) {
-            give_up(driver, EXIT_START_TIMEOUT,
-                    "%d slots are needed and %d are there%s; start more hosts, ask for fewer ranks "
-                    "(%s), or wait longer with --elastic-timeout",
-                    needed, n_ranks, may_come ? " after --elastic-timeout" : ", and no more come",
-                    driver->generation == 0 ? "-np" : "--min-np");
-        }
-        return;
-    }
-    if (recruit(driver)) {
-        publish(driver);
-    }
-}
-
-// --- News ----------------------------------------------------------------------------------------
-
-static void tell_news(driver_t *driver)
-{
-    count_alive(driver);
-    crew_share(&driver->crew, (int)driver->options->max_num_proc, clock_ns());
-    unsigned news = crew_news(&driver->crew);
-
-    if (news != 0 && news != driver->news) {
-        driver->news = news;
-        driver->n_news++;
-        for (int i = 0; i < driver->n_squads; i++) {
-            if (is_running(driver->squads[i])) {
-                order_news(driver->squads[i]->link, driver->n_news, news);
-            }
-        }
-    }
-}
-
 static void take_hosts(driver_t *driver)
 {
     hosts_t found;
     if (discovery_take(driver->discovery, &found)) {
         if (!crew_update(&driver->crew, &found)) {
-            give_up(driver, EXIT_INTERNAL, "no memory for hosts");
+            elastic_give_up(driver, EXIT_INTERNAL, "no memory for hosts");
         }
         hosts_free(&found);
     }
@@ -569,14 +203,15 @@ static void on_result(driver_t *driver, worker_t *worker, const uint8_t *data, s
     if (!worker->is_leaving && // else another has its rank now
         result_write(driver->options->results, worker->place.rank, &worker->result_fd, data, bytes,
                      &err) != HVD_OK) {
-        give_up(driver, EXIT_OUTPUT, "%s", err.text);
+        elastic_give_up(driver, EXIT_OUTPUT, "%s", err.text);
     }
 }
 
 static bool all_have_left(const driver_t *driver)
 {
     for (int i = 0; i < driver->n_workers; i++) {
-        if (is_alive(driver->workers[i]) && driver->workers[i]->has_left != driver->generation) {
+        if (worker_is_alive(driver->workers[i]) &&
+            driver->workers[i]->has_left != driver->generation) {
             return false;
         }
     }
@@ -586,7 +221,7 @@ static bool all_have_left(const driver_t *driver)
 static void on_ready(driver_t *driver, worker_t *worker, uint32_t generation)
 {
     worker->has_left = generation;
-    if (generation != driver->generation || !is_alive(worker)) {
+    if (generation != driver->generation || !worker_is_alive(worker)) {
         return; // it will find its next place, or has none
     }
     if (driver->is_finishing) {
@@ -662,7 +297,7 @@ static void on_signals(driver_t *driver)
         driver->signo = is_second ? driver->signo : (int)info.ssi_signo;
         sink_say(driver->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
                  signal_name((int)info.ssi_signo, name),
-                 is_second ? "killing the ranks" : "stopping the ranks; once more kills them");
+                 is_second ? "killing the ranks" : "stopping the ranks; a second one kills them");
         stop_all(driver, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
     }
 }
@@ -699,7 +334,7 @@ static void look_after(driver_t *driver, squad_t *squad, bool pings, bool was_re
     if (!squad->host->host.is_local && now_ns - squad->link->heard_ns > silence_ns) {
         lose_squad(driver, squad, "it has been silent for --gloo-timeout-seconds");
     } else if (now_ns >= driver->late_at_ns) {
-        lose_squad(driver, squad, "it does not end");
+        lose_squad(driver, squad, "it did not end");
     }
 }
 
@@ -711,7 +346,7 @@ static void on_time(driver_t *driver, bool was_reading)
     bool pings = now_ns >= driver->ping_at_ns;
     driver->ping_at_ns = pings ? now_ns + ping_ns : driver->ping_at_ns;
     for (int i = 0; i < driver->n_squads; i++) {
-        if (is_running(driver->squads[i])) {
+        if (squad_is_running(driver->squads[i])) {
             look_after(driver, driver->squads[i], pings, was_reading);
         }
     }
@@ -724,9 +359,9 @@ static void on_time(driver_t *driver, bool was_reading)
     }
     take_hosts(driver);
     if (now_ns >= driver->form_at_ns) {
-        form(driver);
+        generation_form(driver);
     } else if (driver->form_at_ns == NEVER_NS) {
-        tell_news(driver);
+        generation_tell_news(driver);
     }
 }
 
@@ -736,7 +371,7 @@ static void poll_once(driver_t *driver, struct pollfd *polled, int wait_ms)
     bool reads = !sink_is_full(driver->sink);
     for (int i = 0; i < n; i++) {
         agent_link_t *link = driver->squads[i]->link;
-        bool is_on = is_running(driver->squads[i]);
+        bool is_on = squad_is_running(driver->squads[i]);
         short writes = is_on && channel_wants_write(&link->channel) ? POLLOUT : 0;
         polled[2 * i] = (struct pollfd){.fd = is_on && (reads || writes) ? link->channel.in_fd : -1,
                                         .events = (short)((reads ? POLLIN : 0) | writes)};
@@ -779,7 +414,7 @@ static void run_loop(driver_t *driver)
         struct pollfd *larger =
             realloc(polled, (2 * (size_t)driver->n_squads + 1) * sizeof *polled);
         if (larger == NULL) {
-            give_up(driver, EXIT_INTERNAL, "no memory for %d hosts", driver->n_squads);
+            elastic_give_up(driver, EXIT_INTERNAL, "no memory for %d hosts", driver->n_squads);
             break;
         }
         polled = larger;
@@ -796,18 +431,18 @@ static hvd_status_t check_options(const options_t *options, int *min_ranks_p, er
     int64_t min = options->min_num_proc > 0 ? options->min_num_proc : np;
     if (np == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "how many ranks to start with? give -np, as in: %s -np 2 --min-np 1 "
-                    "--host-discovery-script ./hosts.sh python train.py",
+                    "the number of ranks to start with is missing; give -np, as in: %s -np 2 "
+                    "--min-np 1 --host-discovery-script ./hosts.sh python train.py",
                     PROGRAM);
     }
     if (min > np || (max > 0 && max < np)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "-np %lld must be from --min-np %lld to --max-np %lld", (long long)np,
+                    "-np %lld must be between --min-np %lld and --max-np %lld", (long long)np,
                     (long long)min, (long long)max);
     }
     if (options->controller == CONTROLLER_MPI || options->controller == CONTROLLER_JSRUN) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "elastic jobs are started by %s itself; leave out --mpi and --jsrun", PROGRAM);
+                    "%s itself starts elastic jobs; leave out --mpi and --jsrun", PROGRAM);
     }
     if (options->output_filename[0] != '\0' && max == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -822,8 +457,8 @@ static hvd_status_t check_hosts(const driver_t *driver, err_t *err)
 {
     if (!discovery_goes_on(driver->discovery) && driver->crew.n_hosts < 2) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "an elastic job on one host has nowhere to go when that fails; name at least "
-                    "two with -H, or give --host-discovery-script");
+                    "an elastic job on a single host has nowhere to go when that host fails; name "
+                    "at least two with -H, or give --host-discovery-script");
     }
     return HVD_OK;
 }

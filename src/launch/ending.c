@@ -8,7 +8,9 @@
 // halted: then that one is to blame, if the last words of the first to fail are about it, for it
 // may have been halted for another reason. The block has at most REPORT_LINES lines: who, where,
 // how, its last words, what to try, what became of the others. Pure.
+#include "launch/ending.h"
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <signal.h>
 
@@ -79,7 +81,7 @@ static const char *advice_for(const rank_end_t *end)
     } advices[] = {
         {SIGSEGV, 0, "a crash in native code; python -X faulthandler shows where"},
         {SIGABRT, 0, "native code gave up; its last lines should say why"},
-        {SIGBUS, 0, "memory that is not there; is /dev/shm full? df -h /dev/shm"},
+        {SIGBUS, 0, "access to memory that is not there; is /dev/shm full? df -h /dev/shm"},
         {SIGILL, 0, "an instruction this processor lacks; is a package built for another one?"},
         {SIGKILL, 0, "somebody killed it: a scheduler, a container's limit, a user; see dmesg"},
         {SIGTERM, 0, "somebody asked it to end: a scheduler or a user"},
@@ -87,7 +89,8 @@ static const char *advice_for(const rank_end_t *end)
         {0, EXIT_NOT_EXECUTABLE, "a command could not be executed; is it a program there?"},
     };
     if (end->was_halted) {
-        return "look for who halted it: kill -STOP, a debugger, a scheduler; kill -CONT goes on";
+        return "find out what halted it (kill -STOP, a debugger, a scheduler); kill -CONT resumes "
+               "it";
     }
     if (end->was_oom) {
         return "use a smaller batch, fewer ranks on this host, or a larger memory limit";
@@ -98,7 +101,7 @@ static const char *advice_for(const rank_end_t *end)
             return advices[i].advice;
         }
     }
-    return "its own last lines say why; HOROVOD_LOG_LEVEL=debug tells more";
+    return "its own last lines say why; HOROVOD_LOG_LEVEL=debug shows more";
 }
 
 static void describe(const rank_end_t *end, char *text, size_t bytes)

@@ -90,7 +90,7 @@ static void put_gloo(buf_t *list, enum knob_id id)
     int choice;
     if (asked != NULL && (strcasecmp(asked, "mpi") == 0 ||
                           knob_parse(knob, knob->env, asked, &choice, NULL) != HVD_OK)) {
-        say("%s=%.100s is not done: ranks that %s starts by itself use our own collectives; "
+        say("%s=%.100s has no effect: ranks that %s starts itself use Horovod's own collectives; "
             "use --mpi for those of MPI, or unset it",
             knob->env, asked, PROGRAM);
     }

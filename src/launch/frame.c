@@ -7,7 +7,7 @@
 // run what he likes as this user anyway, so it carries the job's secret. Lengths are limited before
 // memory is taken. One thread; a channel belongs to its loop.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "launch/frame.h"
 
 #include <errno.h>
 #include <unistd.h>

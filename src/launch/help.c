@@ -3,7 +3,7 @@
 // help.c - the table of options told in other words: help, man page, completions, --print-config.
 //
 // Everything here walks option_at(); a new row appears in all of them. Pure but for the FILE.
-#include "launch/launch.h"
+#include "launch/options.h"
 
 #include <stdlib.h>
 
@@ -58,7 +58,7 @@ static void spell(const option_t *option, char *text, size_t bytes)
     }
 }
 
-// Where it can be said beside the flag, and what holds when it is not.
+// Where else it can be set, and its default.
 static void spell_origin(const option_t *option, char *text, size_t bytes)
 {
     size_t len = 0;

@@ -8,6 +8,7 @@
 // or an address of it is; what cannot be looked up may be an alias that only ssh knows, and is
 // remote.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <arpa/inet.h>
@@ -202,7 +203,7 @@ hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, 
         at += bytes + (at[bytes] == '\n');
     }
     if (hosts.n == 0) {
-        return fail(err, HVD_INVALID_ARGUMENT, "the hostfile %s names no host", path);
+        return fail(err, HVD_INVALID_ARGUMENT, "the hostfile %s names no hosts", path);
     }
     *hosts_p = hosts;
     return HVD_OK;
@@ -245,7 +246,8 @@ hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err
     }
     if (options->num_proc == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "how many ranks? give -np, as in: %s -np 4 python train.py", PROGRAM);
+                    "the number of ranks is missing; give -np, as in: %s -np 4 python train.py",
+                    PROGRAM);
     }
     return hosts_parse("localhost", (int)options->num_proc, hosts_p, err);
 }
@@ -413,11 +415,10 @@ hvd_status_t own_addresses(const char *nics, buf_t *list, err_t *err)
     freeifaddrs(interfaces);
     if (list->len == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    nics[0] != '\0'
-                        ? "no interface of --network-interfaces %s is up with an address "
-                          "on this host; \"ip address\" lists those there are"
-                        : "no network interface%s of this host is up with an address "
-                          "that other hosts could reach",
+                    nics[0] != '\0' ? "none of --network-interfaces %s is up on this host and has "
+                                      "an address; \"ip address\" lists the interfaces"
+                                    : "no network interface%s of this host is up and has an "
+                                      "address that other hosts can reach",
                     nics);
     }
     buf_append(list, "", 1);

@@ -9,6 +9,8 @@
 // that is gone takes its ranks with it and fails the job. The rendezvous server runs in a thread of
 // the library, output leaves through the sink's thread; everything else is this thread's.
 #define _GNU_SOURCE
+#include "launch/ending.h"
+#include "launch/launch.h"
 #include "launch/link.h"
 
 #include <errno.h>
@@ -203,7 +205,7 @@ static void on_signals(job_t *job)
         job->signo = is_second ? job->signo : (int)info.ssi_signo;
         sink_say(job->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
                  signal_name((int)info.ssi_signo, name),
-                 is_second ? "killing the ranks" : "stopping the ranks; once more kills them");
+                 is_second ? "killing the ranks" : "stopping the ranks; a second one kills them");
         stop_all(job, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
     }
 }
@@ -370,7 +372,7 @@ static void on_time(job_t *job, bool was_reading)
         if (!link->host->is_local && now_ns - link->heard_ns > silence_ns) {
             lose_host(job, link, "it has been silent for --gloo-timeout-seconds");
         } else if (now_ns >= job->late_at_ns) {
-            lose_host(job, link, "it does not end");
+            lose_host(job, link, "it did not end");
         }
     }
 }

@@ -16,7 +16,8 @@
 #include <unistd.h>
 
 #define NO_JSRUN                                                                                   \
-    "there is no jsrun here; --jsrun is for LSF clusters. Leave it out: horovodrun starts ranks "  \
+    "jsrun is not installed here; --jsrun is for LSF clusters. Leave it out: horovodrun starts "   \
+    "ranks "                                                                                       \
     "itself"
 
 // "launch 1 a 4 b 4" to "a:4,b:4".
@@ -27,7 +28,7 @@ static hvd_status_t hosts_of_lsf(hosts_t *hosts_p, err_t *err)
     buf_t list = {0};
     if (words == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "LSB_MCPU_HOSTS is not set, so this is no LSF job; give hosts with -H");
+                    "LSB_MCPU_HOSTS is not set, so this is not an LSF job; give hosts with -H");
     }
     bool skips =
         words[0] != NULL && words[1] != NULL && strcmp(words[1], "1") == 0 && words[2] != NULL;
@@ -52,7 +53,7 @@ static hvd_status_t write_resources(const hosts_t *hosts, const job_plan_t *plan
     int fd = mkstemp(path);
     FILE *file = fd >= 0 ? fdopen(fd, "w") : NULL;
     if (file == NULL) {
-        return fail_errno(err, errno, "cannot make the resource file %s", path);
+        return fail_errno(err, errno, "cannot create the resource file %s", path);
     }
     fprintf(file, "overlapping_rs: allow\ncpu_index_using: logical\n\n");
     for (int i = 0; i < plan->n_ranks; i++) {
@@ -135,7 +136,7 @@ int jsrun_run(const options_t *options)
     char **command = make_command(options, path);
     if (command == NULL) {
         status = fail(&err, HVD_INVALID_ARGUMENT,
-                      "--mpi-args or --binding-args has a quote that does not end");
+                      "--mpi-args or --binding-args has an unterminated quote");
     } else {
         code = run_to_end(command);
     }

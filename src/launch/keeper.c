@@ -10,12 +10,13 @@
 // If the keeper is killed as well, as with a whole container or a machine out of memory, the next
 // one finds the directory: nobody holds its lock any more.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "launch/agent.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -112,7 +113,7 @@ hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
-        return fail_errno(err, errno, "cannot make a pipe");
+        return fail_errno(err, errno, "cannot create a pipe");
     }
     pid_t pid = fork();
     if (pid == 0) {

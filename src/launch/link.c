@@ -8,6 +8,7 @@
 // another version is refused: its frames could mean something else.
 #define _GNU_SOURCE
 #include "launch/link.h"
+#include "launch/launch.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -65,12 +66,13 @@ static void start_link(agent_link_t *link, const options_t *options, sink_t *sin
     err_t err = {0};
     int socket;
     if (!own_path(path, sizeof path)) {
-        fail_link(link, "cannot find out where this program is: /proc is not there");
+        fail_link(link, "cannot find out where this program is: /proc is not mounted");
         return;
     }
     char **remote = link->host->is_local ? NULL : remote_command(options, link->host, path);
     if (!link->host->is_local && remote == NULL) {
-        fail_link(link, "--ssh-command is \"%.200s\", which is no command", options->ssh_command);
+        fail_link(link, "--ssh-command is \"%.200s\", which is not a command",
+                  options->ssh_command);
         return;
     }
     char **command = remote != NULL ? remote : local;
@@ -116,11 +118,10 @@ void link_read_errors(agent_link_t *link, bool is_verbose, sink_t *sink)
 
 static void refuse_stranger(agent_link_t *link)
 {
-    fail_link(
-        link,
-        "what answers on host %s is no agent of ours; does its shell print something before it "
-        "runs a command? Try: ssh %s true",
-        link->host->name, link->host->target);
+    fail_link(link,
+              "the answer from host %s does not come from the agent; does the shell there print "
+              "something before it runs a command? Try: ssh %s true",
+              link->host->name, link->host->target);
 }
 
 static void on_hello(agent_link_t *link, const frame_t *frame)
@@ -131,8 +132,8 @@ static void on_hello(agent_link_t *link, const frame_t *frame)
         refuse_stranger(link);
     } else if (strcmp(version, hvd_version()) != 0) {
         fail_link(link,
-                  "version mismatch: host %s has version %.32s, this is %s; install the same "
-                  "version on all hosts",
+                  "version mismatch: host %s has version %.32s, the launcher has %s; install the "
+                  "same version on all hosts",
                   link->host->name, version, hvd_version());
     } else {
         link->heard_ns = clock_ns();
@@ -177,7 +178,7 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
     link_read_errors(link, options->verbose, sink);
     link->has_process = false;
     remote_fault_t fault = remote_explain(link->said, WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-    // Agents that wait belong to hosts that are being started beside us: worth all our time.
+    // Agents that wait belong to hosts that are starting up as we do: worth all our time.
     if (fault.is_passing && (link->attempts < options->ssh_attempts || options->agent_port > 0)) {
         link_close(link);
         link->phase = LINK_WAITING;
@@ -258,16 +259,16 @@ static void give_up(agent_link_t *links, int n, const options_t *options)
     for (int i = 0; i < n; i++) {
         if (links[i].phase == LINK_CONNECTING || links[i].phase == LINK_WAITING) {
             remote_fault_t fault = remote_explain(links[i].said, -1);
-            fail_link(
-                &links[i],
-                "host %s did not answer within %g s (--start-timeout), attempt %d: "
-                "%s %.200s; %s",
-                links[i].host->name, options->start_timeout, links[i].attempts,
-                links[i].said[0] != '\0' ? fault.what : "waited for the agent's hello over ssh",
-                last_line(links[i].said),
-                links[i].said[0] != '\0' ? fault.fix
-                                         : "is it up, is it slow? Try ssh by hand, or a larger "
-                                           "--start-timeout");
+            fail_link(&links[i],
+                      "host %s did not answer within %g s (--start-timeout), attempt %d: "
+                      "%s %.200s; %s",
+                      links[i].host->name, options->start_timeout, links[i].attempts,
+                      links[i].said[0] != '\0' ? fault.what
+                                               : "waited for the agent's hello over ssh",
+                      last_line(links[i].said),
+                      links[i].said[0] != '\0'
+                          ? fault.fix
+                          : "is it down, or slow? Try ssh by hand, or a larger --start-timeout");
         }
     }
 }

@@ -6,7 +6,9 @@
 #ifndef HVD_LAUNCH_LINK_H
 #define HVD_LAUNCH_LINK_H
 
-#include "launch/launch.h"
+#include "launch/frame.h"
+#include "launch/plan.h"
+#include "launch/process.h"
 
 #define SSH_SAID_BYTES 2048
 

@@ -4,6 +4,8 @@
 //
 // Everything that is done instead of a job is a row; the rest chooses between the launchers. The
 // only file with a main(), and the only one that writes to stdout by itself.
+#include "launch/agent.h"
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <unistd.h>
@@ -75,7 +77,8 @@ static int launch(const options_t *options)
     };
 
     if (options->n_command == 0) {
-        say("what is to be run? %s -np 2 python train.py; %s --help tells more", PROGRAM, PROGRAM);
+        say("the command to run is missing, as in: %s -np 2 python train.py; %s --help says more",
+            PROGRAM, PROGRAM);
         return EXIT_USAGE;
     }
     int (*start)(const options_t *) =

@@ -8,6 +8,7 @@
 // mpirun takes the place of this process, and its exit code is the last word.
 #define _GNU_SOURCE
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -57,8 +58,8 @@ static hvd_status_t add_all(buf_t *words, const char *text, const char *flag, er
 {
     char **more = split_words(text);
     if (more == NULL) {
-        return fail(err, HVD_INVALID_ARGUMENT, "%s is \"%.200s\": a quote in it does not end", flag,
-                    text);
+        return fail(err, HVD_INVALID_ARGUMENT, "%s is \"%.200s\", which has an unterminated quote",
+                    flag, text);
     }
     for (char **at = more; *at != NULL; at++) {
         add(words, "%s", *at);
@@ -186,7 +187,7 @@ static hvd_status_t hydra(const options_t *options, const hosts_t *hosts, buf_t 
     }
     if (strchr(nics, ',') != NULL) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "MPICH and Intel MPI take one network interface, not \"%s\"", nics);
+                    "MPICH and Intel MPI take a single network interface, not \"%s\"", nics);
     }
     if (ssh[0] != '\0') {
         add(words, "-bootstrap=ssh");

@@ -8,11 +8,12 @@
 // written under another name first and then renamed, so nobody reads half of one; the agent learns
 // of new ones by inotify. docs/elastic.md tells what they mean.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "launch/agent.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/inotify.h>
 #include <unistd.h>

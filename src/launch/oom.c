@@ -5,8 +5,9 @@
 // SIGKILL has no return address. The counters of this machine and of our control group tell whether
 // the kernel's out-of-memory killer was at work while the job ran: /proc/vmstat, memory.events of
 // cgroup v2, memory.oom_control of v1. What is not there counts as 0.
-#include "launch/launch.h"
+#include "launch/agent.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 // The number behind `name` at the start of a line.

@@ -5,7 +5,7 @@
 // options.def and the knobs of the core that have a flag form one table; help, man page, completion
 // and --print-config (help.c) walk the same. A value is kept as text in the form the environment
 // has, whatever it came from, and is checked by the parser of its kind (base/config.c). Flags win
-// over the file, the file over the environment. The first word that is no option begins the
+// over the file, the file over the environment. The first word that is not an option begins the
 // command. The only file of the launcher that reads the environment.
 #define _GNU_SOURCE
 #include "launch/launch.h"
@@ -298,7 +298,7 @@ static hvd_status_t check_contradiction(const options_t *options, const match_t 
     if (match->value != NULL && options->origins[match->option] == BY_FLAG &&
         strcmp(options->texts[match->option], match->value) != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "%s contradicts what was said before it about %s; give one of them", flag,
+                    "%s contradicts an earlier flag about %s; give only one of them", flag,
                     option_at(match->option).info.flag);
     }
     return HVD_OK;
@@ -465,8 +465,9 @@ static hvd_status_t check_exclusive(const options_t *options, err_t *err)
         find_option(exclusive[i][0], strlen(exclusive[i][0]), &one);
         find_option(exclusive[i][1], strlen(exclusive[i][1]), &other);
         if (options->origins[one.option] == BY_FLAG && options->origins[other.option] == BY_FLAG) {
-            return fail(err, HVD_INVALID_ARGUMENT, "%s and %s exclude each other; give one of them",
-                        exclusive[i][0], exclusive[i][1]);
+            return fail(err, HVD_INVALID_ARGUMENT,
+                        "%s and %s exclude each other; give only one of them", exclusive[i][0],
+                        exclusive[i][1]);
         }
     }
     return HVD_OK;

@@ -6,6 +6,7 @@
 // told alike is gathered once; the frames themselves are written into the link's buffer and leave
 // when its socket takes them. One thread.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/link.h"
 
 #include <errno.h>
@@ -30,9 +31,9 @@ static hvd_status_t read_payload(const char *path, buf_t *payload, err_t *err)
     }
     bool is_whole = feof(file) && !ferror(file) && payload->len <= PAYLOAD_LIMIT;
     fclose(file);
-    return is_whole
-               ? HVD_OK
-               : fail(err, HVD_INVALID_ARGUMENT, "cannot read all of %s: is it above 1 GiB?", path);
+    return is_whole ? HVD_OK
+                    : fail(err, HVD_INVALID_ARGUMENT,
+                           "cannot read all of %s: is it larger than 1 GiB?", path);
 }
 
 hvd_status_t orders_make(const options_t *options, const job_info_t *job, orders_t *orders_p,

@@ -8,6 +8,7 @@
 // not ended when it goes is let out as it is. A line longer than LONGEST_LINE is let out in parts.
 // Pure but for the files. One thread.
 #define _GNU_SOURCE
+#include "launch/output.h"
 #include "launch/launch.h"
 
 #include <errno.h>
@@ -132,7 +133,7 @@ static int digits_of(int number)
 static hvd_status_t make_directory(const char *path, err_t *err)
 {
     if (mkdir(path, 0777) != 0 && errno != EEXIST) {
-        return fail_errno(err, errno, "cannot make the directory %s for --output-filename", path);
+        return fail_errno(err, errno, "cannot create the directory %s for --output-filename", path);
     }
     return HVD_OK;
 }
@@ -224,8 +225,8 @@ const char *output_files_warning(output_files_t *files, char *text, size_t bytes
     }
     files->has_warned = true;
     snprintf(text, bytes,
-             "%s: warning: cannot write to %s (--output-filename): %s; the files are not whole, "
-             "free some space; the job goes on",
+             "%s: warning: cannot write to %s (--output-filename): %s; the files are incomplete; "
+             "free some space. The job goes on",
              PROGRAM, files->directory, strerror(files->failed_code));
     return text;
 }

@@ -7,7 +7,7 @@
 #ifndef HVD_LAUNCH_PAI_H
 #define HVD_LAUNCH_PAI_H
 
-#include "launch/launch.h"
+#include "launch/plan.h"
 
 #define PAI_FILE_LIMIT MIB
 #define PAI_PATH_BYTES 256

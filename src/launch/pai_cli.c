@@ -5,6 +5,7 @@
 // Commands and options are rows (pai.def); help comes from the same rows. A job that init writes
 // and a job that submit sends are held against the rules first (pai_check.c), so what is wrong is
 // told with its place before a server is asked. Results go to stdout, everything else to stderr.
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <errno.h>
@@ -77,8 +78,7 @@ static bool read_job(const pai_options_t *options, const char *file, buf_t *text
     print_findings(&findings, stderr);
     buf_free(&findings.text);
     if (findings.n_errors > 0) {
-        say("%s: %d thing%s wrong", file, findings.n_errors,
-            findings.n_errors > 1 ? "s are" : " is");
+        say("%s: %d problem%s found", file, findings.n_errors, findings.n_errors > 1 ? "s" : "");
         pai_document_free(*document_p);
         *document_p = NULL;
     }
@@ -106,8 +106,8 @@ static int init(const pai_options_t *options)
     buf_t text = {0};
     int code = EXIT_USAGE;
     if (options->image[0] == '\0' || options->n_words == 0) {
-        say("which image, and what to run? As in: %s pai init --image IMAGE --workers 3 python "
-            "train.py",
+        say("the image or the command is missing, as in: %s pai init --image IMAGE --workers 3 "
+            "python train.py",
             PROGRAM);
         return EXIT_USAGE;
     }
@@ -130,7 +130,7 @@ static int check_file(const pai_options_t *options, const char *file)
     buf_t text = {0};
     bool is_right = read_job(options, file, &text, &document, &format);
     if (is_right) {
-        fprintf(stdout, "%s: nothing is wrong with this %s job\n", file,
+        fprintf(stdout, "%s: no problems found in this %s job\n", file,
                 format == PAI_V1 ? "v1" : "v2");
     }
     pai_document_free(document);
@@ -169,12 +169,12 @@ static const struct {
     int min_words, max_words;
     const char *words, *help;
 } verbs[] = {
-    {"init", INIT, init, 0, 100000, "COMMAND...", "write a job file: one master, some workers"},
-    {"check", CHECK, check, 1, 100000, "FILE...", "tell everything that is wrong with job files"},
-    {"submit", SUBMIT, submit, 1, 1, "FILE", "check a job file and give it to the cluster"},
-    {"status", STATUS, pai_status, 1, 1, "[USER~]JOB", "how a job and its tasks are doing"},
+    {"init", INIT, init, 0, 100000, "COMMAND...", "write a job file: one master and some workers"},
+    {"check", CHECK, check, 1, 100000, "FILE...", "check job files and report every problem"},
+    {"submit", SUBMIT, submit, 1, 1, "FILE", "check a job file and submit it to the cluster"},
+    {"status", STATUS, pai_status, 1, 1, "[USER~]JOB", "show the state of a job and its tasks"},
     {"logs", LOGS, pai_logs, 1, 1, "[USER~]JOB", "print the logs of a job's tasks"},
-    {"stop", STOP, pai_stop, 1, 1, "[USER~]JOB", "end a job"},
+    {"stop", STOP, pai_stop, 1, 1, "[USER~]JOB", "stop a job"},
 };
 
 // --- Help ----------------------------------------------------------------------------------------
@@ -313,9 +313,8 @@ int pai_main(int argc, char **argv)
         i++;
     }
     if (argc <= 2 || i == N_ELEMENTS(verbs)) {
-        say("%s pai does init, check, submit, status, logs and stop, not \"%s\"; %s pai --help "
-            "tells "
-            "more",
+        say("%s pai has the commands init, check, submit, status, logs and stop, but not \"%s\"; "
+            "%s pai --help says more",
             PROGRAM, argc > 2 ? argv[2] : "", PROGRAM);
         return EXIT_USAGE;
     }
@@ -326,7 +325,7 @@ int pai_main(int argc, char **argv)
     if (read_options(argc - 3, argv + 3, verbs[i].verb, verbs[i].name, &options, &err) != HVD_OK) {
         say("%s", err.text);
     } else if (options.n_words < verbs[i].min_words || options.n_words > verbs[i].max_words) {
-        say("pai %s takes %s, %d words were given; %s pai --help tells more", verbs[i].name,
+        say("pai %s takes %s, but %d were given; %s pai --help says more", verbs[i].name,
             verbs[i].words, options.n_words, PROGRAM);
     } else {
         code = verbs[i].act(&options);

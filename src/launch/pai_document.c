@@ -58,8 +58,8 @@ static hvd_status_t check_depth(const char *text, size_t bytes, const char *file
     yaml_parser_delete(&parser);
     return is_right ? HVD_OK
                     : fail(err, HVD_INVALID_ARGUMENT,
-                           "%s, line %zu: more than %d maps and lists are in each other", file,
-                           line, PAI_MAX_DEPTH);
+                           "%s, line %zu: maps and lists are nested more than %d deep", file, line,
+                           PAI_MAX_DEPTH);
 }
 
 hvd_status_t pai_document_read(const char *text, size_t bytes, const char *file,
@@ -225,7 +225,7 @@ hvd_status_t pai_file_read(const char *path, buf_t *text, err_t *err)
     buf_append(text, "", 1);
     if (!is_whole || text->failed) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "cannot read all of %s: is it a file, and below 1 MiB?", path);
+                    "cannot read all of %s: is it a file, and smaller than 1 MiB?", path);
     }
     text->len--;
     return HVD_OK;

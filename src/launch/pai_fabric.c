@@ -6,6 +6,7 @@
 // a file that OpenPAI puts into the container, and Intel MPI 5; the newer ones have ordinary verbs
 // devices, and Intel MPI since 2019 speaks libfabric only. Which of them this is, the container
 // shows; --azure-rdma says it where that is not enough. A variable that the user has set stays.
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <stdlib.h>

@@ -13,6 +13,7 @@
 // With --secret-file there is no ssh: the worker waits for agents at a port (relay.c) and ends when
 // the last one has left.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <errno.h>
@@ -39,14 +40,14 @@ static hvd_status_t socket_address(const char *task, bool makes, struct sockaddr
     struct stat seen;
     snprintf(directory, sizeof directory, "/tmp/horovod-pai-%u", (unsigned)getuid());
     if (makes && mkdir(directory, 0700) != 0 && errno != EEXIST) {
-        return fail_errno(err, errno, "cannot make %s", directory);
+        return fail_errno(err, errno, "cannot create %s", directory);
     }
     if (lstat(directory, &seen) != 0) {
-        return fail_errno(err, errno, "cannot look at %s", directory);
+        return fail_errno(err, errno, "cannot access %s", directory);
     }
     if (!S_ISDIR(seen.st_mode) || seen.st_uid != getuid() || (seen.st_mode & 077) != 0) {
-        return fail(err, HVD_SYSTEM, "%s is not a directory of this user alone; remove it",
-                    directory);
+        return fail(err, HVD_SYSTEM,
+                    "%s is not a directory that only this user can access; remove it", directory);
     }
     int bytes = snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", directory, task);
     if (bytes >= (int)sizeof address.sun_path || strchr(task, '/') != NULL) {
@@ -85,7 +86,7 @@ static hvd_status_t worker_listen(const char *task, gate_worker_t *worker, char 
     if (worker->listener < 0 ||
         bind(worker->listener, (struct sockaddr *)&address, sizeof address) != 0 ||
         listen(worker->listener, MAX_GATES) != 0) {
-        return fail_errno(err, errno, "cannot listen at %s", address.sun_path);
+        return fail_errno(err, errno, "cannot listen on %s", address.sun_path);
     }
     snprintf(path, sizeof address.sun_path, "%s", address.sun_path);
     return HVD_OK;
@@ -193,14 +194,14 @@ static hvd_status_t check_worker(const options_t *options, err_t *err)
 {
     if (options->pai) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "--pai contradicts --pai-worker: a task is the master or a worker; give one of "
-                    "them");
+                    "--pai and --pai-worker exclude each other: a task is the master or a worker; "
+                    "give only one of them");
     }
     return options->n_command == 0
                ? HVD_OK
                : fail(err, HVD_INVALID_ARGUMENT,
-                      "--pai-worker runs no command of its own, as \"%.100s\": what \"%s --pai\" "
-                      "is given in the master's container runs here, too; leave it out",
+                      "--pai-worker takes no command, but got \"%.100s\": it runs the one given to "
+                      "\"%s --pai\" in the master's container; leave it out",
                       options->command[0], PROGRAM);
 }
 

@@ -93,7 +93,7 @@ static hvd_status_t add_role(const options_t *options, const char *role, hosts_t
     hvd_status_t status = HVD_OK;
     own_index = own_index != NULL ? own_index : environment("PAI_TASK_INDEX");
     if (n < 0 || own_role == NULL || first_number(own_index) < 0) {
-        return fail(err, HVD_INVALID_ARGUMENT, "%s%s is not set, or no number; " NO_JOB,
+        return fail(err, HVD_INVALID_ARGUMENT, "%s%s is not set, or is not a number; " NO_JOB,
                     n < 0              ? "PAI_TASK_ROLE_TASK_COUNT_"
                     : own_role == NULL ? "PAI_CURRENT_TASK_ROLE_NAME"
                                        : "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX",
@@ -123,8 +123,8 @@ hvd_status_t pai_hosts(const options_t *options, hosts_t *hosts_p, err_t *err)
     }
     if (status == HVD_OK && (hosts.n == 0 || !hosts.list[0].is_local)) {
         status = fail(err, HVD_INVALID_ARGUMENT,
-                      "PAI_CURRENT_TASK_ROLE_NAME and ..._CURRENT_TASK_INDEX name none of the "
-                      "tasks of PAI_TASK_ROLE_LIST; " NO_JOB);
+                      "PAI_CURRENT_TASK_ROLE_NAME and ..._CURRENT_TASK_INDEX do not name a task of "
+                      "PAI_TASK_ROLE_LIST; " NO_JOB);
     }
     if (status != HVD_OK) {
         hosts_free(&hosts);

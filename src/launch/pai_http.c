@@ -72,14 +72,13 @@ static hvd_status_t find_curl(curl_t *curl, err_t *err)
     }
     if (curl->library == NULL) {
         return fail(err, HVD_UNSUPPORTED,
-                    "talking to a server needs libcurl, which is not on this machine; install it "
+                    "talking to a server needs libcurl, which is not installed; install it "
                     "(apt-get install libcurl4, dnf install libcurl)");
     }
     for (size_t i = 0; i < N_ELEMENTS(symbols); i++) {
         void *found = dlsym(curl->library, symbols[i].name);
         if (found == NULL) {
-            return fail(err, HVD_UNSUPPORTED, "the libcurl of this machine has no %s",
-                        symbols[i].name);
+            return fail(err, HVD_UNSUPPORTED, "the installed libcurl has no %s", symbols[i].name);
         }
         memcpy(symbols[i].place, &found, sizeof found);
     }
@@ -207,7 +206,7 @@ hvd_status_t pai_http(const pai_request_t *request, pai_reply_t *reply_p, err_t 
     }
     void *handle = curl.init();
     if (handle == NULL) {
-        return fail(err, HVD_NO_MEMORY, "libcurl does not start: out of memory?");
+        return fail(err, HVD_NO_MEMORY, "libcurl failed to start; is there enough memory?");
     }
     int code = perform(&curl, handle, request, &reply, fault);
     curl.cleanup(handle);

@@ -10,7 +10,9 @@
 // by itself within NOTICE_MS. The exit code goes to the workers through the gates and is ours.
 // One thread, one poll.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -91,7 +93,8 @@ static void start_gate(master_t *master, gate_t *gate)
     gate->said[0] = '\0';
     gate->hello_bytes = 0;
     if (command == NULL) {
-        snprintf(master->fatal, sizeof master->fatal, "--ssh-command is \"%.200s\", no command",
+        snprintf(master->fatal, sizeof master->fatal,
+                 "--ssh-command is \"%.200s\", which is not a command",
                  master->options.ssh_command);
     } else if (spawn_helper(command, &gate->process, &gate->socket, &err) != HVD_OK) {
         snprintf(gate->said, sizeof gate->said, "%.500s", err.text);
@@ -121,9 +124,9 @@ static void on_hello_line(master_t *master, gate_t *gate)
     char version[64], interface[64];
     if (sscanf(gate->hello, PAI_GATE_HELLO " %63s %63s", version, interface) != 2) {
         snprintf(master->fatal, sizeof master->fatal,
-                 "what answers on %s is not " PROGRAM
-                 ": \"%.100s\"; does its shell print something "
-                 "before it runs a command? Try: ssh %s true",
+                 "the answer from %s does not come from " PROGRAM
+                 ": \"%.100s\"; does the shell there print something before it runs a command? "
+                 "Try: ssh %s true",
                  gate->host->name, gate->hello, gate->host->name);
     } else if (strcmp(version, hvd_version()) != 0) {
         snprintf(master->fatal, sizeof master->fatal,
@@ -496,8 +499,8 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
     for (int i = 1; i < master->hosts.n && master->options.agent_port == 1; i++) {
         if (master->hosts.list[i].agent_port == 0) {
             return fail(err, HVD_INVALID_ARGUMENT,
-                        "--secret-file needs a port where agents wait: --agent-port, or one of the "
-                        "job file with the label horovod for every role");
+                        "--secret-file needs a port on which agents wait: --agent-port, or a port "
+                        "labelled horovod in the job file for every role");
         }
     }
     master->gates = calloc((size_t)master->hosts.n, sizeof *master->gates);

@@ -126,7 +126,7 @@ static bool read_pair(json_t *json)
 static bool read_items(json_t *json, char closing, bool (*read_item)(json_t *))
 {
     if (++json->depth > PAI_MAX_DEPTH) {
-        return stop(json, "fewer brackets in brackets");
+        return stop(json, "brackets that are nested less deeply");
     }
     skip_blanks(json);
     bool is_at_end = take(json, closing);

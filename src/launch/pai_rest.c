@@ -7,6 +7,7 @@
 // argument, and goes to the server named by --server only: logs may lie elsewhere and are fetched
 // without it.
 #define _GNU_SOURCE
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 #include <stdlib.h>
@@ -85,14 +86,14 @@ static hvd_status_t check_server(const pai_options_t *options, err_t *err)
 
     if (server[0] == '\0') {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "which cluster? Name it with --server, or HOROVODRUN_PAI_SERVER");
+                    "the cluster is missing; name it with --server, or HOROVODRUN_PAI_SERVER");
     }
     if (!is_open && strncmp(server, "https://", 8) != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "--server is \"%.200s\", but must begin with https:// or http://", server);
     }
     if (is_open && !is_loopback(server)) {
-        say("warning: %s is not encrypted; others on the way can read the token", server);
+        say("warning: %s is not encrypted; anybody on the network path can read the token", server);
     }
     return HVD_OK;
 }
@@ -110,11 +111,12 @@ static hvd_status_t open_call(const pai_options_t *options, pai_format_t api, co
     bool needs_user = job != NULL || api == PAI_V1;
     if (needs_user && !is_plain_name(call->user)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "whose job? Name it USER~JOB, or give --user (or HOROVODRUN_PAI_USER)");
+                    "the user of the job is missing; name the job USER~JOB, or give --user (or "
+                    "HOROVODRUN_PAI_USER)");
     }
     if (job != NULL && !is_plain_name(call->job)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "\"%.200s\" is no name of a job: letters, digits, \".\", \"_\" and \"-\" are",
+                    "\"%.200s\" is not a job name; use letters, digits, \".\", \"_\" and \"-\"",
                     call->job);
     }
     TRY(check_server(options, err), out);
@@ -148,7 +150,7 @@ static void tell_refusal(const pai_reply_t *reply)
     if (message[0] == '\0') {
         message = (const char *)reply->body.data;
     }
-    say("the server refuses: %ld %s%s%.800s%s", reply->code, code, code[0] != '\0' ? ": " : "",
+    say("the server refused: %ld %s%s%.800s%s", reply->code, code, code[0] != '\0' ? ": " : "",
         message,
         reply->code == 401 ? " (give a valid token: --token-file, or HOROVODRUN_PAI_TOKEN)" : "");
     pai_document_free(document);

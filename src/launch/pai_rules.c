@@ -273,7 +273,7 @@ static void check_twice(const walk_t *walk, const pai_node_t *list, int i, const
         const pai_node_t *first = get(walk, pai_item(walk->document, list, other), key);
         if (first != NULL && strcmp(pai_text(first), pai_text(name)) == 0) {
             snprintf(inner, sizeof inner, "%s[%d].%s", path, i, key);
-            pai_find(walk->findings, name, inner, false, "\"%s\" is there twice, first in line %zu",
+            pai_find(walk->findings, name, inner, false, "\"%s\" appears twice, first in line %zu",
                      pai_text(name), pai_line(first));
             return;
         }
@@ -352,7 +352,7 @@ static void check_declared(const walk_t *walk, const pai_node_t *value, const ch
                            const char *type)
 {
     if (value != NULL && pai_text(value)[0] != '\0' && !is_declared(walk, type, pai_text(value))) {
-        pai_find(walk->findings, value, path, false, "\"%s\" is no %s of prerequisites",
+        pai_find(walk->findings, value, path, false, "\"%s\" is not a %s of prerequisites",
                  pai_text(value), type != NULL ? type : "entry");
     }
 }
@@ -428,7 +428,7 @@ static void check_v2_deployments(const walk_t *walk)
     }
     if (!is_there) {
         pai_find(walk->findings, wanted, "defaults.deployment", false,
-                 "\"%s\" is none of deployments", pai_text(wanted));
+                 "\"%s\" is not one of deployments", pai_text(wanted));
     }
 }
 
@@ -462,7 +462,7 @@ void pai_check(const pai_document_t *document, pai_format_t format, pai_findings
 {
     walk_t walk = {document, pai_root(document), findings};
     if (walk.job == NULL || pai_type(walk.job) != IS_MAP) {
-        pai_find(findings, walk.job, "", false, "this is no job: it has no keys");
+        pai_find(findings, walk.job, "", false, "this is not a job: it has no keys");
         return;
     }
     pai_check_map(document, walk.job, format == PAI_V1 ? v1_job : v2_job, "", findings);

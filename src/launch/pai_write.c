@@ -5,6 +5,7 @@
 // The exit code of the master's command decides the job; workers end with it (pai_gate.c), so their
 // own success ends nothing early. Texts are written as JSON strings, which YAML reads alike. In v2
 // the tasks reach each other over ssh through the cluster's ssh plugin, in v1 that is always there.
+#include "launch/launch.h"
 #include "launch/pai.h"
 
 static void put_string(buf_t *out, const char *text)

@@ -4,7 +4,7 @@
 //
 // Hosts are filled in order, all slots of one before the next, until there are np ranks. A rank's
 // cross rank is its host's position among the hosts that have its local rank. Cost: ranks + hosts.
-#include "launch/launch.h"
+#include "launch/plan.h"
 
 #include <stdlib.h>
 

@@ -12,6 +12,7 @@
 // the agent cleans up as it always does.
 #define _GNU_SOURCE
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -61,7 +62,7 @@ static hvd_status_t read_secret(const char *path, uint8_t secret[SECRET_BYTES], 
     close(fd);
     if ((seen.st_mode & 07) != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "everybody may read the secret %s; run: chmod o-rwx %s", path, path);
+                    "any user can read the secret %s; run: chmod o-rwx %s", path, path);
     }
     for (int i = 0; i < SECRET_BYTES; i++) {
         int high = hex_value(text[2 * i]), low = hex_value(text[2 * i + 1]);
@@ -371,7 +372,7 @@ static int serve_guest(int fd, const uint8_t *secret, bool tells)
     if (status == HVD_OK) {
         serve_agent(relay);
     } else if (tells) {
-        say("refused a connection: %s; more of them within a minute are not told", text);
+        say("refused a connection: %s; further ones within a minute are not reported", text);
     }
     relay_free(relay);
     return status == HVD_OK ? 0 : 1;
@@ -393,11 +394,10 @@ static int listen_at(int port, err_t *err)
         bind(fd, has_v6 ? (struct sockaddr *)&v6 : (struct sockaddr *)&v4,
              has_v6 ? sizeof v6 : sizeof v4) != 0 ||
         listen(fd, MAX_GUESTS) != 0) {
-        fail_errno(
-            err, errno,
-            "cannot listen at port %d (--agent-port); is another program there? See: ss -ltnp; end "
-            "it, or choose another port here and for " PROGRAM,
-            port);
+        fail_errno(err, errno,
+                   "cannot listen on port %d (--agent-port); is another program using it? See: ss "
+                   "-ltnp; end it, or choose another port here and for " PROGRAM,
+                   port);
         if (fd >= 0) {
             close(fd);
         }
@@ -542,13 +542,13 @@ int relay_serve(const options_t *options)
 int relay_serve_until_left(const options_t *options, int port, int timeout_s)
 {
     if (port == 0) {
-        say("--secret-file needs a port where agents wait: --agent-port, or one of the job file "
-            "with the label horovod");
+        say("--secret-file needs a port on which agents wait: --agent-port, or a port labelled "
+            "horovod in the job file");
         return EXIT_USAGE;
     }
     int code = serve_at(options, port, deadline_in_ms((int64_t)timeout_s * 1000));
     if (code == EXIT_START_TIMEOUT) {
-        say("nobody came within %d s who has our secret", timeout_s);
+        say("nobody who has the secret connected within %d s", timeout_s);
     }
     return code;
 }

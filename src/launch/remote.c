@@ -24,10 +24,10 @@ static const struct {
       "install the same version on that host, in the same place or in the PATH of ssh sessions",
       false}},
     {"agent port: the secret",
-     {"it has another secret than we",
+     {"it has a different secret",
       "give --serve-agents there and " PROGRAM " here the same --secret-file", false}},
     {"agent port: Connection refused",
-     {"no agent waits at that port",
+     {"no agent is waiting on that port",
       "start " PROGRAM " --serve-agents there, or name its port with --agent-port", true}},
     {"(--secret-file)",
      {"the secret cannot be read", "name the file with --secret-file, mode 0600", false}},
@@ -37,15 +37,15 @@ static const struct {
       "ssh-keygen -R HOST",
       false}},
     {"Permission denied",
-     {"ssh is not allowed in",
+     {"ssh was not let in",
       "copy your key there (ssh-copy-id HOST), or name the right key with -i, the right user with "
       "user@host",
       false}},
     {"Could not resolve hostname",
-     {"the name is not known here", "check its spelling, /etc/hosts and DNS, or use its address",
-      true}},
+     {"the name cannot be resolved here",
+      "check its spelling, /etc/hosts and DNS, or use its address", true}},
     {"Connection refused",
-     {"nobody listens at its ssh port", "start sshd there, or name its port with -p (--ssh-port)",
+     {"nothing listens on its ssh port", "start sshd there, or name its port with -p (--ssh-port)",
       true}},
     {"No route to host",
      {"it cannot be reached", "is it up, and does a firewall let ssh through? Try: ping HOST",
@@ -70,7 +70,7 @@ remote_fault_t remote_explain(const char *ssh_said, int code)
         }
     }
     if (code == EXIT_NOT_FOUND && strstr(ssh_said, "No such file") != NULL) {
-        return (remote_fault_t){"there is no ssh on this machine",
+        return (remote_fault_t){"ssh is not installed on this machine",
                                 "install it (apt-get install openssh-client), or name another "
                                 "command with --ssh-command",
                                 false};

@@ -18,7 +18,7 @@ void say(const char *format, ...)
     va_end(args);
     len += wanted < 0 ? 0 : MIN((size_t)wanted, sizeof line - len - 2);
     line[len++] = '\n';
-    // A message that cannot be written is not worth failing for.
+    // A message that cannot be written is not worth failing over.
     if (write(STDERR_FILENO, line, len) < 0) {
         return;
     }

@@ -2,17 +2,19 @@
 //
 // sink.c - writes what ranks and the launcher say, in a thread of its own.
 //
-// Who reads our output may be slow (a pager, a stopped terminal); the loop must go on meanwhile, or
+// The reader of our output may be slow (a pager, a stopped terminal); the loop must go on, or
 // agents would think it dead. So output is queued here, in one order for stdout and stderr, and a
 // thread writes it. Above FULL_BYTES the loop reads no more from ranks, which then wait in turn:
 // memory is bounded and nothing is lost. The two buffers change places under the lock; records in
 // them are stream (u8), length (u32), bytes.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "launch/output.h"
+#include "wire/codec.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -8,6 +8,7 @@
 // closes by itself when it did. Descriptors are closed on exec everywhere. One thread.
 #define _GNU_SOURCE
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 
 #define LOOK_US 1000 // between looks whether a program has ended
 
-static const char *const steps[] = {"fork", "change to the directory", "start", "make pipes"};
+static const char *const steps[] = {"fork", "change to the directory", "start", "create pipes"};
 enum { STEP_FORK, STEP_CHDIR, STEP_EXEC, STEP_PIPES };
 
 // What a child tells before exec, if that fails.
@@ -140,12 +141,13 @@ hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, er
 {
     int ends[2], errors[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-        return fail_errno(err, errno, "cannot make a socket for %s; try ulimit -n 65536", argv[0]);
+        return fail_errno(err, errno, "cannot create a socket for %s; try ulimit -n 65536",
+                          argv[0]);
     }
     if (pipe2(errors, O_CLOEXEC) != 0) {
         int code = errno;
         close_pair(ends);
-        return fail_errno(err, code, "cannot make a pipe for %s; try ulimit -n 65536", argv[0]);
+        return fail_errno(err, code, "cannot create a pipe for %s; try ulimit -n 65536", argv[0]);
     }
     pid_t pid = fork();
     if (pid == 0) {

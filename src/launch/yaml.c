@@ -5,7 +5,7 @@
 // A value's key is its path with dots ("params.cycle_time_ms"), which is looked up in the table of
 // options. A list of values counts as one value with commas; null as not said. Positions are told
 // in errors. Nothing is kept.
-#include "launch/launch.h"
+#include "launch/options.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -114,7 +114,7 @@ static hvd_status_t on_event(yaml_walk_t *walk, const yaml_event_t *event, err_t
     case YAML_SEQUENCE_END_EVENT:
         return on_list_end(walk, err);
     case YAML_ALIAS_EVENT:
-        return fail_at(walk, event, "aliases are not understood", err);
+        return fail_at(walk, event, "aliases are not supported", err);
     default:
         return HVD_OK;
     }

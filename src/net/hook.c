@@ -121,9 +121,9 @@ static hvd_status_t parse_rules(const char *text, hook_rules_t *rules, err_t *er
         size_t bytes = strcspn(text, ",");
         if (!parse_rule(text, bytes, rules)) {
             return fail(err, HVD_INVALID_ARGUMENT,
-                        "HOROVOD_HOOK has the rule \"%.*s\"; the rules are "
-                        "trace, delay=MICROSECONDS, cut=BYTES, flip=BYTES, drop=BYTES, "
-                        "reorder=BYTES, hole=BYTES, lane=NUMBER, seed=NUMBER",
+                        "HOROVOD_HOOK has an unknown rule \"%.*s\"; the rules are trace, "
+                        "delay=MICROSECONDS, cut=BYTES, flip=BYTES, drop=BYTES, reorder=BYTES, "
+                        "hole=BYTES, lane=NUMBER, seed=NUMBER",
                         (int)MIN(bytes, 100), text);
         }
         text += bytes + (text[bytes] == ',');

@@ -127,8 +127,7 @@ static hvd_status_t fail_unknown_name(const char *name, size_t bytes, err_t *err
                                 transports[i]->name);
     }
     return fail(err, HVD_INVALID_ARGUMENT,
-                "HOROVOD_TRANSPORTS names \"%.*s\", which is no transport; "
-                "there are %s",
+                "HOROVOD_TRANSPORTS names \"%.*s\", which is not a transport; choose from %s",
                 (int)MIN(bytes, 100), name, names);
 }
 
@@ -304,7 +303,7 @@ static hvd_status_t parse_offer(net_t *net, int rank, reader_t *r, blobs_t *blob
         return HVD_OK; // too short, which the caller sees, or not known here
     }
     if (blobs->data[row][rank] != NULL) {
-        return fail(err, HVD_PROTOCOL, "rank %d gave two addresses for transport %s", rank,
+        return fail(err, HVD_PROTOCOL, "rank %d sent two addresses for transport %s", rank,
                     transports[row]->name);
     }
     blobs->data[row][rank] = data;
@@ -331,10 +330,10 @@ static hvd_status_t parse_address(net_t *net, int rank, const uint8_t *data, siz
         }
     }
     if (!version_known || r.bad || reader_left(&r) > 0) {
-        return fail(err, HVD_PROTOCOL,
-                    "rank %d gave an address that cannot be read; run the same "
-                    "version of the library everywhere",
-                    rank);
+        return fail(
+            err, HVD_PROTOCOL,
+            "rank %d sent a malformed address; run the same version of the library everywhere",
+            rank);
     }
     for (size_t i = 0; same_host(net, rank) && i < n_cpu_bytes; i++) {
         net->host_cpus[i] |= cpus[i];
@@ -516,8 +515,8 @@ static hvd_status_t add_lifeline(net_t *net, int peer, err_t *err)
         return HVD_OK; // its own links tell
     }
     if (!transport_tcp.reaches(tcp, peer, why, sizeof why)) {
-        log_warn(net->job.log, "net", "no lifeline to rank %d: %s; its end would be noticed late",
-                 peer, why);
+        log_warn(net->job.log, "net",
+                 "no lifeline to rank %d: %s; if it dies, this is noticed late", peer, why);
         return HVD_OK;
     }
     hvd_status_t status =
@@ -674,8 +673,7 @@ static net_link_t *make_link(net_t *net, int peer, lane_t lane, err_t *err)
         char why[640];
         explain(net, peer, NO_ROW, why, sizeof why);
         fail(err, HVD_PEER_LOST,
-             "no transport leads from rank %d to rank %d (%s); check "
-             "HOROVOD_TRANSPORTS",
+             "no transport connects rank %d to rank %d (%s); check HOROVOD_TRANSPORTS",
              net->job.rank, peer, why);
         return NULL;
     }

@@ -13,7 +13,7 @@
 #ifndef HVD_NET_H
 #define HVD_NET_H
 
-#include "base/base.h"
+#include "base/peer.h"
 #include "wire/secure.h"
 
 typedef enum lane { LANE_CONTROL, LANE_DATA, N_LANES } lane_t;

@@ -88,7 +88,7 @@ static hvd_status_t load_library(ofi_library_t *lib, err_t *err)
     for (size_t i = 0; i < N_ELEMENTS(functions); i++) {
         void *function = dlvsym(lib->handle, functions[i].name, functions[i].version);
         if (function == NULL) {
-            return fail(err, HVD_UNSUPPORTED, "libfabric has no %s of version %s",
+            return fail(err, HVD_UNSUPPORTED, "libfabric does not have %s in version %s",
                         functions[i].name, functions[i].version);
         }
         memcpy((char *)lib + functions[i].place, &function, sizeof function);
@@ -439,20 +439,22 @@ static void ofi_warn_unencrypted(domain_t *d)
 {
     log_warn(d->job->log, "ofi",
              "tensors between hosts travel by libfabric (%s), which does not encrypt them; "
-             "HOROVOD_TRANSPORTS=shm,tcp does, HOROVOD_ENCRYPT=never says that it is meant so",
+             "HOROVOD_TRANSPORTS=shm,tcp encrypts, HOROVOD_ENCRYPT=never accepts it as it is",
              d->provider);
 }
 
 static bool ofi_reaches(domain_t *d, int peer, char *why, size_t why_bytes)
 {
     if (d->kind->is_one_host && d->job->host_of[peer] != d->job->host_of[d->job->rank]) {
-        snprintf(why, why_bytes, "the provider %s reaches no other host", d->provider);
+        snprintf(why, why_bytes, "the libfabric provider \"%s\" does not reach other hosts",
+                 d->provider);
         return false;
     }
     if (d->peers[peer].is_there) {
         return true;
     }
-    snprintf(why, why_bytes, "rank %d has not the provider %s", peer, d->provider);
+    snprintf(why, why_bytes, "rank %d does not have the libfabric provider \"%s\"", peer,
+             d->provider);
     return false;
 }
 
@@ -485,7 +487,7 @@ static void tick(domain_t *d, uint64_t now_ns)
         ofi_link_t *link = d->links[r];
         if (link != NULL && link->is_open && !link->connected && !link->ended &&
             now_ns >= link->deadline_ns) {
-            ofi_link_fail(link, "it has not connected in time (HOROVOD_GLOO_TIMEOUT_SECONDS)");
+            ofi_link_fail(link, "it did not connect in time (HOROVOD_GLOO_TIMEOUT_SECONDS)");
         }
         if (link != NULL) {
             ofi_link_tick(link);

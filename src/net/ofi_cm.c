@@ -119,7 +119,7 @@ static void note_connected(domain_t *d, const cm_event_t *event, size_t bytes)
     const ofi_call_t *answer = (const ofi_call_t *)event->entry.data;
     // The one who was called has seen the caller's token already.
     if (called && (!call_is_ours(d, answer, bytes) || (int)answer->rank != link->base.peer)) {
-        ofi_link_fail(link, "whoever answered does not belong to the job");
+        ofi_link_fail(link, "the process that answered does not belong to the job");
         return;
     }
     link->connected = true;

@@ -111,7 +111,8 @@ hvd_status_t ofi_link_equip(ofi_link_t *link, struct fi_info *info, err_t *err)
     code = code != 0 ? code : fi_ep_bind(link->ep, &d->cq->fid, FI_TRANSMIT | FI_RECV);
     code = code != 0 ? code : fi_enable(link->ep);
     if (code != 0) {
-        return fail(err, HVD_SYSTEM, "cannot make an endpoint to rank %d with the %s provider: %s",
+        return fail(err, HVD_SYSTEM,
+                    "cannot create an endpoint to rank %d with the %s provider: %s",
                     link->base.peer, d->provider, ofi_text(d, code));
     }
     return post_receives(link, err);
@@ -327,7 +328,7 @@ static void take_message(ofi_link_t *link, ofi_buffer_t *buffer)
 {
     const ofi_message_t *message = buffer->message;
     if (link->credits + message->credits > OFI_BUFFERS) {
-        ofi_link_fail(link, "it sent a message that cannot be");
+        ofi_link_fail(link, "it sent a malformed message (more credits than buffers)");
         return;
     }
     link->credits += message->credits;
@@ -348,7 +349,7 @@ static void sort_message(ofi_link_t *link, ofi_buffer_t *buffer, size_t bytes)
     bool is_whole = bytes >= HEAD_BYTES && message->bytes == bytes - HEAD_BYTES;
     ofi_buffer_t **place = &link->early[is_whole ? message->number % OFI_BUFFERS : 0];
     if (!is_whole || message->number - link->next_in >= OFI_BUFFERS || *place != NULL) {
-        ofi_link_fail(link, "it sent a message that cannot be");
+        ofi_link_fail(link, "it sent a malformed message (wrong length or number)");
         return;
     }
     *place = buffer;

@@ -39,8 +39,8 @@ static void fail_registration(const domain_t *d, long code, err_t *err)
     }
     fail(err, HVD_SYSTEM,
          "cannot register %zu KiB of memory with the %s provider: %s; this process may lock %s "
-         "KiB: raise it (ulimit -l unlimited; in a container --ulimit memlock=-1 or the capability "
-         "IPC_LOCK)",
+         "KiB; raise the limit (ulimit -l unlimited; in a container --ulimit memlock=-1 or the "
+         "capability IPC_LOCK)",
          OFI_SLAB_BYTES / KIB, d->provider, ofi_text(d, code), may_lock);
 }
 

@@ -123,9 +123,9 @@ hvd_status_t sleeper_new(sleeper_t **sleeper_p, err_t *err)
     s->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->bell < 0) {
         free(s);
-        return fail_errno(err, errno,
-                          "cannot make an event descriptor; raise the limit of open "
-                          "files (ulimit -n)");
+        return fail_errno(
+            err, errno,
+            "cannot create an event descriptor; raise the limit of open files (ulimit -n)");
     }
     s->word = &s->own_word;
     s->fds[0] = (struct pollfd){.fd = s->bell, .events = POLLIN};

@@ -197,10 +197,10 @@ hvd_status_t tcp_offer_decode(const uint8_t *data, size_t bytes, int rank, tcp_o
         }
     }
     if (!readable || r.bad || reader_left(&r) > 0 || offer.n_addrs == 0) {
-        return fail(err, HVD_PROTOCOL,
-                    "rank %d gave a TCP address that cannot be read; run the same "
-                    "version of the library everywhere",
-                    rank);
+        return fail(
+            err, HVD_PROTOCOL,
+            "rank %d sent a malformed TCP address; run the same version of the library everywhere",
+            rank);
     }
     memcpy(offer.token, token, sizeof offer.token);
     *offer_p = offer;

@@ -318,15 +318,15 @@ void tcp_link_tick(tcp_link_t *link, uint64_t now_ns)
     }
     if (link->dial == NULL) {
         fail(&err, HVD_PEER_LOST,
-             "rank %d has not connected to rank %d within %.1f s; is it running, and "
-             "can it reach this host? (HOROVOD_GLOO_IFACE, HOROVOD_GLOO_TIMEOUT_SECONDS)",
+             "rank %d did not connect to rank %d within %.1f s; is it running, and can it reach "
+             "this host? (HOROVOD_GLOO_IFACE, HOROVOD_GLOO_TIMEOUT_SECONDS)",
              peer, link->domain->job->rank, seconds);
     } else {
         char tried[720];
         dial_explain(link, tried, sizeof tried);
         fail(&err, HVD_PEER_LOST,
-             "rank %d cannot be reached within %.1f s at any of its addresses (%s); "
-             "is it running, and does a firewall or HOROVOD_GLOO_IFACE keep the hosts apart?",
+             "rank %d could not be reached within %.1f s at any of its addresses (%s); is it "
+             "running, or does a firewall or HOROVOD_GLOO_IFACE keep the hosts apart?",
              peer, seconds, tried);
     }
     tcp_link_fail(link, &err);

@@ -270,8 +270,8 @@ static hvd_status_t set_timeline(observe_t *o, timeline_t *timeline, err_t *err)
     pthread_mutex_unlock(&m->timeline_lock);
     return done ? HVD_OK
                 : fail(err, HVD_TIMEOUT,
-                       "the disk has not taken what there is of the timeline within %d s; the "
-                       "change comes when it has",
+                       "the disk did not take the pending part of the timeline within %d s; the "
+                       "change takes effect when it has",
                        (int)(ANSWER_NS / NS_PER_S));
 }
 

@@ -519,7 +519,8 @@ static hvd_status_t find_file(timeline_t *t, const char *path, err_t *err)
 {
     struct stat seen;
     if (stat(path, &seen) == 0 && !S_ISREG(seen.st_mode)) {
-        return fail(err, HVD_SYSTEM, "cannot write the timeline to '%s': it is no file", path);
+        return fail(err, HVD_SYSTEM, "cannot write the timeline to '%s': it is not a regular file",
+                    path);
     }
     t->path = realpath(path, NULL);
     t->path = t->path != NULL ? t->path : strdup(path);
@@ -565,7 +566,7 @@ void timeline_close(observe_t *o, timeline_t *t)
     if (t != NULL) {
         timeline_write(o, t);
         if (remake(t, 0, &err) != HVD_OK) {
-            log_debug(o->job.log, "timeline", "%s: blanks stay at its end", err.text);
+            log_debug(o->job.log, "timeline", "%s: spaces stay at its end", err.text);
         }
         timeline_free(t);
     }

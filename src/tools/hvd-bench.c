@@ -3,379 +3,24 @@
 // hvd-bench - measures the library the way users meet it: submit, agree, run, wait.
 //
 // Starts its own ranks by fork (on this machine, as one host or several), or is one rank of a job
-// that somebody else started (--no-fork). A sample is one blocking call; for each sample the
-// slowest rank counts. Every result is verified. One JSON object per line with --json, else a
-// table.
+// that somebody else started (--no-fork). bench.c measures.
 #define _GNU_SOURCE
-#include "base/base.h"
-#include "coll/reduce.h"
 #include "engine/engine.h"
+#include "tools/bench.h"
 
 #include <errno.h>
 #include <getopt.h>
-#include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_SIZES 64
 #define MAX_RANKS 512
-#define HUGE_PAGE ((size_t)2 << 20)
-#define MANY_TENSORS 500
-#define WARM_UP 5
 
-typedef struct bench_options {
-    const char *op;
-    hvd_dtype_t dtype;
-    hvd_reduce_t reduce;
-    size_t bytes[MAX_SIZES];
-    int n_bytes;
-    int ranks, hosts;
-    double budget_s;
-    int max_samples;
-    bool json, pin, no_fork, serve, demo, out_of_place;
-    const char *env[32]; // ends in NULL
-    int n_env;
-} bench_options_t;
-
-typedef struct rank {
-    hvd_ctx_t *ctx;
-    const bench_options_t *options;
-    int rank, size;
-    char text[HVD_TEXT_BYTES];
-} rank_t;
-
-static void die(rank_t *r, const char *what)
-{
-    fprintf(stderr, "hvd-bench: rank %d: %s: %s\n", r->rank, what, r->text);
-    exit(1);
-}
-
-// --- Operations ----------------------------------------------------------------------------------
-
-static void run_request(rank_t *r, hvd_request_t *request)
-{
-    hvd_handle_t handle;
-    request->flags |= HVD_WAITS;
-    if (hvd_submit(r->ctx, request, &handle, r->text, sizeof r->text) != HVD_OK) {
-        die(r, "submit");
-    }
-    if (hvd_wait(r->ctx, handle, HVD_FOREVER) != HVD_OK) {
-        hvd_result_t result;
-        hvd_result(r->ctx, handle, &result);
-        snprintf(r->text, sizeof r->text, "%s", result.text);
-        die(r, request->name);
-    }
-    hvd_release(r->ctx, handle);
-}
-
-static void barrier(rank_t *r)
-{
-    run_request(r, &(hvd_request_t){.op = HVD_BARRIER, .name = "bench.barrier"});
-}
-
-static void max_over_ranks(rank_t *r, double *values, int n)
-{
-    int64_t shape[1] = {n};
-    hvd_tensor_t tensor = {.input = values, .output = values, .n_dims = 1, .shape = shape};
-    char name[64];
-    snprintf(name, sizeof name, "bench.max.%d", n);
-    run_request(r, &(hvd_request_t){.op = HVD_ALLREDUCE,
-                                    .name = name,
-                                    .dtype = HVD_FLOAT64,
-                                    .reduce = HVD_MAX,
-                                    .tensors = &tensor,
-                                    .n_tensors = 1});
-}
-
-// What is timed: one call of `once` on prepared memory.
-typedef struct workload {
-    const char *op;
-    size_t bytes; // as asked for
-    size_t in_bytes, out_bytes;
-    uint8_t *in, *out; // out may be in
-    hvd_request_t request;
-    hvd_tensor_t tensor;
-    int64_t shape[1];
-    char name[64];
-    hvd_handle_t handles[MANY_TENSORS];
-    char many_names[MANY_TENSORS][32];
-} workload_t;
-
-static void *memory(size_t bytes)
-{
-    size_t rounded = (MAX(bytes, 64) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    bool large = bytes >= HUGE_PAGE;
-    void *at =
-        aligned_alloc(large ? HUGE_PAGE : 64, large ? rounded : (MAX(bytes, 64) + 63) / 64 * 64);
-    if (at == NULL) {
-        fprintf(stderr, "hvd-bench: no memory for %zu bytes\n", bytes);
-        exit(1);
-    }
-    if (large) {
-        madvise(at, rounded, MADV_HUGEPAGE); // as numerical libraries do for their arrays
-    }
-    memset(at, 0, large ? rounded : bytes);
-    return at;
-}
-
-static void fill_ones(hvd_dtype_t dtype, uint8_t *at, size_t bytes)
-{
-    size_t element = hvd_dtype_bytes(dtype);
-    uint8_t one[8] = {1};
-    const float one_f = 1.0f;
-    const double one_d = 1.0;
-    const uint16_t one_half = 0x3C00;
-    const uint16_t one_bfloat = 0x3F80;
-    switch (dtype) {
-    case HVD_FLOAT32:
-        memcpy(one, &one_f, 4);
-        break;
-    case HVD_FLOAT64:
-        memcpy(one, &one_d, 8);
-        break;
-    case HVD_FLOAT16:
-        memcpy(one, &one_half, 2);
-        break;
-    case HVD_BFLOAT16:
-        memcpy(one, &one_bfloat, 2);
-        break;
-    default:
-        break;
-    }
-    for (size_t i = 0; i + element <= bytes; i += element) {
-        memcpy(at + i, one, element);
-    }
-}
-
-static bool all_equal_scaled_one(hvd_dtype_t dtype, const uint8_t *at, size_t bytes, int factor)
-{
-    size_t element = hvd_dtype_bytes(dtype);
-    uint8_t ones[8];
-    uint8_t want[8];
-    fill_ones(dtype, ones, element);
-    reduce_scale(dtype, want, ones, 1, factor);
-    for (size_t i = 0; i + element <= bytes; i += element) {
-        if (memcmp(at + i, want, element) != 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static hvd_op_t op_named(const char *name)
-{
-    for (int op = 0; op < HVD_N_OPS; op++) {
-        if (strcmp(hvd_op_name((hvd_op_t)op), name) == 0) {
-            return (hvd_op_t)op;
-        }
-    }
-    return HVD_ALLREDUCE; // many, memcpy
-}
-
-// Sizes as the other libraries' benchmarks count them: allgather by its result, alltoall and
-// reducescatter by one rank's input.
-static void prepare(rank_t *r, workload_t *w, const char *op, size_t bytes)
-{
-    const bench_options_t *o = r->options;
-    size_t element = hvd_dtype_bytes(o->dtype);
-    size_t n = (size_t)r->size;
-    size_t whole = MAX(bytes / element, 1) * element;
-    size_t share = MAX(whole / element / n, 1) * element;
-    *w = (workload_t){.op = op, .bytes = bytes};
-    hvd_op_t code = op_named(op);
-    bool many = strcmp(op, "many") == 0;
-    w->in_bytes = many                                                ? whole * MANY_TENSORS
-                  : code == HVD_ALLGATHER                             ? share
-                  : code == HVD_ALLTOALL || code == HVD_REDUCESCATTER ? share * n
-                                                                      : whole;
-    w->out_bytes = code == HVD_ALLGATHER       ? share * n
-                   : code == HVD_REDUCESCATTER ? share
-                                               : w->in_bytes;
-    bool in_place = (code == HVD_ALLREDUCE || code == HVD_BROADCAST) && !o->out_of_place &&
-                    strcmp(op, "memcpy") != 0;
-    w->in = memory(w->in_bytes);
-    w->out = in_place ? w->in : memory(w->out_bytes);
-    fill_ones(o->dtype, w->in, w->in_bytes);
-    w->shape[0] = (int64_t)((many ? whole : w->in_bytes) / element);
-    w->tensor = (hvd_tensor_t){.input = w->in, .output = w->out, .n_dims = 1, .shape = w->shape};
-    snprintf(w->name, sizeof w->name, "bench.%s.%zu", op, bytes);
-    w->request = (hvd_request_t){.op = code,
-                                 .name = w->name,
-                                 .dtype = o->dtype,
-                                 .reduce = o->reduce,
-                                 .tensors = &w->tensor,
-                                 .n_tensors = 1};
-    for (int i = 0; i < MANY_TENSORS; i++) {
-        snprintf(w->many_names[i], sizeof w->many_names[i], "bench.many.%zu.%d", bytes, i);
-    }
-}
-
-static void unprepare(workload_t *w)
-{
-    if (w->out != w->in) {
-        free(w->out);
-    }
-    free(w->in);
-}
-
-static void run_many(rank_t *r, workload_t *w)
-{
-    size_t one = w->in_bytes / MANY_TENSORS;
-    for (int i = 0; i < MANY_TENSORS; i++) {
-        hvd_tensor_t tensor = w->tensor;
-        tensor.input = w->in + (size_t)i * one;
-        tensor.output = w->out + (size_t)i * one;
-        hvd_request_t request = w->request;
-        request.name = w->many_names[i];
-        request.tensors = &tensor;
-        if (hvd_submit(r->ctx, &request, &w->handles[i], r->text, sizeof r->text) != HVD_OK) {
-            die(r, "submit");
-        }
-    }
-    for (int i = 0; i < MANY_TENSORS; i++) {
-        if (hvd_wait(r->ctx, w->handles[i], HVD_FOREVER) != HVD_OK) {
-            die(r, "wait");
-        }
-        hvd_release(r->ctx, w->handles[i]);
-    }
-}
-
-static void once(rank_t *r, workload_t *w)
-{
-    if (strcmp(w->op, "memcpy") == 0) {
-        memcpy(w->out, w->in, w->in_bytes);
-    } else if (strcmp(w->op, "many") == 0) {
-        run_many(r, w);
-    } else {
-        run_request(r, &w->request);
-    }
-}
-
-static bool verify(rank_t *r, workload_t *w)
-{
-    hvd_op_t op = op_named(w->op);
-    bool reduces = (op == HVD_ALLREDUCE && strcmp(w->op, "memcpy") != 0) || op == HVD_REDUCESCATTER;
-    int factor = reduces && r->options->reduce == HVD_SUM ? r->size : 1;
-    if (op == HVD_BARRIER) {
-        return true;
-    }
-    return all_equal_scaled_one(r->options->dtype, w->out, w->out_bytes, factor);
-}
-
-// --- Measuring -----------------------------------------------------------------------------------
-
-static double now_us(void)
-{
-    return (double)clock_ns() / 1000.0;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-typedef struct figures {
-    double median_us, p99_us, min_us;
-    double middle_us; // mean of the middle half: finer than a tick of the clock
-    int samples;
-    bool ok;
-} figures_t;
-
-static int choose_samples(rank_t *r, workload_t *w)
-{
-    double best = 1e18;
-    bool copies = strcmp(w->op, "memcpy") == 0;
-    for (int i = 0; i < WARM_UP; i++) {
-        if (copies) {
-            barrier(r);
-        }
-        double start = now_us();
-        once(r, w);
-        best = MIN(best, now_us() - start);
-    }
-    max_over_ranks(r, &best, 1);
-    double n = r->options->budget_s * 1e6 / MAX(best, 0.1);
-    return (int)MAX(3, MIN(n, r->options->max_samples));
-}
-
-static double mean(const double *values, int n)
-{
-    double sum = 0;
-    for (int i = 0; i < n; i++) {
-        sum += values[i];
-    }
-    return sum / MAX(n, 1);
-}
-
-static figures_t measure(rank_t *r, workload_t *w)
-{
-    figures_t f = {0};
-    once(r, w);
-    double wrong = verify(r, w) ? 0 : 1;
-    max_over_ranks(r, &wrong, 1);
-    f.ok = wrong == 0;
-    memset(w->in, 0, w->in_bytes); // sums in place stay finite
-    f.samples = choose_samples(r, w);
-    double *times = memory((size_t)f.samples * sizeof *times);
-    for (int i = 0; i < MIN(20, f.samples / 5); i++) {
-        once(r, w);
-    }
-    barrier(r);
-    bool copies = strcmp(w->op, "memcpy") == 0;
-    for (int i = 0; i < f.samples; i++) {
-        if (copies) {
-            barrier(r); // the others are synchronised by what they do
-        }
-        double start = now_us();
-        once(r, w);
-        times[i] = now_us() - start;
-    }
-    max_over_ranks(r, times, f.samples);
-    qsort(times, (size_t)f.samples, sizeof *times, compare_doubles);
-    f.median_us = times[f.samples / 2];
-    f.middle_us = mean(times + f.samples / 4, MAX(f.samples / 2, 1));
-    f.p99_us = times[(int)((f.samples - 1) * 0.99)];
-    f.min_us = times[0];
-    free(times);
-    return f;
-}
-
-// Bytes that had to cross between ranks, per second: comparable between operations and rank counts.
-static double bus_gb_s(const char *op, size_t bytes, int n, double us)
-{
-    double factor = (n - 1.0) / n;
-    factor *= strcmp(op, "allreduce") == 0 ? 2 : 1;
-    factor = strcmp(op, "broadcast") == 0 || strcmp(op, "memcpy") == 0 ? 1 : factor;
-    return n > 1 || strcmp(op, "memcpy") == 0 ? (double)bytes * factor / us / 1000 : 0;
-}
-
-static void print_json(const rank_t *r, const workload_t *w, const figures_t *f)
-{
-    const bench_options_t *o = r->options;
-    printf("{\"op\": \"%s\", \"dtype\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"hosts\": %d, "
-           "\"median_us\": %.3f, \"middle_us\": %.4f, "
-           "\"p99_us\": %.3f, \"min_us\": %.3f, \"samples\": %d, \"bus_gb_s\": %.3f, \"ok\": %s}\n",
-           w->op, hvd_dtype_name(o->dtype), w->bytes, r->size, o->hosts, f->median_us, f->middle_us,
-           f->p99_us, f->min_us, f->samples, bus_gb_s(w->op, w->bytes, r->size, f->median_us),
-           f->ok ? "true" : "false");
-    fflush(stdout);
-}
-
-static void print_row(const rank_t *r, const workload_t *w, const figures_t *f)
-{
-    printf("%14s  %9s  %12zu  %12.2f  %12.2f  %9.2f  %s\n", w->op,
-           hvd_dtype_name(r->options->dtype), w->bytes, f->median_us, f->p99_us,
-           bus_gb_s(w->op, w->bytes, r->size, f->median_us), f->ok ? "correct" : "WRONG");
-    fflush(stdout);
-}
+// --- Ranks ---------------------------------------------------------------------------------------
 
 static void pin_to_core(int rank)
 {
@@ -385,42 +30,19 @@ static void pin_to_core(int rank)
     sched_setaffinity(0, sizeof set, &set);
 }
 
-static int bench(rank_t *r)
-{
-    const bench_options_t *o = r->options;
-    bool ok = true;
-    if (r->rank == 0 && !o->json) {
-        printf("%14s  %9s  %12s  %12s  %12s  %9s\n", "operation", "dtype", "bytes", "median us",
-               "p99 us", "bus GB/s");
-    }
-    for (int i = 0; i < o->n_bytes; i++) {
-        static workload_t w; // large: names of all tensors of "many"
-        prepare(r, &w, o->op, o->bytes[i]);
-        figures_t f = measure(r, &w);
-        if (r->rank == 0) {
-            (o->json ? print_json : print_row)(r, &w, &f);
-        }
-        ok &= f.ok;
-        unprepare(&w);
-    }
-    return ok ? 0 : 1;
-}
-
-// --- Ranks ---------------------------------------------------------------------------------------
-
 static int run_rank(const bench_options_t *o, const char *const *env)
 {
-    rank_t r = {.options = o, .rank = -1};
+    bench_rank_t r = {.options = o, .rank = -1};
     hvd_options_t init = {.env = env};
     if (hvd_init(env != NULL ? &init : NULL, &r.ctx, r.text, sizeof r.text) != HVD_OK) {
-        die(&r, "init");
+        bench_die(&r, "init");
     }
     r.rank = hvd_rank(r.ctx);
     r.size = hvd_size(r.ctx);
     if (o->pin) {
         pin_to_core(r.rank);
     }
-    int code = bench(&r);
+    int code = bench_measure(&r);
     hvd_shutdown(r.ctx);
     return code;
 }
@@ -527,7 +149,7 @@ static int fork_ranks(const bench_options_t *o)
         char hello[128];
         int n = snprintf(hello, sizeof hello, "%s %d", hex, hvd_rendezvous_port(server));
         if (write(to_child[i], hello, (size_t)n) != n) {
-            fprintf(stderr, "hvd-bench: rank %d is gone\n", i);
+            fprintf(stderr, "hvd-bench: rank %d has died\n", i);
         }
         close(to_child[i]);
     }

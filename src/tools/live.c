@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include "tools/live.h"
 
+#include "base/peer.h"
 #include "observe/observe.h"
 
 #include <errno.h>

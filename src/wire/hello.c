@@ -61,8 +61,8 @@ hvd_status_t hello_decode(const uint8_t bytes[HELLO_BYTES], hello_t *hello_p, er
     hello_t hello;
     if (memcmp(get_bytes(&r, sizeof magic), magic, sizeof magic) != 0) {
         return fail(err, HVD_PROTOCOL,
-                    "a connection did not begin as a rank of any job would; something "
-                    "else, such as a port scanner or a web client, called this port");
+                    "a connection did not begin with a hello; something other than a rank, such as "
+                    "a port scanner or a web client, called this port");
     }
     unsigned version = get_u16(&r);
     if (version != WIRE_VERSION) {

@@ -597,7 +597,7 @@ static hvd_status_t fail_record(secure_t *s, const char *what, err_t *err)
 {
     s->broken = true;
     return fail(err, HVD_PROTOCOL,
-                "what came from %s %s: it was changed, repeated or lost on the way; if this comes "
+                "what came from %s %s: it was changed, repeated or lost on the way; if it happens "
                 "again, look for a faulty or hostile device between the hosts",
                 s->peer, what);
 }
@@ -651,7 +651,7 @@ static hvd_status_t open_next(secure_t *s, uint8_t *to, size_t room, size_t *byt
     TRY(gather(s, RECORD_HEADER_BYTES, SIZE_MAX, err), out);
     size_t bytes = record_plain_bytes(s->in.data + s->in_at);
     if (bytes > RECORD_MAX_BYTES) {
-        return fail_record(s, "is no record of this connection", err);
+        return fail_record(s, "is not a record of this connection", err);
     }
     size_t whole = bytes + RECORD_EXTRA_BYTES;
     TRY(gather(s, whole, whole + RECORD_HEADER_BYTES, err), out);

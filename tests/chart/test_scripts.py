@@ -480,7 +480,7 @@ class Release(unittest.TestCase):
         self.server.server_close()
         done = self.run_master({}, "true")
         self.assertEqual(done.returncode, 0)
-        self.assertIn("were not given back", done.stderr)
+        self.assertIn("were not released", done.stderr)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@
 // A job that fails prints its seed; --seed N --jobs 1 repeats it, as far as a scheduler does. What
 // happens for a seed is in chaos_plan.h; test_agreement_sim does the same in virtual time.
 #define _GNU_SOURCE
+#include "base/peer.h"
 #include "chaos_plan.h"
 #include "hosts.h"
 

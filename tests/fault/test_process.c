@@ -349,7 +349,7 @@ static void skips(rank_t *r, void *arg)
     if (!fault_logged(f, last)) {
         check_failed(r, __FILE__, __LINE__, "no \"%s\" in the log:\n%.3000s", last, f->lines);
     }
-    CHECK(r, fault_logged(f, "This is said early"));
+    CHECK(r, fault_logged(f, "This report comes early"));
     rank_barrier(r);
     fault_leave(f);
 }

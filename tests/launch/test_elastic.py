@@ -149,7 +149,7 @@ class Failing(Elastic):
         self.await_size(counting, 2)
         self.kill_rank("b.invalid")
         self.assertEqual(counting.wait(), 75, counting.text())
-        self.assertIn("2 slots are needed and 1 are there, and no more come", counting.text())
+        self.assertIn("the job needs 2 slots but has 1, and no more will come", counting.text())
         self.assertIn("--min-np", counting.text())
         self.finish_all(counting)
 
@@ -218,7 +218,7 @@ class Discovering(Elastic):
         script = self.discover("a.invalid:1")
         counting = self.start("-np", 2, "--elastic-timeout", 2, "--host-discovery-script", script)
         self.assertEqual(counting.wait(), 75, counting.text())
-        self.assertIn("2 slots are needed and 1 are there after --elastic-timeout",
+        self.assertIn("the job needs 2 slots but has 1 after --elastic-timeout",
                       counting.text())
 
     def test_script_that_fails(self):
@@ -230,8 +230,8 @@ class Discovering(Elastic):
 class Words(Elastic):
     def test_wrong_command_lines(self):
         for words, part in [(["-np", 2, "--min-np", 1], "at least two"),
-                            (["-np", 2, "--min-np", 3, "-H", "a:1,b:1"], "must be from"),
-                            (["-np", 2, "--max-np", 1, "-H", "a:1,b:1"], "must be from"),
+                            (["-np", 2, "--min-np", 3, "-H", "a:1,b:1"], "must be between"),
+                            (["-np", 2, "--max-np", 1, "-H", "a:1,b:1"], "must be between"),
                             (["--min-np", 1, "-H", "a:1,b:1"], "-np"),
                             (["--mpi", "-np", 1, "--min-np", 1, "-H", "a:1,b:1"], "--mpi"),
                             (["-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 5, 2, "-H",

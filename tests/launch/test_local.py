@@ -110,7 +110,7 @@ class Running(Case):
             with self.subTest(name=name, value=value):
                 out, err = run("-np", 2, "printenv", name, env={name: value})
                 self.assertEqual(lines_of(out, 1), ["gloo"])
-                self.assertEqual(f"{name}={value} is not done" in err, is_told, err)
+                self.assertEqual(f"{name}={value} has no effect" in err, is_told, err)
                 self.assertEqual(err.count("\n"), is_told)
 
     def test_ranks_have_no_input(self):
@@ -381,7 +381,7 @@ class Functions(Case):
 class Words(Case):
     def test_wrong_command_lines(self):
         for words, part in [(["--hostz", "a", "x"], "did you mean --hosts?"),
-                            (["-np", "2"], "what is to be run?"),
+                            (["-np", "2"], "the command to run is missing"),
                             (["x"], "-np"),
                             (["-np", "3", "-H", "localhost:2", "x"],
                              "Requested more processes (3) than there are available slots (2)"),
@@ -482,13 +482,13 @@ class StandIns(Case):
 
     def test_no_ssh(self):
         _, err = run("-H", "elsewhere.invalid:1", "x", expect=69, env={"PATH": str(self.place)})
-        self.assertIn("no ssh on this machine", err)
+        self.assertIn("ssh is not installed on this machine", err)
         self.assertIn("openssh-client", err)
 
     def test_unknown_host(self):
         _, err = run("-H", "elsewhere.invalid:1", "--ssh-attempts", 1, "x", expect=69)
         self.assertIn("elsewhere.invalid", err)
-        self.assertIn("the name is not known here", err)
+        self.assertIn("the name cannot be resolved here", err)
 
     def test_not_installed_there(self):
         said = "horovodrun-agent: not installed"
@@ -511,7 +511,7 @@ class StandIns(Case):
     def test_noisy_shell(self):
         fake = self.write("fake", "#!/bin/sh\necho welcome to this fine machine; sleep 20\n")
         _, err = run("-H", "elsewhere.invalid:1", "--ssh-command", fake, "x", expect=69)
-        self.assertIn("what answers on host elsewhere.invalid is no agent of ours", err)
+        self.assertIn("the answer from host elsewhere.invalid does not come from the agent", err)
 
     def test_slow_host(self):
         fake = self.write("fake", "#!/bin/sh\nexec sleep 100\n")
@@ -563,7 +563,7 @@ class StandIns(Case):
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             _, err = run("--serve-agents", "--agent-port", port, "--secret-file", secret, expect=2)
-            for part in [f"cannot listen at port {port}", "Address already in use", "ss -ltnp",
+            for part in [f"cannot listen on port {port}", "Address already in use", "ss -ltnp",
                          "choose another port"]:
                 self.assertIn(part, err)
             answering = threading.Thread(target=answer_as_http, args=(other,), daemon=True)

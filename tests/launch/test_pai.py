@@ -75,7 +75,7 @@ WRONG_V2 = [
     ("type: job\n", "type: job\ntype: job\n", "type", "is given twice"),
     ("  worker:\n", "  my-worker:\n", "taskRoles.my-worker", 'no "-"'),
     ("    dockerImage: image\n", "    dockerImage: imgae\n", "taskRoles.master.dockerImage",
-     "no dockerimage of prerequisites"),
+     "is not a dockerimage of prerequisites"),
     ("      gpu: 1\n", "", "taskRoles.master.resourcePerInstance.gpu", "is missing"),
     ("      gpu: 1\n", "      gpus: 1\n      gpu: 1\n",
      "taskRoles.master.resourcePerInstance.gpus", "did you mean gpu?"),
@@ -89,7 +89,7 @@ WRONG_V2 = [
      "taskRoles.master.completion.minFailedInstances", "instances (1)"),
     ("    uri: \"your/images/url\"\n", "", "prerequisites[0].uri", "is missing"),
     ("    type: dockerimage\n", "    type: image\n", "prerequisites[0].type", "one of script"),
-    ("virtualCluster: \"default\"", "deployment: fast", "defaults.deployment", "none of"),
+    ("virtualCluster: \"default\"", "deployment: fast", "defaults.deployment", "not one of"),
     ("    - plugin: ssh\n", "    - plugins: ssh\n",
      "extras.com.microsoft.pai.runtimeplugin[0].plugin", "is missing"),
     ("instances: 1", "instances: 0", "taskRoles.master.instances", "at least 1"),
@@ -117,7 +117,7 @@ class Files(Case):
 
     def test_the_seed_is_right(self):
         out, err = run("pai", "check", SEED)
-        self.assertIn("nothing is wrong with this v1 job", out)
+        self.assertIn("no problems found in this v1 job", out)
         self.assertEqual(err, "")
 
     def test_planted_errors_of_v1(self):
@@ -159,7 +159,7 @@ class Files(Case):
         for change, _, _ in (WRONG_V1[0], WRONG_V1[7], WRONG_V1[13]):
             change(job)
         _, err = run("pai", "check", self.file("job.json", json.dumps(job)), expect=2)
-        self.assertIn("3 things are wrong", err)
+        self.assertIn("3 problems found", err)
 
     def test_warnings(self):
         job = json.loads(SEED.read_text())
@@ -203,7 +203,7 @@ class Files(Case):
         templates = sorted((ROOT / "deploy/openpai").glob("job-*"))
         self.assertEqual(len(templates), 4)
         out, err = run("pai", "check", *templates)
-        self.assertEqual(out.count("nothing is wrong"), 4)
+        self.assertEqual(out.count("no problems found"), 4)
         self.assertEqual(err, "")
 
     def test_commands(self):
@@ -214,7 +214,7 @@ class Files(Case):
 
     def test_wrong_use(self):
         for words, part in [(["pai"], "init, check"), (["pai", "inti"], "inti"),
-                            (["pai", "init", "true"], "which image"),
+                            (["pai", "init", "true"], "the image or the command is missing"),
                             (["pai", "init", "--wokers", "1"], "--workers"),
                             (["pai", "init", "--workers"], "needs a value"),
                             (["pai", "init", "--workers", "many"], "--workers"),

@@ -275,9 +275,10 @@ class Missing(Containers):
         for words, part in [(["--pai", "-H", "a:3", "true"], "--hosts contradicts --pai"),
                             (["--pai", "--hostfile", "/nonexistent", "true"],
                              "--hostfile contradicts --pai"),
-                            (["--pai", "--pai-worker", "true"], "--pai contradicts --pai-worker"),
+                            (["--pai", "--pai-worker", "true"],
+                             "--pai and --pai-worker exclude each other"),
                             (["--pai-worker", "python", "train.py"],
-                             'no command of its own, as "python"')]:
+                             'takes no command, but got "python"')]:
             with self.subTest(words=words):
                 _, err = self.end(Job(*words, env=variables("master-0", 1)), 2)
                 self.assertIn(part, err)
@@ -358,7 +359,7 @@ class WithoutSsh(Containers):
     def test_nobody_has_the_secret(self):
         _, err = self.end(self.start_worker(0, "--secret-file", self.secret, "--pai-timeout", 2,
                                             has_sshd=False), 75)
-        self.assertIn("nobody came within 2 s", err)
+        self.assertIn("nobody who has the secret connected within 2 s", err)
 
     def test_worker_dies_in_training(self):
         master, _ = self.start_training("--secret-file", self.secret, has_sshd=False)

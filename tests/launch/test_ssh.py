@@ -174,12 +174,12 @@ class Waiting(Ssh):
         server = self.serve("a", other)
         _, err = self.launch("-H", "10.93.0.2:1", "true", expect=69)
         self.assertIn("host 10.93.0.2", err)
-        self.assertIn("another secret", err)
+        self.assertIn("a different secret", err)
         self.assertIsNone(server.poll())
 
     def test_nobody_waits(self):
         _, err = self.launch("-H", "10.93.0.2:1", "--start-timeout", 2, "true", expect=75)
-        self.assertIn("no agent waits at that port", err)
+        self.assertIn("no agent is waiting on that port", err)
         self.assertIn("--serve-agents", err)
 
 
@@ -267,7 +267,7 @@ class Faults(Ssh):
             self.assertIn(part, err)
 
     def test_wrong_port(self):
-        self.assert_fault(["-H", "a:1", "-p", 2223, "true"], ["host a", "nobody listens", "-p"])
+        self.assert_fault(["-H", "a:1", "-p", 2223, "true"], ["host a", "nothing listens", "-p"])
 
     def test_host_key(self):
         self.assert_fault(["-H", "a:1", "true"], ["host a", "does not trust", "--ssh-accept-new"],
@@ -275,7 +275,7 @@ class Faults(Ssh):
         self.run_job("--ssh-accept-new", "-H", "a:1", "true", config="unknown-host")
 
     def test_key_not_accepted(self):
-        self.assert_fault(["-H", "a:1", "true"], ["host a", "not allowed in", "ssh-copy-id"],
+        self.assert_fault(["-H", "a:1", "true"], ["host a", "not let in", "ssh-copy-id"],
                           config="other-key")
 
     def test_dead_host(self):

@@ -212,7 +212,7 @@ static void wrong_changes(rank_t *r, void *arg)
                  HVD_EXISTING_SET);
     CHECK_STATUS(r, hvd_process_set_add(r->ctx, all.ranks, all.n, &id, text, bytes),
                  HVD_EXISTING_SET);
-    rank_step(r, "ranks that cannot be");
+    rank_step(r, "ranks that do not exist");
     const int beyond[] = {0, r->size};
     const int negative[] = {-1};
     const int twice[] = {0, 0};

@@ -90,7 +90,7 @@ memlock() { # too little memory may be locked: it is said, and tensors travel by
 memlock_forced() { # no other transport is allowed: a clean end
     ! job env HOROVOD_TRANSPORTS=ofi setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \
         bash -c "ulimit -l 64; exec $PROGRAMS/launched" &&
-        says "no transport leads from rank" && says "this process may lock 64 KiB"
+        says "no transport connects rank" && says "this process may lock 64 KiB"
 }
 
 no_device() { # the files of the device are missing, as in a container that was not given them

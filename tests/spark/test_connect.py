@@ -101,7 +101,7 @@ def test_connect(tmp_path):
     assert f"{[(rank, 42, 3 << 20) for rank in range(4)]}" in lines
     assert "by default: 4" in lines
     assert any(line.startswith("refused: Timed out waiting for Spark tasks to start. 6 task slots "
-                               "are needed and 4 were found") for line in lines)
+                               "are needed, but only 4 were found") for line in lines)
     assert "failed: True True" in lines
     assert any(line.startswith("late: True Timed out waiting for Spark tasks to start. Spark "
                                "could not count its task slots") for line in lines)

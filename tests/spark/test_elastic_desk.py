@@ -207,5 +207,5 @@ def test_how_often_spark_starts_a_task(master, conf, wanted):
 
 @pytest.mark.parametrize("numbers", [(2, 3, None), (2, None, 1), (2, 3, 1)])
 def test_numbers_that_do_not_fit(numbers):
-    with pytest.raises(ValueError, match="must not fall"):
+    with pytest.raises(ValueError, match="in ascending order"):
         elastic.limits_of(None, *numbers, None, None)

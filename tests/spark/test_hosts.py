@@ -74,7 +74,7 @@ def test_sixteen_ranks_on_four_hosts(cluster, tmp_path):
         assert len({name for *_, name in seen[first:first + 4]}) == 1
     assert lines[18] == "Running 20 processes..."
     assert lines[19].startswith("refused: Timed out waiting for Spark tasks to start. 20 task "
-                                "slots are needed and 16 were found")
+                                "slots are needed, but only 16 were found")
     assert 10 <= float(lines[20]) < 40  # 10 s were given; the machine may be busy
     seen = eval(lines[21])  # mpirun's daemons have been started on all hosts
     assert [(rank, theirs) for rank, theirs, _ in seen] == [(rank, rank) for rank in range(4)]

@@ -254,7 +254,7 @@ def test_a_profile_through_connect():
 def test_a_job_of_connect_that_does_not_begin(monkeypatch):
     monkeypatch.setattr(connect, "PROGRESS_SECONDS", 0.1)
     client = FakeClient(None)
-    with pytest.raises(TimeoutException, match="Spark has not begun with the 2 tasks.*after 0.2 s"):
+    with pytest.raises(TimeoutException, match="Spark has not started the 2 tasks.*after 0.2 s"):
         connect.run(client, connect_job(2, 0.2), time.monotonic() + 0.2, Output())
     assert client.interrupted.is_set() and client.handlers == []
 

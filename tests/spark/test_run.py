@@ -123,7 +123,7 @@ def test_too_few_slots(spark):
     with pytest.raises(TimeoutException, match="^Timed out waiting for Spark tasks to start.") as e:
         horovod.spark.run(hello, (1,), num_proc=6, start_timeout=2)
     assert 2 <= time.monotonic() - began < 60
-    assert "6 task slots are needed and 4 were found (spark.task.cpus=1" in str(e.value)
+    assert "6 task slots are needed, but only 4 were found (spark.task.cpus=1" in str(e.value)
 
 
 def test_a_function_that_does_not_start_in_time(spark, ranks):

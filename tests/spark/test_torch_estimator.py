@@ -134,7 +134,7 @@ class OneEpoch(OtherLine):
 
 def test_a_data_module_that_runs_dry(frame, tmp_path):
     made = estimator(Store.create(str(tmp_path)), data_module=OneEpoch).setValidation(None)
-    with pytest.raises(RuntimeError, match="ValueError: the data module has given no batches"):
+    with pytest.raises(RuntimeError, match="ValueError: the data module gave no batches"):
         made.fit(frame)
 
 

@@ -7,7 +7,7 @@
 // row is tested by being there. The map is compared with a plain array under random operations.
 // cmocka has a macro fail(), so ours is called as (fail)(...) here.
 #define _GNU_SOURCE
-#include "base/base.h"
+#include "base/peer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -1004,13 +1004,14 @@ static void unknown_name_is_warned_about(void **state)
         assert_int_equal(heard.n_lines, i + 1);
         assert_int_equal(heard.level, LOG_WARN);
         if (rows[i].meant != NULL) {
-            snprintf(expected, sizeof expected,
-                     "[0]<config> warning: nobody reads %.*s, did you mean %s?", (int)name_bytes,
-                     rows[i].entry, rows[i].meant);
+            snprintf(
+                expected, sizeof expected,
+                "[0]<config> warning: %.*s is not a known setting and is ignored; did you mean %s?",
+                (int)name_bytes, rows[i].entry, rows[i].meant);
         } else {
             snprintf(expected, sizeof expected,
-                     "[0]<config> warning: nobody reads %.*s, it is ignored", (int)name_bytes,
-                     rows[i].entry);
+                     "[0]<config> warning: %.*s is not a known setting and is ignored",
+                     (int)name_bytes, rows[i].entry);
         }
         assert_string_equal(heard.line, expected);
     }
@@ -1179,7 +1180,7 @@ static void the_process_table_tells_how_a_peer_fares(void **state)
     assert_state_of_child(SIGKILL, 0, "its process was killed by signal 9 (Killed)");
     assert_state_of_child(SIGSTOP, 0, "its process is stopped (state T); kill -CONT continues it");
     assert_state_of_child(0, 0, "its process ended normally (exit status 0)");
-    assert_state_of_child(0, 3, "its process ended with exit status 3 (its own output tells why)");
+    assert_state_of_child(0, 3, "its process ended with exit status 3 (its own output says why)");
 }
 
 int main(void)

@@ -633,7 +633,7 @@ static void test_wrong_secret(void **state)
                                      deadline_in_ms(30000), &client, &err);
     assert_int_equal(status, HVD_UNAUTHENTICATED);
     assert_null(client);
-    assert_non_null(strstr(err.text, "has another secret than this rank: 127.0.0.1:"));
+    assert_non_null(strstr(err.text, "has a different secret than this rank: 127.0.0.1:"));
     assert_non_null(strstr(err.text, "HOROVOD_SECRET_FILE"));
     assert_true(clock_ns() - started_ns < 5 * NS_PER_S); // not the whole deadline
     assert_true(kv_server_n_refused(server) > 0);

@@ -1362,7 +1362,7 @@ static void one_name_for_two_operations_is_told(void **state)
         for (int i = 0; i < 80; i++) {
             world_tick(world, NS_PER_S);
         }
-        const char *told = strstr(report_on(world, 1, 0)->text, "differ in the operation only");
+        const char *told = strstr(report_on(world, 1, 0)->text, "differ only in the operation");
         assert_int_equal(told != NULL, rows[row].is_told);
         world_free(world);
     }
@@ -1442,7 +1442,7 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
     assert_has(report->text, "Missing ranks:\n4: [grad]\nReady ranks:\n[grad] 0-3\n");
     assert_has(report->text, "What the missing ranks last did:\nrank 4: it had nothing in flight, "
                              "and the last done was 'grad.6' (number 41, 5.0 s before)");
-    assert_has(report->text, "This is said early");
+    assert_has(report->text, "This report comes early");
     assert_null(report_on(world, 2, 1)); // once
     for (int i = 0; i < 600; i++) {
         world_tick(world, 100 * NS_PER_MS);
@@ -1682,11 +1682,12 @@ static hvd_status_t receive_line(world_t *world, int to, int from, const control
     return status;
 }
 
+static const signature_t good = {
+    .prescale = 1, .postscale = 1, .dtype = HVD_FLOAT32, .reduce = HVD_SUM};
+
 static void nonsense_is_refused(void **state)
 {
     static const int64_t one[] = {1};
-    static const signature_t good = {
-        .prescale = 1, .postscale = 1, .dtype = HVD_FLOAT32, .reduce = HVD_SUM};
     const control_line_t from_child[] = {
         {.kind = LINE_READY, .id = 99},
         {.kind = LINE_READY, .id = 0},
@@ -1741,8 +1742,16 @@ static void nonsense_is_refused(void **state)
         assert_has(err.text, "rank 0");
         world_free(broken);
     }
+}
+
+// Right in themselves, but not from that rank, twice, or unasked.
+static void nonsense_in_its_place_is_refused(void **state)
+{
+    (void)state;
     world_t *world = world_new(4, world_params());
-    assert_int_equal(receive_line(world, 1, 2, &from_child[0], &err), HVD_PROTOCOL); // no neighbour
+    err_t err;
+    const control_line_t line = {.kind = LINE_READY, .id = 99};
+    assert_int_equal(receive_line(world, 1, 2, &line, &err), HVD_PROTOCOL); // no neighbour
     // The same share twice.
     control_line_t twice = {
         .kind = LINE_NEW, .name = {"y", 1}, .n_variants = 1, .variants = {good}};
@@ -2025,6 +2034,7 @@ int main(void)
         cmocka_unit_test(one_that_was_never_heard_has_more_time),
         cmocka_unit_test(frames_are_cut_off_a_stream),
         cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(nonsense_in_its_place_is_refused),
         cmocka_unit_test(trees_are_checked),
         cmocka_unit_test(lines_survive_the_wire),
         cmocka_unit_test(random_bytes_are_read_safely),

@@ -7,7 +7,10 @@
 // moment it is written. Whole jobs are tested in tests/launch.
 #define _GNU_SOURCE
 #include "launch/crew.h"
+#include "launch/ending.h"
+#include "launch/frame.h"
 #include "launch/launch.h"
+#include "launch/process.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -732,10 +735,11 @@ static void test_what_ssh_says_is_understood(void **state)
         const char *said, *what;
         bool is_passing;
     } rows[] = {
-        {"ssh: connect to host b port 22: Connection refused\r\n", "nobody listens", true},
-        {"ssh: Could not resolve hostname b: Name or service not known", "not known here", true},
+        {"ssh: connect to host b port 22: Connection refused\r\n", "nothing listens", true},
+        {"ssh: Could not resolve hostname b: Name or service not known", "cannot be resolved here",
+         true},
         {"Host key verification failed.", "does not trust", false},
-        {"b: Permission denied (publickey).", "not allowed in", false},
+        {"b: Permission denied (publickey).", "not let in", false},
         {"ssh: connect to host b port 22: No route to host", "cannot be reached", true},
         {"ssh: connect to host b port 22: Connection timed out", "does not answer", true},
         {"horovodrun-agent: not installed", "not installed there", false},

@@ -398,17 +398,17 @@ static const script_t scripts[] = {
     {{NULL}, HVD_PEER_LOST, "closed the connection"},
     {{"cmd=response_to_init rc=-1\n"}, HVD_PROTOCOL, "refused \"init\""},
     {{"\x01\x02\x03\n"}, HVD_PROTOCOL, "not text"},
-    {{"hello\n"}, HVD_PROTOCOL, "no answer of the PMI-1 protocol"},
+    {{"hello\n"}, HVD_PROTOCOL, "not an answer of the PMI-1 protocol"},
     {{"cmd=my_kvsname rc=0\n"}, HVD_PROTOCOL, "other than \"response_to_init\""},
     {{GREETING GREETING}, HVD_PROTOCOL, "more than one answer"},
     {{GREETING "cmd="}, HVD_PROTOCOL, "more than one answer"},
     {{"cmd=resp", NULL}, HVD_TIMEOUT, "does not answer"},
-    {{GREETING, "cmd=my_kvsname\n"}, HVD_PROTOCOL, "names no key space"},
+    {{GREETING, "cmd=my_kvsname\n"}, HVD_PROTOCOL, "did not name a key space"},
     {{GREETING, NAMED, ""}, HVD_TIMEOUT, "the same HOROVOD_CPU_OPERATIONS"},
     {{GREETING, NAMED, OPEN, "cmd=get_result rc=-1\n"},
      HVD_PROTOCOL,
-     "rank 0 left nothing with the process manager; do all ranks run the same program, with one "
-     "and the same HOROVOD_CPU_OPERATIONS?"},
+     "rank 0 left nothing with the process manager; do all ranks run the same program, with the "
+     "same HOROVOD_CPU_OPERATIONS?"},
     {{GREETING, NAMED, OPEN, "cmd=get_result rc=0 value=hvd1/x/1/a\n", "cmd=finalize_ack\n"},
      HVD_PROTOCOL,
      "cannot be read"},
@@ -546,8 +546,9 @@ static const struct {
 } pmix_faults[] = {
     {"init", 2, HVD_SYSTEM, "PMIx_Init failed with PMIx code -25"},
     {"type", 2, HVD_SYSTEM,
-     "PMIx_Get of the job's size failed with PMIx code -1; this process looks launched by mpirun "
-     "of Open MPI, or srun --mpi=pmix; do all ranks run the same program, with one and the same "
+     "PMIx_Get of the job's size failed with PMIx code -1; this process seems to have been "
+     "launched by mpirun of Open MPI, or srun --mpi=pmix; do all ranks run the same program, with "
+     "the same "
      "HOROVOD_CPU_OPERATIONS?"},
     {"crash", 2, HVD_SYSTEM, "ended without an answer"},
     {"hang", 2, HVD_TIMEOUT, "did not all call init in time"},
@@ -655,9 +656,9 @@ static const struct {
     {{"PMI_FD=5"}, "but PMI_RANK is not set"},
     {{"PMI_RANK=0", "PMI_SIZE=2"}, "but PMI_FD is not set; start"},
     {{"PMI_RANK=0", "PMI_SIZE=2", "PMI_PORT=a:1"}, "mpirun without -pmi-port"},
-    {{"PMI_RANK=0", "PMI_SIZE=2", "PMI_FD=x"}, "not a descriptor"},
+    {{"PMI_RANK=0", "PMI_SIZE=2", "PMI_FD=x"}, "not a file descriptor"},
     {{"PMI_RANK=0", "PMI_SIZE=2", "PMI_FD=987654"}, "descriptor 987654 (PMI_FD) is closed"},
-    {{"PMI_RANK=2", "PMI_SIZE=2"}, "PMI_RANK=2 is not below PMI_SIZE=2"},
+    {{"PMI_RANK=2", "PMI_SIZE=2"}, "PMI_RANK=2 is not less than PMI_SIZE=2"},
     {{"PMI_RANK=-1", "PMI_SIZE=2"}, "PMI_RANK is \"-1\", not a number"},
     {{"PMI_RANK=0", "PMI_SIZE=99999999999999999999"}, "not a number from 0"},
     {{"PMI_RANK=0", "PMI_SIZE=2", "MPI_LOCALRANKID=5", "MPI_LOCALNRANKS=2"}, "MPI_LOCALRANKID=5"},
@@ -726,8 +727,12 @@ static void test_mpi_without_mpirun(void **state)
         hvd_status_t status;
         const char *sentence;
     } rows[] = {
-        {{"HOROVOD_CPU_OPERATIONS=MPI"}, HVD_INVALID_ARGUMENT, "no mpirun has started this"},
-        {{"HOROVOD_CONTROLLER=mpi"}, HVD_INVALID_ARGUMENT, "no mpirun has started this"},
+        {{"HOROVOD_CPU_OPERATIONS=MPI"},
+         HVD_INVALID_ARGUMENT,
+         "this process was not started by mpirun"},
+        {{"HOROVOD_CONTROLLER=mpi"},
+         HVD_INVALID_ARGUMENT,
+         "this process was not started by mpirun"},
         {{"HOROVOD_CPU_OPERATIONS=MPI", "HOROVOD_ENCRYPT=always"},
          HVD_INVALID_ARGUMENT,
          "HOROVOD_ENCRYPT is always"},

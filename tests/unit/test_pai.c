@@ -132,7 +132,7 @@ static void test_depth(void **state)
         if (wanted == HVD_OK) {
             pai_document_free(document);
         } else {
-            assert_non_null(strstr(err.text, "j, line 1: more than 64 maps and lists are in"));
+            assert_non_null(strstr(err.text, "j, line 1: maps and lists are nested more than 64"));
         }
     }
 }
@@ -146,8 +146,8 @@ static void test_findings(void **state)
         pai_format_t format;
         const char *expected;
     } rows[] = {
-        {"", PAI_V2, "t:1: this is no job: it has no keys\n"},
-        {"[]", PAI_V1, "t:1: this is no job: it has no keys\n"},
+        {"", PAI_V2, "t:1: this is not a job: it has no keys\n"},
+        {"[]", PAI_V1, "t:1: this is not a job: it has no keys\n"},
         {"{jobName: a, image: i, taskRoles: [{name: m, command: c}]}", PAI_V1, ""},
         {"jobName: a\nimage: i\ntaskRoles:\n- name: m\n  command: c\n  shmMB: 101\n", PAI_V1,
          "t:6: taskRoles[0].shmMB: is 101, but must be at most memoryMB (100)\n"},
@@ -263,11 +263,12 @@ static void test_variables_that_are_wrong(void **state)
         const char *name, *value, *said; // value NULL: not set
     } rows[] = {
         {"PAI_TASK_ROLE_LIST", NULL, "PAI_TASK_ROLE_LIST is not set"},
-        {"PAI_TASK_ROLE_TASK_COUNT_w.1", "many", "PAI_TASK_ROLE_TASK_COUNT_w.1 is not set, or no"},
-        {"PAI_TASK_ROLE_TASK_COUNT_w.1", "99999999999999999999", "or no number"},
+        {"PAI_TASK_ROLE_TASK_COUNT_w.1", "many",
+         "PAI_TASK_ROLE_TASK_COUNT_w.1 is not set, or is not a number"},
+        {"PAI_TASK_ROLE_TASK_COUNT_w.1", "99999999999999999999", "or is not a number"},
         {"PAI_CURRENT_TASK_ROLE_NAME", NULL, "PAI_CURRENT_TASK_ROLE_NAME is not set"},
-        {"PAI_CURRENT_TASK_ROLE_NAME", "other", "name none of the tasks"},
-        {"PAI_TASK_INDEX", "7", "name none of the tasks"},
+        {"PAI_CURRENT_TASK_ROLE_NAME", "other", "do not name a task"},
+        {"PAI_TASK_INDEX", "7", "do not name a task"},
         {"PAI_TASK_INDEX", "-1", "CURRENT_TASK_INDEX is not set"},
         {"PAI_HOST_IP_w.1_1", NULL, "PAI_HOST_IP_w.1_1 is not set"},
     };

@@ -398,7 +398,7 @@ static void only_files_are_replaced(void **state)
     struct stat seen;
     err_t err;
     assert_int_equal(timeline_open(ctx->observe, "/dev/null", false, &timeline, &err), HVD_SYSTEM);
-    assert_non_null(strstr(err.text, "'/dev/null': it is no file"));
+    assert_non_null(strstr(err.text, "'/dev/null': it is not a regular file"));
     snprintf(link, sizeof link, "%s.link", t.path);
     int fd = open(t.path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     assert_true(fd >= 0 && symlink(t.path, link) == 0);

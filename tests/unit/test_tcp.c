@@ -602,7 +602,7 @@ static void expect_refused(world_t *w)
     }
     assert_int_equal(a->err.status, HVD_PEER_LOST);
     assert_non_null(strstr(a->err.text, "127.0.0.1:"));
-    assert_non_null(strstr(b->err.text, "rank 0 has not connected"));
+    assert_non_null(strstr(b->err.text, "rank 0 did not connect"));
     assert_true(w->domains[1]->n_foreign >= 1);
     assert_int_equal(w->places[1].n_log_lines, 1); // at most one a minute
     assert_non_null(strstr(w->places[1].last_log, "turned away"));

@@ -974,7 +974,7 @@ static void test_secure_impossible_length(void **state)
     pair_ready(&pair);
     inject(&pair, SERVER, huge, sizeof huge);
     assert_int_equal(expect_dead(&pair, SERVER), HVD_PROTOCOL);
-    assert_non_null(strstr(pair.errs[SERVER].text, "no record"));
+    assert_non_null(strstr(pair.errs[SERVER].text, "not a record"));
     pair_free(&pair);
 }
 

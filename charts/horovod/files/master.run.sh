@@ -129,7 +129,7 @@ done
 kill "$watcher" 2>/dev/null
 if [ "$RELEASE_WORKERS" = yes ]; then
     release_workers $code ||
-        echo "horovod: the workers were not given back: the API did not answer, or they belong to" \
+        echo "horovod: the workers were not released: the API did not answer, or they belong to" \
             "the job of an upgrade by now" >&2
 fi
 exit $code

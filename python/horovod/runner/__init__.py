@@ -46,7 +46,7 @@ def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
         min_np=None, max_np=None) -> List[Any]:
     """Calls func(*args, **kwargs) on num_proc ranks and returns the results by rank.
 
-    hosts is "a:2,b:2", hostfile a file with a host a line; neither means this machine. What the
+    hosts is "a:2,b:2", hostfile a file with one host per line; neither means this machine. What the
     ranks print comes out here, with the rank in front. An exception on a rank is a RuntimeError
     here that ends with the remote traceback. With min_num_proc or host_discovery_script the job is
     elastic, and the results are those of the first min_num_proc ranks.

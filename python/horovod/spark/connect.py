@@ -135,8 +135,8 @@ def default_num_proc(spark: Any, deadline: float, start_timeout: float, profile:
 
     count = Submission(spark, lambda: spark.range(1 << 16).select(
         F.spark_partition_id()).distinct().count())
-    n_parts = count.wait(deadline, start_timeout, "Spark could not count its task slots, all of "
-                                                  "which others have.")
+    n_parts = count.wait(deadline, start_timeout, "Spark could not count its task slots: all of "
+                                                  "them are taken.")
     if spark.conf.get("spark.default.parallelism", "") != "":
         return int(n_parts)
     return max(n_parts // task_cpus(spark, profile), 1)
@@ -151,7 +151,7 @@ def wait_for_slots(spark: Any, n: int, deadline: float, start_timeout: float,
         return
     while (found := default_num_proc(spark, deadline, start_timeout, profile)) < n:
         if time.monotonic() >= deadline:
-            raise slots.timed_out(f"{n} task slots are needed and {found} were found "
+            raise slots.timed_out(f"{n} task slots are needed, but only {found} were found "
                                   f"({task_cpus(spark, profile)} cores for a task).", start_timeout)
         time.sleep(1.0)
 
@@ -210,8 +210,8 @@ def carry_out(spark: Any, job: Job, deadline: float, profile: Any) -> List[Any]:
     options = {} if profile is None else {"profile": profile}
     submission = Submission(spark, lambda: spark.range(0, job.n, 1, job.n).mapInArrow(
         lambda batches: serve_batches(job, batches), SCHEMA, barrier=True, **options).collect())
-    return submission.wait(deadline, job.start_timeout, f"Spark has not begun with the {job.n} "
-                           "tasks, which it must start all at once.")
+    return submission.wait(deadline, job.start_timeout, f"Spark has not started the {job.n} "
+                           "tasks, which must start all at once.")
 
 
 def run(spark: Any, job: Job, deadline: float, output: Output,

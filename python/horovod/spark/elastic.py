@@ -341,8 +341,8 @@ def limits_of(sc: Any, n: int, min_num_proc: Optional[int], max_num_proc: Option
     """What is not given follows from num_proc."""
     least, most = min_num_proc or n, max_num_proc or n
     if not 1 <= least <= n <= most:
-        raise ValueError(f"min_num_proc {least}, num_proc {n} and max_num_proc {most} must not "
-                         "fall, and be at least 1")
+        raise ValueError(f"min_num_proc {least}, num_proc {n} and max_num_proc {most} must be "
+                         "at least 1 and in ascending order")
     if elastic_timeout is None:
         elastic_timeout = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT")
                                 or DEFAULT_ELASTIC_TIMEOUT)

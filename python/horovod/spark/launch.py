@@ -320,8 +320,8 @@ class SparkRun:
     def _spark_failure(self) -> Exception:
         error = self._spark_error
         if error is None:
-            return RuntimeError("Spark job has failed: it came to an end while its tasks were "
-                                "still wanted; was it cancelled?")
+            return RuntimeError("Spark job has failed: it ended while its tasks were "
+                                "still needed; was it cancelled?")
         failure = RuntimeError(f"Spark job has failed, see the error above.\n{first_words(error)}")
         failure.__cause__ = error
         return failure

@@ -168,7 +168,8 @@ def _dial_one(address: str, port: int, secret: bytes, seconds: float) -> Line:
     try:
         while not line.shake():
             if not wait(line, deadline - time.monotonic()):
-                raise ConnectionError(f"{address} accepted a connection but does not speak")
+                raise ConnectionError(f"{address} accepted the connection but did not finish the "
+                                      "handshake")
     except BaseException:
         line.close()
         raise

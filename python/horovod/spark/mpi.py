@@ -122,7 +122,7 @@ class HostDesk(Desk):
         free = [index for index, task in sorted(self._tasks.items())
                 if task.told["host"] == host and index not in self._shells]
         if not free:
-            raise ValueError(f"mpirun asks for {host}, which no task is on")
+            raise ValueError(f"mpirun asks for {host}, where no task runs")
         devices = {str(task.place.rank): task.told["devices"] for task in self._tasks.values()
                    if task.place is not None and task.told["host"] == host}
         self._shells[free[0]] = shell

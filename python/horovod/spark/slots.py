@@ -111,6 +111,6 @@ def wait_for(sc: Any, n: int, deadline: float, start_timeout: float,
         if found >= n:
             return
         if clock() >= deadline:
-            raise timed_out(f"{n} task slots are needed and {found} were found "
+            raise timed_out(f"{n} task slots are needed, but only {found} were found "
                             f"({task_needs(sc, profile)}).", start_timeout)
         sleep(POLL_SECONDS)

@@ -60,8 +60,8 @@ class HorovodEstimator(TableParams, Saved, Estimator):
                              "processes")
         for name, words in (("model", "Model parameter is required"),
                             ("store", "Store parameter is required: where to keep prepared data"),
-                            ("feature_cols", "feature_cols: which columns does the model take?"),
-                            ("label_cols", "label_cols: which columns is the model to tell?")):
+                            ("feature_cols", "feature_cols is required: what the model takes"),
+                            ("label_cols", "label_cols is required: what the model predicts")):
             if not get(name):
                 raise ValueError(words)
         validation = get("validation")
@@ -149,8 +149,8 @@ class HorovodEstimator(TableParams, Saved, Estimator):
             return  # the model takes what that makes of the columns
         for name, wanted in zip(self.getFeatureCols(), self.input_sizes()):
             if wanted not in (None, row[name].size):
-                raise ValueError(f"column {name} has {row[name].size} numbers in a row, and the "
-                                 f"model takes {wanted} there")
+                raise ValueError(f"column {name} has {row[name].size} numbers in a row, but the "
+                                 f"model takes {wanted}")
 
     def _train(self, backend: Any, has_val: bool, idx: Optional[int]) -> "HorovodModel":
         store = self.getStore()

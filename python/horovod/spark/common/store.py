@@ -235,9 +235,9 @@ class HDFSStore(FilesystemStore):
                  **kwargs: Any) -> None:
         found = self.URL.match(prefix_path)
         if found is None:
-            raise ValueError(f"{prefix_path!r} is no path on HDFS: [hdfs://][host[:port]]/path")
+            raise ValueError(f"{prefix_path!r} is not a path on HDFS: [hdfs://][host[:port]]/path")
         if driver != "libhdfs":
-            raise ValueError(f"driver {driver!r}: only libhdfs is there")
+            raise ValueError(f"driver {driver!r}: only libhdfs is supported")
         host, port = host or found.group("host") or "", port or found.group("port")
         self._where = f"{host}:{port}" if port else host  # as in a URL
         options = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf,
@@ -266,7 +266,7 @@ class DBFSLocalStore(FilesystemStore):
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
         if not self.matches(prefix_path):
-            raise ValueError(f"{prefix_path!r} is no path on DBFS: /dbfs/path or dbfs:/path")
+            raise ValueError(f"{prefix_path!r} is not a path on DBFS: /dbfs/path or dbfs:/path")
         super().__init__(prefix_path, *args, **kwargs)
 
     def get_full_path(self, path: str) -> str:

@@ -16,14 +16,14 @@ from horovod.spark.torch.remote import load_state
 
 LIGHTNING = [
     Row("num_gpus", None, "accepted: a process has one"),
-    Row("logger", None, "a logger of Lightning, for rank 0"),
-    Row("log_every_n_steps", 50, "how often the logger is told"),
+    Row("logger", None, "a Lightning logger, for rank 0"),
+    Row("log_every_n_steps", 50, "steps between two entries in the log"),
     Row("data_module", None, "class of a DataModule, or of a LightningDataModule, for the batches"),
     Row("loader_num_epochs", None, "accepted: the reader makes as many as are trained"),
-    Row("terminate_on_nan", False, "an operation whose gradient is NaN ends the job"),
-    Row("profiler", None, "a profiler of Lightning, or its name"),
+    Row("terminate_on_nan", False, "end the job at an operation whose gradient is NaN"),
+    Row("profiler", None, "a Lightning profiler, or its name"),
     Row("trainer_args", None, "further arguments for pytorch_lightning.Trainer"),
-    Row("debug_data_loader", False, "loaders with a queue print how long they were waited for"),
+    Row("debug_data_loader", False, "loaders with a queue print how long training waited for them"),
     Row("train_async_data_loader_queue_size", None, "batches a thread reads ahead; default: none"),
     Row("val_async_data_loader_queue_size", None, "the same in validation"),
 ]

@@ -31,13 +31,13 @@ class TorchEstimator(HorovodEstimator):
     def check_model(self) -> None:
         losses, constructors = self.getLoss(), self.getLossConstructors()
         if losses is not None and constructors is not None:
-            raise ValueError("loss and loss_constructors are both set: give one of them")
+            raise ValueError("loss and loss_constructors are both set: give only one of them")
         if losses is None and constructors is None:
             raise ValueError("Loss parameter is required")
         if self.getOptimizer() is None:
             raise ValueError("Optimizer parameter is required")
         if self.getCallbacks():
-            raise ValueError("callbacks: PyTorch has none; give metrics")
+            raise ValueError("callbacks are not supported with PyTorch; use metrics")
         n_labels = len(self.getLabelCols())
         for name, value in (("loss", losses), ("loss_constructors", constructors),
                             ("loss_weights", self.getLossWeights()),

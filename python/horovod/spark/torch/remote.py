@@ -169,9 +169,9 @@ class Trainer:
                     for output, label in zip(outputs, labels):
                         sums[name] = sums.get(name, 0.0) + float(metric(output.detach(), label))
         if n == 0:
-            raise ValueError("the data module has given no batches: what train_data() and "
-                             "val_data() return must be good for every epoch, as a list is; a "
-                             "generator is so only if it has no end")
+            raise ValueError("the data module gave no batches: train_data() and val_data() must "
+                             "return what can be iterated in every epoch, as a list can; a "
+                             "generator must be endless")
         if train and n % self.task["backward_passes_per_step"] and not self.own_way:
             self.optimizer.step()  # what is left of the epoch; the next begins a step of its own
         means = torch.tensor([value / n for value in sums.values()], dtype=torch.float64)

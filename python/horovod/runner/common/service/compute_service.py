@@ -160,7 +160,7 @@ class ComputeService:
         try:
             return {"value": handlers[question["what"]](*question["args"])}
         except (KeyError, TypeError):
-            return {"error": "ValueError", "text": "the compute service does not understand this"}
+            return {"error": "ValueError", "text": "the compute service does not know this request"}
         except (IndexError, ValueError) as error:
             return {"error": type(error).__name__, "text": str(error)}
 

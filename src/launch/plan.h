@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// plan.h - hosts, which ranks they get, and what each rank is told.
+//
+// hosts.c finds the hosts, plan.c places the ranks (pure), environ.c makes their environment.
+#ifndef HVD_LAUNCH_PLAN_H
+#define HVD_LAUNCH_PLAN_H
+
+#include "launch/options.h"
+
+// --- Hosts (hosts.c) -----------------------------------------------------------------------------
+
+typedef struct host {
+    char *name;     // without user: HOROVOD_HOSTNAME
+    char *target;   // for ssh: user@name
+    char *address;  // where it is, if not where its name leads; NULL: there
+    int agent_port; // of an agent that waits; 0: --agent-port
+    int slots;
+    bool is_local;
+} host_t;
+
+typedef struct hosts {
+    host_t *list;
+    int n;
+    bool knows_local; // which are local is known without looking names up
+} hosts_t;
+
+hvd_status_t hosts_parse(const char *text, int bare_slots, hosts_t *hosts_p, err_t *err);
+hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, hosts_t *hosts_p,
+                            err_t *err);
+// From the options: --pai, -H, a hostfile, or localhost with -np slots.
+hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err);
+void hosts_find_local(hosts_t *hosts); // looks names up: may take as long as the resolver does
+void hosts_free(hosts_t *hosts);
+// Addresses of this machine that others may reach, separated by commas. nics "": all that are up.
+hvd_status_t own_addresses(const char *nics, buf_t *list, err_t *err);
+
+// --- Plan (plan.c): pure -------------------------------------------------------------------------
+
+typedef struct rank_place {
+    int rank, host;
+    int local_rank, local_size, cross_rank, cross_size;
+} rank_place_t;
+
+typedef struct job_plan {
+    rank_place_t *places; // by rank
+    int n_ranks;
+    int n_hosts; // hosts in use: the first ones
+} job_plan_t;
+
+// np 0: every slot.
+hvd_status_t job_plan_make(const hosts_t *hosts, int np, job_plan_t *plan_p, err_t *err);
+void job_plan_free(job_plan_t *plan);
+// What a rank is told besides the launcher's own environment: NAME=value after NAME=value, each
+// with its '\0'.
+void job_plan_environment(const job_plan_t *plan, const rank_place_t *place, const char *host_name,
+                          buf_t *list);
+
+// --- Environment of ranks (environ.c) ------------------------------------------------------------
+
+typedef struct job_info {
+    char id[32];
+    char *addresses; // of the rendezvous server
+    int port;
+} job_info_t;
+
+// What every rank of the job gets: the exportable part of this process's environment, options, and
+// where to meet. Appended as in job_plan_environment.
+void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list);
+// Appends NAME=value, printed, with its '\0'.
+void environ_put(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
+// Is this variable carried to other hosts?
+bool environ_is_exportable(const char *name);
+// Its value in such a list, NULL if it has none.
+const char *environ_find(const uint8_t *list, size_t bytes, const char *name);
+// Base with changes laid over it: a NULL-terminated array for exec, one block to free.
+char **environ_merge(char *const *base, const uint8_t *changes, size_t bytes);
+
+#endif

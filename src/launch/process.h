@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// process.h - processes and signals (spawn.c).
+//
+// Any thread.
+#ifndef HVD_LAUNCH_PROCESS_H
+#define HVD_LAUNCH_PROCESS_H
+
+#include "launch/output.h"
+
+#include <sys/types.h>
+
+typedef struct child {
+    pid_t pid;
+    int fds[N_STREAMS]; // our ends of its stdout and stderr
+} child_t;
+
+// Starts a rank in a session of its own, dying with this thread. *code_p: errno of the step that
+// failed, which is named in *step_p.
+bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *child_p, int *code_p,
+                const char **step_p);
+// Starts a helper (ssh, an agent) in a session of its own, talking over one socket.
+hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, err_t *err);
+// Runs a program to its end and keeps what it prints, at most `bytes`; its exit status. -1: it
+// cannot be started, was killed, or is late and has been killed.
+int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes);
+bool own_path(char *path, size_t bytes); // of this program
+bool set_nonblocking(int fd);
+void kill_group(pid_t pid, int signo);
+bool group_is_empty(pid_t pid);
+const char *signal_name(int signo, char text[16]); // "SIGKILL"
+// A descriptor that tells of these signals (the last is 0), which are blocked from here on: beside
+// others (SIG_BLOCK), or alone (SIG_SETMASK). -1: errno.
+int signals_open(int how, const int *signals);
+
+#endif
