@@ -474,9 +474,11 @@ static PyMethodDef methods[] = {
      "timeline_start(path, mark_cycles) -> (status name, sentence)"},
     {"timeline_stop", timeline_stop, METH_NOARGS, "timeline_stop() -> status name"},
     {"version", version, METH_NOARGS, "version() of libhvd"},
-    {"submit", (PyCFunction)(void (*)(void))core_submit, METH_FASTCALL,
-     "submit(op, name, dtype, reduce, root, process_set, prescale, postscale, inputs, outputs,\n"
-     "splits, waits, result, finish) -> Handle\n\n"
+    {"submit", (PyCFunction)(void (*)(void))core_submit, METH_FASTCALL | METH_KEYWORDS,
+     "submit(*, op, name=None, dtype, reduce=SUM, root=0, process_set=0, prescale=1.0,\n"
+     "postscale=1.0, inputs=None, outputs=None, splits=None, waits=False, result=None,\n"
+     "finish=None) -> Handle\n\n"
+     "process_set: a ProcessSet or its number.\n"
      "inputs: a tensor, a tuple of them, or None; outputs: alike, or None to have memory made.\n"
      "The handle's wait() returns result, or finish(handle)."},
     {"wait_all", core_wait_all, METH_O, "wait_all(handles) -> list of results"},
@@ -574,7 +576,7 @@ PyMODINIT_FUNC PyInit__core(void); // the interpreter finds it by name
 PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || !import_errors() || !make_names() ||
+    if (module == NULL || !import_errors() || !make_names() || !core_make_keywords() ||
         !add_type(module, &core_handle_spec, &core.handle_type) ||
         !add_type(module, &core_hook_spec, &core.hook_type) ||
         !add_type(module, &core_in_place_spec, &core.in_place_type) ||

@@ -203,8 +203,8 @@ def _into(op, tensor, output, process_set, reduce=_core.SUM):
     """Starts an operation whose output has known memory; None if that cannot be used as it is."""
     if not (is_plain(tensor) and is_plain(output)):
         return None
-    return _core.submit(op, None, DTYPES[tensor.dtype], reduce, 0, process_set.process_set_id, 1.0,
-                        1.0, tensor, output, None, False, None, None)
+    return _core.submit(op=op, dtype=DTYPES[tensor.dtype], reduce=reduce, process_set=process_set,
+                        inputs=tensor, outputs=output)
 
 
 class _Named:
@@ -367,9 +367,7 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
         return _finisher.complete(handle, outputs, put)
 
     def barrier(self, opts=None):
-        handle = _core.submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0,
-                              self._set.process_set_id, 1.0, 1.0, None, None, None, False, None,
-                              None)
+        handle = _core.submit(op=_core.BARRIER, process_set=self._set)
         return _finisher.complete(handle, [torch.empty(0)])
 
 
