@@ -150,22 +150,15 @@ static PyObject *splits_as_tuple(const hvd_result_t *result)
 }
 
 // The operation has ended: keeps what it brought and lets the library forget it.
-static void settle(handle_t *handle)
+static void settle(handle_t *handle, const hvd_result_t *result)
 {
-    hvd_result_t result;
-    hvd_status_t status = hvd_result(handle->job->ctx, handle->flight->id, &result);
-    if (status == HVD_OK) {
-        status = result.status;
-    } else {
-        result = (hvd_result_t){.text = ""};
-    }
     hvd_handle_t id = handle->flight->id;
-    if (status != HVD_OK) {
-        settle_failure(handle, status, result.text);
+    if (result->status != HVD_OK) {
+        settle_failure(handle, result->status, result->text);
     } else {
-        handle->last_joined = result.last_joined;
-        if (result.n_splits > 0) {
-            handle->received_splits = splits_as_tuple(&result);
+        handle->last_joined = result->last_joined;
+        if (result->n_splits > 0) {
+            handle->received_splits = splits_as_tuple(result);
         }
         handle->state = ARRIVED;
     }
@@ -201,30 +194,40 @@ static bool wait_until_ended(const handle_t *handle, double timeout_s)
     return !PyErr_Occurred();
 }
 
-// Most handles of a step have ended when the first has: nobody need let go of the GIL for them.
-static bool has_ended(const handle_t *handle)
+// What became of the operation; HVD_IN_PROGRESS: nothing yet.
+static hvd_result_t result_of(const handle_t *handle)
 {
     hvd_result_t result;
-    return hvd_result(handle->job->ctx, handle->flight->id, &result) == HVD_OK;
+    if (!of_this_life(handle)) {
+        return (hvd_result_t){.status = HVD_SHUTDOWN, .text = SHUT_DOWN};
+    }
+    hvd_status_t status = hvd_result(handle->job->ctx, handle->flight->id, &result);
+    return status == HVD_OK ? result : (hvd_result_t){.status = status, .text = ""};
 }
 
+// Most handles of a step have ended when the first has: nobody need let go of the GIL for them.
 static bool bring_home(handle_t *handle, double timeout_s)
 {
     if (handle->state != IN_FLIGHT) {
         return true;
     }
-    if (of_this_life(handle) && !has_ended(handle) && !wait_until_ended(handle, timeout_s)) {
-        return false;
-    }
-    if (handle->state == IN_FLIGHT) { // another thread may have waited too
-        if (of_this_life(handle) && !handle->job->closing) {
-            settle(handle);
-        } else if (!of_this_life(handle)) {
-            settle_failure(handle, HVD_SHUTDOWN, SHUT_DOWN);
-        } else {
-            core_raise(HVD_SHUTDOWN, SHUT_DOWN, handle->where);
+    hvd_result_t result = result_of(handle);
+    if (result.status == HVD_IN_PROGRESS) {
+        if (!wait_until_ended(handle, timeout_s)) {
             return false;
         }
+        if (handle->state != IN_FLIGHT) { // another thread has waited too
+            return true;
+        }
+        result = result_of(handle);
+    }
+    if (!of_this_life(handle)) {
+        settle_failure(handle, result.status, result.text);
+    } else if (handle->job->closing) {
+        core_raise(HVD_SHUTDOWN, SHUT_DOWN, handle->where);
+        return false;
+    } else {
+        settle(handle, &result);
     }
     return true;
 }
