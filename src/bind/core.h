@@ -144,6 +144,9 @@ bool core_read_keywords(PyObject *const *values, PyObject *names, core_args_t *a
 // Writes what the keywords say over what the request has. Its name lives as long as args->name.
 bool core_read_request(const core_args_t *args, hvd_request_t *request);
 
+// A sequence of numbers, as ranks or splits; *values_p is to be freed.
+bool core_read_ints(PyObject *sequence, int32_t **values_p, int *n_p);
+
 // core_submission.c: NULL with an exception set.
 submission_t *core_submission_start(core_job_t *job, hvd_request_t *request,
                                     const core_args_t *args);

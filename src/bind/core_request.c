@@ -6,6 +6,8 @@
 // each is found by its address, at the first look if the caller wrote them in the order below.
 #include "bind/core.h"
 
+#include <stdlib.h>
+
 static const char *const keywords[] = {
     "op",        "name",   "dtype",   "reduce", "root",  "process_set", "prescale",
     "postscale", "inputs", "outputs", "splits", "waits", "result",      "finish",
@@ -100,4 +102,29 @@ bool core_read_request(const core_args_t *args, hvd_request_t *request)
         request->process_set = as_process_set(args->process_set);
     }
     return !PyErr_Occurred();
+}
+
+bool core_read_ints(PyObject *sequence, int32_t **values_p, int *n_p)
+{
+    Py_ssize_t n = PySequence_Size(sequence);
+    int32_t *values = n >= 0 ? malloc((size_t)(n > 0 ? n : 1) * sizeof *values) : NULL;
+    if (values == NULL) {
+        return PyErr_Occurred() ? false : (PyErr_NoMemory(), false);
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        long value = item != NULL ? PyLong_AsLong(item) : -1;
+        Py_XDECREF(item);
+        if (!PyErr_Occurred() && value != (int32_t)value) {
+            PyErr_Format(PyExc_ValueError, "%ld, at position %zd, has more than 32 bits", value, i);
+        }
+        if (PyErr_Occurred()) {
+            free(values);
+            return false;
+        }
+        values[i] = (int32_t)value;
+    }
+    *values_p = values;
+    *n_p = (int)n;
+    return true;
 }

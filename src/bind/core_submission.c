@@ -132,28 +132,6 @@ static bool read_tensor(submission_t *submission, PyObject *input, PyObject *out
     return true;
 }
 
-static int32_t *read_splits(PyObject *splits, int *n_p)
-{
-    Py_ssize_t n = PySequence_Size(splits);
-    int32_t *values = n >= 0 ? malloc((size_t)(n > 0 ? n : 1) * sizeof *values) : NULL;
-    for (Py_ssize_t i = 0; values != NULL && i < n; i++) {
-        PyObject *item = PySequence_GetItem(splits, i);
-        long value = item != NULL ? PyLong_AsLong(item) : -1;
-        Py_XDECREF(item);
-        if (PyErr_Occurred() || value != (int32_t)value) {
-            free(values);
-            if (!PyErr_Occurred()) {
-                PyErr_Format(PyExc_ValueError, "split %zd is %ld, which has more than 32 bits", i,
-                             value);
-            }
-            return NULL;
-        }
-        values[i] = (int32_t)value;
-    }
-    *n_p = (int)n;
-    return values;
-}
-
 // How many tensors there are; -1 with an exception if there are not as many outputs.
 static int count_tensors(const core_args_t *args)
 {
@@ -193,13 +171,10 @@ static bool submit(submission_t *submission, hvd_request_t *request, const core_
     }
     request->tensors = tensors;
     int32_t *splits = NULL;
-    if (core_is_given(args->splits)) {
-        splits = read_splits(args->splits, &request->n_splits);
-        if (splits == NULL) {
-            return false;
-        }
-        request->splits = splits;
+    if (core_is_given(args->splits) && !core_read_ints(args->splits, &splits, &request->n_splits)) {
+        return false;
     }
+    request->splits = splits;
     char text[HVD_TEXT_BYTES];
     hvd_status_t status =
         hvd_submit(submission->job->ctx, request, &submission->id, text, sizeof text);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// request.h - what every binding that fills a request needs.
+// request.h - what every binding does to a request it fills, for Python and TensorFlow alike: a
+// factor that is not 1 has to be announced in the flags, too.
 #ifndef HVD_BIND_REQUEST_H
 #define HVD_BIND_REQUEST_H
 
