@@ -9,11 +9,8 @@ import torch
 
 from horovod import _core
 from horovod.common import basics
-from horovod.common.basics import (  # noqa: F401 - exported
-    Adasum, Average, Max, Min, Product, Sum, ccl_built, cross_rank, cross_size, cuda_built,
-    ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank,
-    local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built,
-    shutdown, size, start_timeline, stop_timeline)
+from horovod.common.basics import *  # noqa: F401,F403 - exported
+from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import HorovodInternalError  # noqa: F401 - exported
 from horovod.common.process_sets import global_process_set
 from horovod.common.util import check_adasum, check_op, handle_average_backwards_compatibility

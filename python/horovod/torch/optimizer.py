@@ -380,8 +380,8 @@ class _DistributedOptimizer(_Wrapper):
             return
         if is_dense:
             raise HorovodInternalError(
-                f"The gradient of parameter '{self._hooks[p].parameter}' is sparse on some ranks and "
-                "dense on others. Make the layer that uses it the same on all, or give "
+                f"The gradient of parameter '{self._hooks[p].parameter}' is sparse on some ranks "
+                "and dense on others. Make the layer that uses it the same on all, or give "
                 "DistributedOptimizer sparse_as_dense=True.")
         self._leave_group(p)
 
