@@ -39,6 +39,7 @@ from horovod.torch.adapter import DTYPES, is_plain
 
 END_S = 30.0  # longest wait for the thread below when the process ends
 LOOK_EVERY_S = 0.0005  # at a work that is waited for with a timeout
+_FOREVER = datetime.timedelta(0)  # what torch.distributed means by it
 
 _create_work = dist._create_work_from_future if hasattr(dist, "_create_work_from_future") \
     else torch._C._distributed_c10d._create_work_from_future
@@ -60,18 +61,20 @@ def _reduction(options):
 # --- Completion -----------------------------------------------------------------------------------
 
 
-class _Completion:
-    """A work in flight: the handle it ends with, and what its future is to hold then."""
+class _Work(dist.Work):
+    """A collective in flight: the handle it ends with, and what its future is to hold then.
 
-    has_failed = False
+    PyTorch's own code, as DDP, comes through wait() and get_future().
+    """
 
     def __init__(self, handle, value, then):
+        super().__init__()
         self._handle, self._value, self._then = handle, value, then
         self._error = None
         # Future.set_exception() is an error only to those who wait in Python: PyTorch's own code,
         # as DDP, would take the exception for the result. One raised by a callback is one to all.
         self._done = torch.futures.Future()
-        self.work = _create_work(self._done.then(self._result))
+        self._future = self._done.then(self._result)
 
     def _result(self, _):
         if self._error is not None:
@@ -87,14 +90,61 @@ class _Completion:
                     self._then(result)
         except Exception as error:  # whatever it is, the waiter must get it
             self._error = error
-            _Completion.has_failed = True
+        self._handle = self._then = None
         self._done.set_result(None)
 
+    def wait(self, timeout=_FOREVER):
+        return _wait_for(self._future, timeout)
 
-# A work that is made of a future cannot tell whether it is done, nor wait for a while only, nor of
-# an error. So these methods ask the future, for works that have one.
+    def get_future(self):
+        return self._future
 
-_wait, _is_completed = dist.Work.wait, dist.Work.is_completed
+    def is_completed(self):
+        return self._future.done()
+
+
+def _wait_for(future, timeout):
+    if timeout > _FOREVER:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not future.done():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the collective is not done after {timeout.total_seconds()} s; "
+                                   "look for ranks that have not started it")
+            time.sleep(LOOK_EVERY_S)
+    future.wait()
+    return True
+
+
+class _PatchedWorks:
+    """dist.Work, in versions of PyTorch that lose what a work of Python's class says of itself.
+
+    They get works made of futures, which know neither whether they are done, nor how to wait for a
+    while only, nor of errors. So while there are groups of ours, these two methods ask the future,
+    of works that have one.
+    """
+
+    def __init__(self):
+        self._n_groups = 0
+        self._wait, self._is_completed = dist.Work.wait, dist.Work.is_completed
+
+    def add_group(self):
+        self._n_groups += 1
+        before = self
+
+        def wait(work, timeout=_FOREVER):
+            future = _future_of(work)
+            return before._wait(work, timeout) if future is None else _wait_for(future, timeout)
+
+        def is_completed(work):
+            future = _future_of(work)
+            return before._is_completed(work) if future is None else future.done()
+
+        dist.Work.wait, dist.Work.is_completed = wait, is_completed
+
+    def remove_group(self):
+        self._n_groups -= 1
+        if self._n_groups == 0:
+            dist.Work.wait, dist.Work.is_completed = self._wait, self._is_completed
 
 
 def _future_of(work):
@@ -104,35 +154,8 @@ def _future_of(work):
         return None
 
 
-def _wait_and_raise(work, timeout=datetime.timedelta(0)):
-    if timeout > datetime.timedelta(0):
-        _wait_for_a_while(work, timeout)
-    done = _wait(work)
-    if _Completion.has_failed:  # some work of ours, ever: this one?
-        future = _future_of(work)
-        if future is not None:
-            future.wait()
-    return done
-
-
-def _wait_for_a_while(work, timeout):
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not work.is_completed():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the collective is not done after {timeout.total_seconds()} s; "
-                               "look for ranks that have not started it")
-        time.sleep(LOOK_EVERY_S)
-
-
-def _is_completed_or_done(work):
-    if _is_completed(work):
-        return True
-    future = _future_of(work)
-    return future is not None and future.done()
-
-
-dist.Work.wait = _wait_and_raise
-dist.Work.is_completed = _is_completed_or_done
+# Versions that can box a work keep its Python part alive as long as anybody has the work.
+_patched_works = None if hasattr(dist.Work, "boxed") else _PatchedWorks()
 
 
 class _Finisher:
@@ -159,9 +182,9 @@ class _Finisher:
             self._start()
         elif threading.current_thread() is self._thread:
             self._start(self._thread)
-        completion = _Completion(handle, value, then)
-        self._queue.put(completion)
-        return completion.work
+        work = _Work(handle, value, then)
+        self._queue.put(work)
+        return work if _patched_works is None else _create_work(work.get_future())
 
     def _start(self, before=None):
         self._thread = threading.Thread(target=self._run, args=(before,), name="hvd-c10d",
@@ -176,9 +199,9 @@ class _Finisher:
 
     def _run(self, before):
         me = threading.current_thread()
-        while self._thread is me and (completion := self._queue.get()) is not None:
-            completion.finish()
-            del completion  # its tensors are not to live on until the next comes
+        while self._thread is me and (work := self._queue.get()) is not None:
+            work.finish()
+            del work  # its tensors are not to live on until the next comes
         if before is not None:
             before.join(END_S)
 
@@ -186,17 +209,6 @@ class _Finisher:
 _finisher = _Finisher()
 
 # --- The backend ----------------------------------------------------------------------------------
-
-
-def _base_class():
-    backend = getattr(torch._C._distributed_c10d, "Backend", None)
-    if backend is not None:
-        try:
-            type("Probe", (backend,), {})(0, 1)
-            return backend
-        except TypeError:  # older versions cannot construct it from Python
-            pass
-    return dist.ProcessGroup
 
 
 def _into(op, tensor, output, process_set, reduce=_core.SUM):
@@ -207,10 +219,19 @@ def _into(op, tensor, output, process_set, reduce=_core.SUM):
                         inputs=tensor, outputs=output)
 
 
-class _Named:
-    """The name PyTorch gives a group, where the base class in C++ has no place for it."""
+class HvdBackend(dist.ProcessGroup):
+    """All collectives of a process group, on a process set that counts its ranks as the group.
 
-    _name = ""
+    A ProcessGroup rather than a Backend behind one: so its works reach Python as they are.
+    """
+
+    _name = ""  # that PyTorch gives the group, where the base class in C++ has no place for it
+
+    def __init__(self, rank, size, process_set):
+        super().__init__(rank, size)
+        self._rank, self._size, self._set = rank, size, process_set
+        if _patched_works is not None:
+            _patched_works.add_group()
 
     def _set_group_name(self, name):
         self._name = name
@@ -219,19 +240,10 @@ class _Named:
     def group_name(self):
         return self._name
 
-
-_base = _base_class()
-
-
-class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,))):
-    """All collectives of a process group, on a process set that counts its ranks as the group."""
-
-    def __init__(self, rank, size, process_set):
-        _base.__init__(self, rank, size)
-        self._rank, self._size, self._set = rank, size, process_set
-
     def shutdown(self):
         """What destroy_process_group() calls; the job of hvd.init() goes on."""
+        if _patched_works is not None:
+            _patched_works.remove_group()
         if self._set is not global_process_set:
             _core.close(self._set.process_set_id)
 
