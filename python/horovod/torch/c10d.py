@@ -219,11 +219,8 @@ def _into(op, tensor, output, process_set, reduce=_core.SUM):
                         inputs=tensor, outputs=output)
 
 
-class HvdBackend(dist.ProcessGroup):
-    """All collectives of a process group, on a process set that counts its ranks as the group.
-
-    A ProcessGroup rather than a Backend behind one: so its works reach Python as they are.
-    """
+class _Collectives:
+    """All collectives of a process group, on a process set that counts its ranks as the group."""
 
     _name = ""  # that PyTorch gives the group, where the base class in C++ has no place for it
 
@@ -383,6 +380,17 @@ class HvdBackend(dist.ProcessGroup):
         return _finisher.complete(handle, [torch.empty(0)])
 
 
+class HvdBackend(_Collectives, dist.ProcessGroup):
+    """The whole group rather than a backend behind it: so its works reach Python as they are."""
+
+
+class _BesideOthers(_Collectives, getattr(torch._C._distributed_c10d, "Backend", object)):
+    """One of several backends of a group, as of "cpu:hvd,cuda:nccl".
+
+    Its works come out of PyTorch as plain ones, whose is_completed() cannot tell.
+    """
+
+
 # --- Joining --------------------------------------------------------------------------------------
 
 # What the environment says of the launcher's job, and may say of nobody else's.
@@ -448,7 +456,9 @@ def _create(options, _):
     ranks = list(options.global_ranks_in_group)  # empty for the first group
     is_world = not basics.is_initialized() or not ranks or ranks == list(range(basics.size()))
     join = _join_world if is_world else _join_group
-    return HvdBackend(rank, size, join(store, rank, size))
+    others = getattr(options, "process_group", None)  # unknown to versions that take one backend
+    make = HvdBackend if others is None or others.name() == "custom" else _BesideOthers
+    return make(rank, size, join(store, rank, size))
 
 
 def _open_store(timeout, size, is_local):
