@@ -43,8 +43,7 @@ from horovod.common import basics
 assert packaging.version.Version(horovod.__version__) >= packaging.version.Version("0.15.3")
 basics.init()
 memory = bytearray([basics.rank() + 1] * 8)
-_core.submit(_core.ALLREDUCE, "x", _core.UINT8, _core.SUM, 0, 0, 1.0, 1.0, memory, memory, None,
-             False, memory, None).wait()
+_core.submit(op=_core.ALLREDUCE, name="x", dtype=_core.UINT8, inputs=memory, outputs=memory).wait()
 assert memory == bytearray([3] * 8), memory
 basics.shutdown()
 print("rank", "done", flush=True)

@@ -16,7 +16,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "hvd.h"
+#include "bind/request.h"
 
 #include <sys/types.h>
 
@@ -30,7 +30,26 @@ static inline PyObject *Py_NewRef(PyObject *object)
     Py_INCREF(object);
     return object;
 }
+
+static inline PyObject *Py_XNewRef(PyObject *object)
+{
+    Py_XINCREF(object);
+    return object;
+}
 #endif
+
+// What may be said of a submission, by keyword; NULL: nothing, which None is too, but for a process
+// set. References are borrowed from the caller.
+#define CORE_N_KEYWORDS 14
+typedef union core_args {
+    struct {
+        PyObject *op, *name, *dtype, *reduce, *root, *process_set, *prescale, *postscale;
+        PyObject *inputs, *outputs; // a tensor, or a tuple of them; without outputs memory is made
+        PyObject *splits, *waits;
+        PyObject *result, *finish; // what wait() returns: the result, or finish(handle)
+    };
+    PyObject *by_keyword[CORE_N_KEYWORDS]; // in the order core_request.c has them in
+} core_args_t;
 
 // What the engine may still touch after its handle was dropped: tensors, and memory taken for
 // outputs. Freed once the operation is done, under the GIL.
@@ -90,6 +109,7 @@ typedef struct core {
     PyObject *s_data_ptr, *s_shape, *s_f_back, *s_co_filename;
     PyObject *s_grad, *s_dtype, *s_is_cpu, *s_is_contiguous, *s_layout, *s_process_set_id;
     PyObject *s_f_lasti;
+    PyObject *s_keywords[CORE_N_KEYWORDS];
 } core_t;
 
 extern core_t core;
@@ -112,12 +132,33 @@ bool core_describe(PyObject *tensor, bool writable, void **data_p, int *n_dims_p
 // is?
 bool core_is_plain(PyObject *tensor, PyObject *strided);
 
+static inline bool core_is_given(const PyObject *value)
+{
+    return value != NULL && value != Py_None;
+}
+
+// core_request.c
+bool core_make_keywords(void);
+// Keywords, as a METH_FASTCALL function gets them: their names, or NULL, and as many values.
+bool core_read_keywords(PyObject *const *values, PyObject *names, core_args_t *args);
+// Writes what the keywords say over what the request has. Its name lives as long as args->name.
+bool core_read_request(const core_args_t *args, hvd_request_t *request);
+
+// A sequence of numbers, as ranks or splits; *values_p is to be freed.
+bool core_read_ints(PyObject *sequence, int32_t **values_p, int *n_p);
+
+// core_submission.c: NULL with an exception set.
+submission_t *core_submission_start(core_job_t *job, hvd_request_t *request,
+                                    const core_args_t *args);
+void core_submission_free(submission_t *submission);
+void core_sweep_dropped(void);
+
 // core_handle.c
-PyObject *core_submit(PyObject *module, PyObject *const *args, Py_ssize_t n_args);
+PyObject *core_submit(PyObject *module, PyObject *const *values, Py_ssize_t n_positional,
+                      PyObject *names);
 // One tensor, reduced or moved in place; the handle's wait() returns it.
 PyObject *core_submit_in_place(const hvd_request_t *request, PyObject *tensor);
 PyObject *core_wait_all(PyObject *module, PyObject *handles);
-void core_sweep_dropped(void);
 extern PyType_Spec core_handle_spec;
 
 // core_hook.c

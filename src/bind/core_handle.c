@@ -2,18 +2,14 @@
 //
 // core_handle.c - submit(), and the Handle it returns.
 //
-// A Handle keeps the tensors of its operation alive, so there is no table beside it. If it is
-// dropped while the operation is in flight, what the engine may touch (submission_t) moves to
-// core.dropped and is freed by a later call, when the operation is done.
+// A Handle owns its submission, which keeps the tensors of the operation alive: there is no table
+// beside it. If it is dropped while the operation is in flight, the submission goes on without it.
 //
 // wait() returns what submit() was told to return: `output`, or finish(handle) if a function was
 // given, called once, with the GIL, by the thread that waits. Waits go in slices, so that signals
 // (Ctrl-C) are answered and shutdown() can get everybody out.
-//
-// Nothing here takes the GIL from the engine: outputs of unknown size are plain memory (Memory).
 #include "bind/core.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,219 +35,9 @@ typedef struct handle {
     char where[WHERE_BYTES];
 } handle_t;
 
-// --- Flights -------------------------------------------------------------------------------------
-
-static void flight_free(submission_t *flight)
-{
-    for (int i = 0; i < flight->n_views; i++) {
-        PyBuffer_Release(&flight->views[i]);
-    }
-    for (int i = 0; i < flight->n_outputs; i++) {
-        free(flight->outputs[i].data);
-    }
-    free(flight->views);
-    Py_XDECREF(flight->inputs);
-    Py_XDECREF(flight->results);
-    free(flight);
-}
-
-static submission_t *flight_new(PyObject *inputs, PyObject *outputs, int n_tensors, int n_outputs)
-{
-    submission_t *flight =
-        calloc(1, sizeof *flight + (size_t)n_outputs * sizeof flight->outputs[0]);
-    if (flight == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    flight->n_outputs = n_outputs;
-    flight->inputs = Py_NewRef(inputs);
-    flight->results = Py_NewRef(outputs);
-    PyObject *first = n_tensors == 0          ? NULL
-                      : PyTuple_Check(inputs) ? PyTuple_GetItem(inputs, 0)
-                                              : inputs;
-    if (first != NULL && PyObject_CheckBuffer(first)) {
-        flight->views = calloc((size_t)n_tensors * 2, sizeof *flight->views);
-        if (flight->views == NULL) {
-            flight_free(flight);
-            PyErr_NoMemory();
-            return NULL;
-        }
-    }
-    return flight;
-}
-
-void core_sweep_dropped(void)
-{
-    submission_t **link = &core.dropped;
-    while (*link != NULL) {
-        submission_t *flight = *link;
-        hvd_ctx_t *ctx = flight->job->ctx;
-        if (ctx != NULL && hvd_poll(ctx, flight->id) == HVD_IN_PROGRESS) {
-            link = &flight->next;
-            continue;
-        }
-        *link = flight->next;
-        if (ctx != NULL) {
-            hvd_release(ctx, flight->id);
-        }
-        flight_free(flight);
-    }
-}
-
 // --- Submitting ----------------------------------------------------------------------------------
 
-enum {
-    ARG_OP,
-    ARG_NAME,
-    ARG_DTYPE,
-    ARG_REDUCE,
-    ARG_ROOT,
-    ARG_SET,
-    ARG_PRESCALE,
-    ARG_POSTSCALE,
-    ARG_INPUTS,
-    ARG_OUTPUTS,
-    ARG_SPLITS,
-    ARG_WAITS,
-    ARG_RESULT,
-    ARG_FINISH,
-    N_ARGS
-};
-
-// The Python objects of a submission; None where there is nothing.
-typedef struct objects {
-    PyObject *inputs, *outputs, *splits, *result, *finish;
-} objects_t;
-
-typedef struct handle_piece {
-    hvd_tensor_t tensor;
-    int64_t shape[HVD_MAX_DIMS];
-} handle_piece_t;
-
-// Runs on the thread that drives the engine, without the GIL.
-static void *alloc_output(void *arg, int tensor, int n_dims, const int64_t *shape)
-{
-    submission_t *flight = arg;
-    struct output *output = &flight->outputs[tensor];
-    size_t bytes = flight->element_bytes;
-    for (int d = 0; d < n_dims; d++) {
-        bytes *= (size_t)shape[d];
-        output->shape[d] = shape[d];
-    }
-    output->n_dims = n_dims;
-    if (posix_memalign(&output->data, 64, bytes > 0 ? bytes : 1) != 0) {
-        output->data = NULL;
-    }
-    return output->data;
-}
-
-static bool describe_into(submission_t *flight, PyObject *tensor, bool writable, void **data_p,
-                          int *n_dims_p, int64_t *shape)
-{
-    Py_buffer view;
-    if (!core_describe(tensor, writable, data_p, n_dims_p, shape, &view)) {
-        return false;
-    }
-    if (view.obj == NULL) {
-        return true;
-    }
-    if (flight->views == NULL) {
-        PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_TypeError, "a group has buffers and other tensors");
-        return false;
-    }
-    flight->views[flight->n_views++] = view;
-    return true;
-}
-
-static bool read_piece(submission_t *flight, PyObject *input, PyObject *output,
-                       handle_piece_t *piece)
-{
-    void *data;
-    if (!describe_into(flight, input, output == input, &data, &piece->tensor.n_dims,
-                       piece->shape)) {
-        return false;
-    }
-    piece->tensor.input = data;
-    piece->tensor.output = NULL;
-    piece->tensor.shape = piece->shape;
-    if (output == NULL) {
-        return true;
-    }
-    int n_dims;
-    int64_t shape[HVD_MAX_DIMS];
-    if (output != input && !describe_into(flight, output, true, &data, &n_dims, shape)) {
-        return false;
-    }
-    // An empty tensor may have no address, but NULL would ask for memory.
-    static char nothing[1];
-    piece->tensor.output = data != NULL ? data : nothing;
-    return true;
-}
-
-static bool read_pieces(submission_t *flight, PyObject *inputs, PyObject *outputs, int n,
-                        handle_piece_t *pieces)
-{
-    bool many = PyTuple_Check(inputs);
-    for (int i = 0; i < n; i++) {
-        PyObject *input = many ? PyTuple_GetItem(inputs, i) : inputs;
-        PyObject *output = outputs == Py_None ? NULL : many ? PyTuple_GetItem(outputs, i) : outputs;
-        if (!read_piece(flight, input, output, &pieces[i])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static int32_t *read_splits(PyObject *splits, int *n_p)
-{
-    Py_ssize_t n = PySequence_Size(splits);
-    int32_t *values = n >= 0 ? malloc((size_t)(n > 0 ? n : 1) * sizeof *values) : NULL;
-    for (Py_ssize_t i = 0; values != NULL && i < n; i++) {
-        PyObject *item = PySequence_GetItem(splits, i);
-        long value = item != NULL ? PyLong_AsLong(item) : -1;
-        Py_XDECREF(item);
-        if (PyErr_Occurred() || value != (int32_t)value) {
-            free(values);
-            if (!PyErr_Occurred()) {
-                PyErr_Format(PyExc_ValueError, "split %zd is %ld, which has more than 32 bits", i,
-                             value);
-            }
-            return NULL;
-        }
-        values[i] = (int32_t)value;
-    }
-    *n_p = (int)n;
-    return values;
-}
-
-static bool read_request(PyObject *const *args, hvd_request_t *request)
-{
-    if (args[ARG_SET] == Py_None) {
-        core_raise(HVD_UNKNOWN_SET,
-                   "Process set provided does not exist, or has not been registered.", "");
-        return false;
-    }
-    *request = (hvd_request_t){
-        .op = (hvd_op_t)PyLong_AsLong(args[ARG_OP]),
-        .dtype = (hvd_dtype_t)PyLong_AsLong(args[ARG_DTYPE]),
-        .reduce = (hvd_reduce_t)PyLong_AsLong(args[ARG_REDUCE]),
-        .root = (int)PyLong_AsLong(args[ARG_ROOT]),
-        .process_set = (int)PyLong_AsLong(args[ARG_SET]),
-        .prescale = PyFloat_AsDouble(args[ARG_PRESCALE]),
-        .postscale = PyFloat_AsDouble(args[ARG_POSTSCALE]),
-        .flags = args[ARG_WAITS] == Py_True ? HVD_WAITS : 0,
-    };
-    if (args[ARG_NAME] != Py_None) {
-        request->name = PyUnicode_AsUTF8AndSize(args[ARG_NAME], NULL);
-    }
-    if (request->prescale != 1.0 || request->postscale != 1.0) {
-        request->flags |= HVD_SCALED;
-    }
-    return !PyErr_Occurred();
-}
-
-static handle_t *handle_new(core_job_t *job, hvd_op_t op, PyObject *result, PyObject *finish)
+static handle_t *handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args)
 {
     handle_t *handle = PyObject_New(handle_t, core.handle_type);
     if (handle == NULL) {
@@ -262,81 +48,14 @@ static handle_t *handle_new(core_job_t *job, hvd_op_t op, PyObject *result, PyOb
     handle->job = job;
     handle->life = job->life;
     handle->flight = NULL;
-    handle->output = Py_NewRef(result);
-    handle->finish = finish != Py_None ? Py_NewRef(finish) : NULL;
+    handle->output = Py_NewRef(args->result != NULL ? args->result : Py_None);
+    handle->finish = core_is_given(args->finish) ? Py_NewRef(args->finish) : NULL;
     handle->received_splits = NULL;
     handle->last_joined = -1;
     handle->status = HVD_OK;
     handle->text = NULL;
     core_where(handle->where, sizeof handle->where);
     return handle;
-}
-
-// Fills the request with the tensors and gives it to the library.
-static bool submit_pieces(handle_t *handle, hvd_request_t *request, const objects_t *objects,
-                          handle_piece_t *pieces, hvd_tensor_t *tensors)
-{
-    if (!read_pieces(handle->flight, objects->inputs, objects->outputs, request->n_tensors,
-                     pieces)) {
-        return false;
-    }
-    for (int i = 0; i < request->n_tensors; i++) {
-        tensors[i] = pieces[i].tensor;
-    }
-    request->tensors = tensors;
-    int32_t *splits = NULL;
-    if (objects->splits != Py_None) {
-        splits = read_splits(objects->splits, &request->n_splits);
-        if (splits == NULL) {
-            return false;
-        }
-        request->splits = splits;
-    }
-    char text[HVD_TEXT_BYTES];
-    hvd_status_t status =
-        hvd_submit(handle->job->ctx, request, &handle->flight->id, text, sizeof text);
-    free(splits);
-    if (status != HVD_OK) {
-        core_raise(status, text, ""); // the exception's own traceback shows the line
-        return false;
-    }
-    return true;
-}
-
-static bool submit_handle(handle_t *handle, hvd_request_t *request, const objects_t *objects)
-{
-    PyObject *inputs = objects->inputs;
-    int n = inputs == Py_None ? 0 : PyTuple_Check(inputs) ? (int)PyTuple_Size(inputs) : 1;
-    PyObject *outputs = objects->outputs;
-    if (n > 0 && outputs != Py_None && PyTuple_Check(inputs) &&
-        (!PyTuple_Check(outputs) || PyTuple_Size(outputs) != n)) {
-        PyErr_SetString(PyExc_ValueError, "a group has not as many outputs as inputs");
-        return false;
-    }
-    handle->flight = flight_new(inputs, outputs, n, outputs == Py_None ? n : 0);
-    if (handle->flight == NULL) {
-        return false;
-    }
-    handle->flight->job = handle->job;
-    handle->flight->element_bytes =
-        (unsigned)request->dtype < HVD_N_DTYPES ? hvd_dtype_bytes(request->dtype) : 0;
-    request->n_tensors = n;
-    request->where = handle->where;
-    request->alloc = handle->flight->n_outputs > 0 ? alloc_output : NULL;
-    request->arg = handle->flight;
-    handle_piece_t one;
-    hvd_tensor_t tensor;
-    if (n <= 1) {
-        return submit_pieces(handle, request, objects, &one, &tensor);
-    }
-    handle_piece_t *pieces = malloc((size_t)n * (sizeof *pieces + sizeof tensor));
-    if (pieces == NULL) {
-        PyErr_NoMemory();
-        return false;
-    }
-    bool submitted = submit_pieces(handle, request, objects, pieces, (hvd_tensor_t *)(pieces + n));
-    free(pieces);
-    return submitted;
 }
 
 // The core adds bools as "or": their average would be false nearly everywhere.
@@ -346,7 +65,7 @@ static bool averages_bools(const hvd_request_t *request)
            (request->op == HVD_ALLREDUCE || request->op == HVD_REDUCESCATTER);
 }
 
-static PyObject *submit(hvd_request_t *request, const objects_t *objects)
+static PyObject *submit(hvd_request_t *request, const core_args_t *args)
 {
     core_job_t *job = core_job_of(&request->process_set);
     if (job == NULL) {
@@ -361,48 +80,41 @@ static PyObject *submit(hvd_request_t *request, const objects_t *objects)
     if (core.dropped != NULL) {
         core_sweep_dropped();
     }
-    handle_t *handle = handle_new(job, request->op, objects->result, objects->finish);
+    handle_t *handle = handle_new(job, request->op, args);
     if (handle == NULL) {
         return NULL;
     }
-    if (!submit_handle(handle, request, objects)) {
-        if (handle->flight != NULL) {
-            flight_free(handle->flight);
-            handle->flight = NULL;
-        }
-        handle->state = FAILED;
+    request->where = handle->where;
+    handle->flight = core_submission_start(job, request, args);
+    if (handle->flight == NULL) {
         Py_DECREF(handle);
         return NULL;
     }
     return (PyObject *)handle;
 }
 
-PyObject *core_submit(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+PyObject *core_submit(PyObject *module, PyObject *const *values, Py_ssize_t n_positional,
+                      PyObject *names)
 {
     (void)module;
-    if (n_args != N_ARGS) {
-        return PyErr_Format(PyExc_TypeError, "submit() takes %d arguments, not %zd", N_ARGS,
-                            n_args);
-    }
-    hvd_request_t request;
-    if (!read_request(args, &request)) {
+    core_args_t args;
+    if (!core_read_keywords(values, names, &args)) {
         return NULL;
     }
-    objects_t objects = {
-        .inputs = args[ARG_INPUTS],
-        .outputs = args[ARG_OUTPUTS],
-        .splits = args[ARG_SPLITS],
-        .result = args[ARG_RESULT],
-        .finish = args[ARG_FINISH],
-    };
-    return submit(&request, &objects);
+    bool has_tensors = core_is_given(args.inputs);
+    if (n_positional > 0 || args.op == NULL || (has_tensors && args.dtype == NULL)) {
+        return PyErr_Format(PyExc_TypeError, "submit() takes keywords: op, with tensors dtype, "
+                                             "and what else the operation needs");
+    }
+    hvd_request_t request = {.reduce = HVD_SUM};
+    return core_read_request(&args, &request) ? submit(&request, &args) : NULL;
 }
 
 PyObject *core_submit_in_place(const hvd_request_t *request, PyObject *tensor)
 {
     hvd_request_t own = *request;
-    objects_t objects = {tensor, tensor, Py_None, tensor, Py_None};
-    return submit(&own, &objects);
+    core_args_t args = {.inputs = tensor, .outputs = tensor, .result = tensor};
+    return submit(&own, &args);
 }
 
 // --- Waiting -------------------------------------------------------------------------------------
@@ -420,7 +132,7 @@ static void settle_failure(handle_t *handle, hvd_status_t status, const char *te
     Py_CLEAR(handle->finish);
     Py_CLEAR(handle->output);
     if (handle->flight != NULL) {
-        flight_free(handle->flight);
+        core_submission_free(handle->flight);
         handle->flight = NULL;
     }
 }
@@ -438,22 +150,15 @@ static PyObject *splits_as_tuple(const hvd_result_t *result)
 }
 
 // The operation has ended: keeps what it brought and lets the library forget it.
-static void settle(handle_t *handle)
+static void settle(handle_t *handle, const hvd_result_t *result)
 {
-    hvd_result_t result;
-    hvd_status_t status = hvd_result(handle->job->ctx, handle->flight->id, &result);
-    if (status == HVD_OK) {
-        status = result.status;
-    } else {
-        result = (hvd_result_t){.text = ""};
-    }
     hvd_handle_t id = handle->flight->id;
-    if (status != HVD_OK) {
-        settle_failure(handle, status, result.text);
+    if (result->status != HVD_OK) {
+        settle_failure(handle, result->status, result->text);
     } else {
-        handle->last_joined = result.last_joined;
-        if (result.n_splits > 0) {
-            handle->received_splits = splits_as_tuple(&result);
+        handle->last_joined = result->last_joined;
+        if (result->n_splits > 0) {
+            handle->received_splits = splits_as_tuple(result);
         }
         handle->state = ARRIVED;
     }
@@ -489,30 +194,40 @@ static bool wait_until_ended(const handle_t *handle, double timeout_s)
     return !PyErr_Occurred();
 }
 
-// Most handles of a step have ended when the first has: nobody need let go of the GIL for them.
-static bool has_ended(const handle_t *handle)
+// What became of the operation; HVD_IN_PROGRESS: nothing yet.
+static hvd_result_t result_of(const handle_t *handle)
 {
     hvd_result_t result;
-    return hvd_result(handle->job->ctx, handle->flight->id, &result) == HVD_OK;
+    if (!of_this_life(handle)) {
+        return (hvd_result_t){.status = HVD_SHUTDOWN, .text = SHUT_DOWN};
+    }
+    hvd_status_t status = hvd_result(handle->job->ctx, handle->flight->id, &result);
+    return status == HVD_OK ? result : (hvd_result_t){.status = status, .text = ""};
 }
 
+// Most handles of a step have ended when the first has: nobody need let go of the GIL for them.
 static bool bring_home(handle_t *handle, double timeout_s)
 {
     if (handle->state != IN_FLIGHT) {
         return true;
     }
-    if (of_this_life(handle) && !has_ended(handle) && !wait_until_ended(handle, timeout_s)) {
-        return false;
-    }
-    if (handle->state == IN_FLIGHT) { // another thread may have waited too
-        if (of_this_life(handle) && !handle->job->closing) {
-            settle(handle);
-        } else if (!of_this_life(handle)) {
-            settle_failure(handle, HVD_SHUTDOWN, SHUT_DOWN);
-        } else {
-            core_raise(HVD_SHUTDOWN, SHUT_DOWN, handle->where);
+    hvd_result_t result = result_of(handle);
+    if (result.status == HVD_IN_PROGRESS) {
+        if (!wait_until_ended(handle, timeout_s)) {
             return false;
         }
+        if (handle->state != IN_FLIGHT) { // another thread has waited too
+            return true;
+        }
+        result = result_of(handle);
+    }
+    if (!of_this_life(handle)) {
+        settle_failure(handle, result.status, result.text);
+    } else if (handle->job->closing) {
+        core_raise(HVD_SHUTDOWN, SHUT_DOWN, handle->where);
+        return false;
+    } else {
+        settle(handle, &result);
     }
     return true;
 }
@@ -534,7 +249,7 @@ static PyObject *handle_result(handle_t *handle)
             handle->output = result;
         }
         if (handle->flight != NULL) {
-            flight_free(handle->flight);
+            core_submission_free(handle->flight);
             handle->flight = NULL;
         }
     }
@@ -692,7 +407,7 @@ static void handle_dealloc(PyObject *self)
         core.dropped = flight;
         core_sweep_dropped();
     } else if (flight != NULL) {
-        flight_free(flight);
+        core_submission_free(flight);
     }
     Py_XDECREF(handle->output);
     Py_XDECREF(handle->finish);

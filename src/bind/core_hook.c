@@ -15,12 +15,12 @@
 
 typedef struct hook {
     PyObject_HEAD
-    PyObject *name;
-    PyObject *dtype;       // of the parameter, as PyTorch's object
+    PyObject *parameter;   // its name, as the user gave it
+    PyObject *torch_dtype; // of the parameter
     PyObject *strided;     // the layout of dense tensors
     PyObject *slow;        // slow(hook, param) -> handle
     PyObject *handle;      // of the submission in flight, or None
-    PyObject *full_name;   // as the others know it; the request points into it
+    PyObject *name;        // of the request, which points into it
     hvd_request_t request; // what every submission is alike in
     char always_slow;
     int passes; // backward passes that make a gradient
@@ -31,7 +31,7 @@ typedef struct hook {
 static bool is_ordinary(const hook_t *hook, PyObject *grad)
 {
     PyObject *dtype = PyObject_GetAttr(grad, core.s_dtype);
-    bool same = dtype == hook->dtype;
+    bool same = dtype == hook->torch_dtype;
     Py_XDECREF(dtype);
     PyErr_Clear();
     return same && core_is_plain(grad, hook->strided);
@@ -91,7 +91,7 @@ static PyObject *hook_call(PyObject *self, PyObject *args, PyObject *kwargs)
             "Gradients were computed more than backward_passes_per_step times before call to "
             "step(). Increase backward_passes_per_step to accumulate gradients locally (parameter "
             "'%U').",
-            hook->name);
+            hook->parameter);
     }
     if (--hook->left == 0) {
         PyObject *handle = submit_grad(hook, PyTuple_GetItem(args, 0));
@@ -105,40 +105,34 @@ static PyObject *hook_call(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-// GradientHook(name, dtype, strided, slow, request, always_slow, passes)
-// request: (full name, number of the dtype, reduction, process set, prescale, postscale)
-static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+// GradientHook(parameter, torch_dtype, strided, slow, always_slow, passes; those of a request)
+static PyObject *hook_new(PyTypeObject *type, PyObject *positional, PyObject *keywords)
 {
-    (void)kwargs;
-    PyObject *name, *dtype, *strided, *slow, *full_name;
-    int dtype_number, reduce, process_set, always_slow, passes;
-    double prescale, postscale;
-    if (!PyArg_ParseTuple(args, "OOOO(Uiiidd)pi", &name, &dtype, &strided, &slow, &full_name,
-                          &dtype_number, &reduce, &process_set, &prescale, &postscale, &always_slow,
-                          &passes)) {
+    static char *words[] = {"parameter", "torch_dtype", "strided", "slow",   "always_slow",
+                            "passes",    "name",        "dtype",   "reduce", "process_set",
+                            "prescale",  "postscale",   NULL};
+    PyObject *parameter, *torch_dtype, *strided, *slow;
+    int always_slow, passes;
+    core_args_t args = {0};
+    hvd_request_t request = {.op = HVD_ALLREDUCE};
+    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "$UOOOpiUOOOOO", words, &parameter,
+                                     &torch_dtype, &strided, &slow, &always_slow, &passes,
+                                     &args.name, &args.dtype, &args.reduce, &args.process_set,
+                                     &args.prescale, &args.postscale) ||
+        !core_read_request(&args, &request)) {
         return NULL;
     }
-    const char *text = PyUnicode_AsUTF8AndSize(full_name, NULL);
-    hook_t *hook = text != NULL ? PyObject_GC_New(hook_t, type) : NULL;
+    hook_t *hook = PyObject_GC_New(hook_t, type);
     if (hook == NULL) {
         return NULL;
     }
-    hook->name = Py_NewRef(name);
-    hook->dtype = Py_NewRef(dtype);
+    hook->parameter = Py_NewRef(parameter);
+    hook->torch_dtype = Py_NewRef(torch_dtype);
     hook->strided = Py_NewRef(strided);
     hook->slow = Py_NewRef(slow);
     hook->handle = Py_NewRef(Py_None);
-    hook->full_name = Py_NewRef(full_name);
-    hook->request = (hvd_request_t){
-        .op = HVD_ALLREDUCE,
-        .name = text,
-        .dtype = (hvd_dtype_t)dtype_number,
-        .reduce = (hvd_reduce_t)reduce,
-        .process_set = process_set,
-        .prescale = prescale,
-        .postscale = postscale,
-        .flags = prescale != 1.0 || postscale != 1.0 ? HVD_SCALED : 0,
-    };
+    hook->name = Py_NewRef(args.name);
+    hook->request = request;
     hook->always_slow = always_slow != 0;
     hook->passes = hook->left = passes;
     PyObject_GC_Track((PyObject *)hook);
@@ -165,18 +159,18 @@ static void hook_dealloc(PyObject *self)
     hook_t *hook = (hook_t *)self;
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    Py_XDECREF(hook->name);
-    Py_XDECREF(hook->dtype);
+    Py_XDECREF(hook->parameter);
+    Py_XDECREF(hook->torch_dtype);
     Py_XDECREF(hook->strided);
     Py_XDECREF(hook->slow);
     Py_XDECREF(hook->handle);
-    Py_XDECREF(hook->full_name);
+    Py_XDECREF(hook->name);
     PyObject_GC_Del(self);
     Py_DECREF(type);
 }
 
 static PyMemberDef hook_members[] = {
-    {"name", T_OBJECT, offsetof(hook_t, name), READONLY, "name of the parameter"},
+    {"parameter", T_OBJECT, offsetof(hook_t, parameter), READONLY, "name of the parameter"},
     {"handle", T_OBJECT, offsetof(hook_t, handle), 0, "handle in flight, or None"},
     {"always_slow", T_BOOL, offsetof(hook_t, always_slow), 0, "never submits by itself"},
     {"passes", T_INT, offsetof(hook_t, passes), 0, "backward passes that make a gradient"},

@@ -23,35 +23,20 @@ typedef struct in_place {
     PyObject *slow;
 } in_place_t;
 
-enum {
-    ARG_TENSOR,
-    ARG_AVERAGE,
-    ARG_NAME,
-    ARG_REDUCE,
-    ARG_ROOT,
-    ARG_PRESCALE,
-    ARG_POSTSCALE,
-    ARG_PROCESS_SET,
-    ARG_WAITS,
-    N_ARGS
-};
-
 #define NAME_BYTES 512
 
-// The name with its prefix, in the buffer; false if it is longer, or no text.
-static bool read_name(const in_place_t *self, PyObject *name, char buffer[NAME_BYTES])
+// Puts the prefix before the name; false if it gets longer than the buffer.
+static bool add_prefix(const in_place_t *self, const char **name_p, char buffer[NAME_BYTES])
 {
-    if (!PyUnicode_Check(name)) {
-        return false;
-    }
-    Py_ssize_t prefix_length, length;
+    Py_ssize_t prefix_length;
     const char *prefix = PyUnicode_AsUTF8AndSize(self->prefix, &prefix_length);
-    const char *text = PyUnicode_AsUTF8AndSize(name, &length);
-    if (prefix == NULL || text == NULL || prefix_length + length >= NAME_BYTES) {
+    size_t length = strlen(*name_p);
+    if (prefix == NULL || (size_t)prefix_length + length >= NAME_BYTES) {
         return false;
     }
     memcpy(buffer, prefix, (size_t)prefix_length);
-    memcpy(buffer + prefix_length, text, (size_t)length + 1);
+    memcpy(buffer + prefix_length, *name_p, length + 1);
+    *name_p = buffer;
     return true;
 }
 
@@ -67,68 +52,64 @@ static bool read_dtype(const in_place_t *self, PyObject *tensor, hvd_dtype_t *dt
     return true;
 }
 
-static bool read_set(PyObject *process_set, int *id_p)
-{
-    PyObject *id = PyObject_GetAttr(process_set, core.s_process_set_id);
-    bool read = id != NULL && PyLong_Check(id);
-    *id_p = read ? (int)PyLong_AsLong(id) : 0;
-    Py_XDECREF(id);
-    return read;
-}
-
 // True if the request is an ordinary one and complete; without an exception otherwise.
-static bool read_request(const in_place_t *self, PyObject *const *args, char name[NAME_BYTES],
-                         hvd_request_t *request)
+static bool read_request(const in_place_t *self, const core_args_t *args, PyObject *tensor,
+                         char name[NAME_BYTES], hvd_request_t *request)
 {
-    *request = (hvd_request_t){
-        .op = self->op,
-        .name = args[ARG_NAME] != Py_None ? name : NULL,
-        .reduce = args[ARG_REDUCE] == Py_None ? self->reduce
-                                              : (hvd_reduce_t)PyLong_AsLong(args[ARG_REDUCE]),
-        .root = (int)PyLong_AsLong(args[ARG_ROOT]),
-        .prescale = PyFloat_AsDouble(args[ARG_PRESCALE]),
-        .postscale = PyFloat_AsDouble(args[ARG_POSTSCALE]),
-        .flags = args[ARG_WAITS] == Py_True ? HVD_WAITS : 0,
-    };
-    if (request->prescale != 1.0 || request->postscale != 1.0) {
-        request->flags |= HVD_SCALED;
-    }
-    bool ordinary = !PyErr_Occurred() && args[ARG_AVERAGE] == Py_None &&
-                    (args[ARG_REDUCE] == Py_None || PyLong_CheckExact(args[ARG_REDUCE])) &&
-                    request->reduce != HVD_ADASUM &&
-                    (request->name == NULL || read_name(self, args[ARG_NAME], name)) &&
-                    read_set(args[ARG_PROCESS_SET], &request->process_set) &&
-                    read_dtype(self, args[ARG_TENSOR], &request->dtype) &&
-                    core_is_plain(args[ARG_TENSOR], self->strided);
+    *request = (hvd_request_t){.op = self->op, .reduce = self->reduce};
+    bool ordinary = (!core_is_given(args->reduce) || PyLong_CheckExact(args->reduce)) &&
+                    core_read_request(args, request) && request->reduce != HVD_ADASUM &&
+                    (request->name == NULL || add_prefix(self, &request->name, name)) &&
+                    read_dtype(self, tensor, &request->dtype) &&
+                    core_is_plain(tensor, self->strided);
     PyErr_Clear(); // the slow way says what is wrong
     return ordinary;
 }
 
-static PyObject *in_place_start(PyObject *object, PyObject *const *args, Py_ssize_t n_args)
+static PyObject *call_slow(const in_place_t *self, PyObject *const *values, PyObject *names)
+{
+    PyObject *positional = PyTuple_Pack(1, values[0]);
+    PyObject *keywords = PyDict_New();
+    PyObject *result = NULL;
+    Py_ssize_t n = names != NULL ? PyTuple_Size(names) : 0;
+    bool made = positional != NULL && keywords != NULL;
+    for (Py_ssize_t i = 0; made && i < n; i++) {
+        made = PyDict_SetItem(keywords, PyTuple_GetItem(names, i), values[1 + i]) == 0;
+    }
+    if (made) {
+        result = PyObject_Call(self->slow, positional, keywords);
+    }
+    Py_XDECREF(positional);
+    Py_XDECREF(keywords);
+    return result;
+}
+
+static PyObject *in_place_start(PyObject *object, PyObject *const *values, Py_ssize_t n_positional,
+                                PyObject *names)
 {
     const in_place_t *self = (const in_place_t *)object;
-    if (n_args != N_ARGS) {
-        return PyErr_Format(PyExc_TypeError, "start() takes %d arguments, not %zd", N_ARGS, n_args);
+    if (n_positional != 1) {
+        return PyErr_Format(PyExc_TypeError, "start() takes a tensor, and keywords");
+    }
+    core_args_t args;
+    if (!core_read_keywords(values + 1, names, &args)) {
+        return NULL;
     }
     char name[NAME_BYTES];
     hvd_request_t request;
-    if (read_request(self, args, name, &request)) {
-        return core_submit_in_place(&request, args[ARG_TENSOR]);
-    }
-    return PyObject_CallFunctionObjArgs(self->slow, args[ARG_TENSOR], args[ARG_AVERAGE],
-                                        args[ARG_NAME], args[ARG_REDUCE], args[ARG_ROOT],
-                                        args[ARG_PRESCALE], args[ARG_POSTSCALE],
-                                        args[ARG_PROCESS_SET], args[ARG_WAITS], NULL);
+    return read_request(self, &args, values[0], name, &request)
+               ? core_submit_in_place(&request, values[0])
+               : call_slow(self, values, names);
 }
 
 // InPlace(op, reduce, prefix, dtypes, strided, slow)
-static PyObject *in_place_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *in_place_new(PyTypeObject *type, PyObject *positional, PyObject *keywords)
 {
-    (void)kwargs;
+    static char *words[] = {"op", "reduce", "prefix", "dtypes", "strided", "slow", NULL};
     int op, reduce;
     PyObject *prefix, *dtypes, *strided, *slow;
-    if (!PyArg_ParseTuple(args, "iiUO!OO", &op, &reduce, &prefix, &PyDict_Type, &dtypes, &strided,
-                          &slow)) {
+    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "$iiUO!OO", words, &op, &reduce, &prefix,
+                                     &PyDict_Type, &dtypes, &strided, &slow)) {
         return NULL;
     }
     in_place_t *self = PyObject_New(in_place_t, type);
@@ -157,9 +138,11 @@ static void in_place_dealloc(PyObject *object)
 }
 
 static PyMethodDef in_place_methods[] = {
-    {"start", (PyCFunction)(void (*)(void))in_place_start, METH_FASTCALL,
-     "start(tensor, average, name, reduce, root, prescale, postscale, process_set, waits)\n"
-     "-> Handle, whose wait() returns the tensor; or what slow() of the same arguments returns."},
+    {"start", (PyCFunction)(void (*)(void))in_place_start, METH_FASTCALL | METH_KEYWORDS,
+     "start(tensor, *, name=None, reduce=None, root=0, process_set=0, prescale=1.0,\n"
+     "postscale=1.0, waits=False) -> Handle\n\n"
+     "The handle's wait() returns the tensor. What is out of the ordinary is slow()'s, with the\n"
+     "same arguments."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -52,28 +52,6 @@ static void sets_free(rank_sets_t *sets)
     free(sets->sizes);
 }
 
-// Reads a sequence of ranks; *ranks_p is to be freed.
-static bool read_ranks(PyObject *sequence, int **ranks_p, int *n_p)
-{
-    Py_ssize_t n = PySequence_Size(sequence);
-    int *ranks = n >= 0 ? malloc((size_t)(n > 0 ? n : 1) * sizeof *ranks) : NULL;
-    if (ranks == NULL) {
-        return PyErr_Occurred() ? false : (PyErr_NoMemory(), false);
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *item = PySequence_GetItem(sequence, i);
-        ranks[i] = item != NULL ? (int)PyLong_AsLong(item) : 0;
-        Py_XDECREF(item);
-        if (PyErr_Occurred()) {
-            free(ranks);
-            return false;
-        }
-    }
-    *ranks_p = ranks;
-    *n_p = (int)n;
-    return true;
-}
-
 static bool read_sets(PyObject *sequence, rank_sets_t *sets)
 {
     *sets = (rank_sets_t){0};
@@ -91,7 +69,7 @@ static bool read_sets(PyObject *sequence, rank_sets_t *sets)
     sets->n = (int)n;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *item = PySequence_GetItem(sequence, i);
-        bool read = item != NULL && read_ranks(item, &sets->ranks[i], &sets->sizes[i]);
+        bool read = item != NULL && core_read_ints(item, &sets->ranks[i], &sets->sizes[i]);
         Py_XDECREF(item);
         if (!read) {
             sets_free(sets);
@@ -320,7 +298,7 @@ static PyObject *process_set_add(PyObject *module, PyObject *sequence)
     hvd_ctx_t *ctx = core_context();
     int *ranks;
     int n;
-    if (ctx == NULL || !read_ranks(sequence, &ranks, &n)) {
+    if (ctx == NULL || !core_read_ints(sequence, &ranks, &n)) {
         return NULL;
     }
     char text[HVD_TEXT_BYTES] = "";
@@ -474,9 +452,11 @@ static PyMethodDef methods[] = {
      "timeline_start(path, mark_cycles) -> (status name, sentence)"},
     {"timeline_stop", timeline_stop, METH_NOARGS, "timeline_stop() -> status name"},
     {"version", version, METH_NOARGS, "version() of libhvd"},
-    {"submit", (PyCFunction)(void (*)(void))core_submit, METH_FASTCALL,
-     "submit(op, name, dtype, reduce, root, process_set, prescale, postscale, inputs, outputs,\n"
-     "splits, waits, result, finish) -> Handle\n\n"
+    {"submit", (PyCFunction)(void (*)(void))core_submit, METH_FASTCALL | METH_KEYWORDS,
+     "submit(*, op, name=None, dtype, reduce=SUM, root=0, process_set=0, prescale=1.0,\n"
+     "postscale=1.0, inputs=None, outputs=None, splits=None, waits=False, result=None,\n"
+     "finish=None) -> Handle\n\n"
+     "process_set: a ProcessSet or its number.\n"
      "inputs: a tensor, a tuple of them, or None; outputs: alike, or None to have memory made.\n"
      "The handle's wait() returns result, or finish(handle)."},
     {"wait_all", core_wait_all, METH_O, "wait_all(handles) -> list of results"},
@@ -574,7 +554,7 @@ PyMODINIT_FUNC PyInit__core(void); // the interpreter finds it by name
 PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || !import_errors() || !make_names() ||
+    if (module == NULL || !import_errors() || !make_names() || !core_make_keywords() ||
         !add_type(module, &core_handle_spec, &core.handle_type) ||
         !add_type(module, &core_hook_spec, &core.hook_type) ||
         !add_type(module, &core_in_place_spec, &core.in_place_type) ||

@@ -7,8 +7,8 @@
 #ifndef HVD_BIND_TF_BIND_H
 #define HVD_BIND_TF_BIND_H
 
+#include "bind/request.h"
 #include "bind/tf_api.h"
-#include "hvd.h"
 
 // Where the memory of an operation's results comes from.
 typedef enum tf_output {

@@ -181,9 +181,7 @@ static void read_reduction(TF_OpKernelConstruction *construction, hvd_request_t 
     tf_api.OpKernelConstruction_GetAttrFloat(construction, "prescale_factor", &prescale, status);
     tf_api.OpKernelConstruction_GetAttrFloat(construction, "postscale_factor", &postscale, status);
     request->reduce = (hvd_reduce_t)reduce;
-    request->prescale = prescale;
-    request->postscale = postscale;
-    request->flags = prescale != 1 || postscale != 1 ? HVD_SCALED : 0;
+    request_set_scales(request, prescale, postscale);
 }
 
 void *tf_collective_create(TF_OpKernelConstruction *construction, const tf_collective_t *row)

@@ -28,8 +28,8 @@ STUCK_S = 9  # the report must come meanwhile: after 3 s, times 3 on a busy mach
 
 def submit(name, n=1000):
     data = array.array("f", [1.0] * n)
-    return _core.submit(_core.ALLREDUCE, name, _core.FLOAT32, _core.SUM, 0, 0, 1.0, 1.0, data,
-                        data, None, False, data, None)
+    return _core.submit(op=_core.ALLREDUCE, name=name, dtype=_core.FLOAT32, inputs=data,
+                        outputs=data, result=data)
 
 
 def hangs_with_the_gil_free():

@@ -26,8 +26,9 @@ THIS = "test_common"
 
 def submit(op, name, data, output, finish=None, reduce=_core.SUM, root=0, set_id=0, scale=1.0,
            splits=None, dtype=_core.FLOAT32):
-    return _core.submit(op, name, dtype, reduce, root, set_id, scale, 1.0, data, output, splits,
-                        False, output, finish)
+    return _core.submit(op=op, name=name, dtype=dtype, reduce=reduce, root=root,
+                        process_set=set_id, prescale=scale, inputs=data, outputs=output,
+                        splits=splits, result=output, finish=finish)
 
 
 def floats(*values):
@@ -93,8 +94,7 @@ def operations_on_a_rank():
     results = _core.wait_all([submit(_core.ALLREDUCE, f"many {i}", floats(i), floats(0))
                               for i in range(100)])
     assert [list(result) for result in results] == [[i * size] for i in range(100)]
-    handle = _core.submit(_core.JOIN, None, _core.UINT8, 0, 0, 0, 1.0, 1.0, None, None, None, True,
-                          None, lambda done: done.last_joined)
+    handle = _core.submit(op=_core.JOIN, waits=True, finish=lambda done: done.last_joined)
     assert 0 <= handle.wait() < size
     return "operations_on_a_rank" not in handle.where and __file__ in handle.where
 
@@ -453,9 +453,30 @@ def test_errors_of_a_slow_hook_pass():
     def slow(hook, param):
         raise Refused
 
-    request = ("name", _core.FLOAT32, _core.SUM, 0, 1.0, 1.0)
+    hook = _core.GradientHook(parameter="name", torch_dtype=None, strided=None, slow=slow,
+                              always_slow=True, passes=1, name="name", dtype=_core.FLOAT32,
+                              reduce=_core.SUM, process_set=0, prescale=1.0, postscale=1.0)
     with pytest.raises(Refused):
-        _core.GradientHook("name", None, None, slow, request, True, 1)(Param())
+        hook(Param())
+
+
+def test_what_a_request_must_say():
+    data = floats(1.0)
+    for said in ({}, {"dtype": _core.FLOAT32}, {"op": _core.ALLREDUCE, "inputs": data}):
+        with pytest.raises(TypeError, match="submit.. takes keywords: op, with tensors dtype"):
+            _core.submit(**said)
+    with pytest.raises(TypeError, match="takes keywords"):
+        _core.submit(_core.BARRIER, op=_core.BARRIER)
+    with pytest.raises(TypeError, match="a request has no keyword 'roots'"):
+        _core.submit(op=_core.BARRIER, roots=0)
+    for wrong in ({"op": "barrier"}, {"prescale": "1"}, {"name": 1}, {"process_set": "all"}):
+        with pytest.raises((TypeError, AttributeError)):
+            _core.submit(**{"op": _core.BARRIER, **wrong})
+    with pytest.raises(ValueError, match="has not been registered"):
+        _core.submit(op=_core.BARRIER, process_set=ProcessSet([0]))
+    late = {"".join(("o", "p")): _core.BARRIER}  # a keyword that is not interned
+    with pytest.raises(ValueError, match="use hvd.init"):
+        _core.submit(**late)
 
 
 def test_files_in_memory_where_python_does_not_know_them(monkeypatch):

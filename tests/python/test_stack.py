@@ -15,8 +15,8 @@ WAIT_S = 60
 
 def waits_in_a_function_of_this_name(event, handles):
     data = array.array("f", [1.0] * 1000)
-    handles.append(_core.submit(_core.ALLREDUCE, "held back", _core.FLOAT32, _core.SUM, 0, 0, 1.0,
-                                1.0, data, data, None, False, data, None))
+    handles.append(_core.submit(op=_core.ALLREDUCE, name="held back", dtype=_core.FLOAT32,
+                                inputs=data, outputs=data, result=data))
     event.wait(WAIT_S)
 
 

@@ -110,8 +110,8 @@ def rank_main(folder):
     basics.init()
     data = array.array("f", [1.0] * 1000)
     for _ in range(20):
-        _core.submit(_core.ALLREDUCE, "sum", _core.FLOAT32, _core.SUM, 0, 0, 1.0, 1.0, data, data,
-                     None, False, data, None).wait()
+        _core.submit(op=_core.ALLREDUCE, name="sum", dtype=_core.FLOAT32, inputs=data,
+                     outputs=data).wait()
     (folder / f"runs-{basics.rank()}-{os.getpid()}").touch()
     wait_for(folder / "look at the end")
     rank = basics.rank()

@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 from test_desk import AGENT, PATIENCE_SECONDS, SECRET, wait_for
 
+from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark import elastic, plan, slots
 from horovod.spark.launch import describe
 from horovod.spark.notes import Notes, remove_left
@@ -180,6 +181,8 @@ def test_when_it_cannot_go_on(tmp_path, fn, limits, words):
     job = Job(fn, (str(tmp_path),), 2, **limits)
     assert job.desk.done.wait(PATIENCE_SECONDS)
     assert re.search(words, job.desk.problem)
+    is_timeout = issubclass(job.desk.problem_kind, TimeoutException)
+    assert is_timeout == ("elastic_timeout" in limits)
     wanted = "KeyError: 'the cause'" if fn is fail_by_itself else "killed by signal 9"
     assert wanted in describe(job.desk.failure)
     job.close()

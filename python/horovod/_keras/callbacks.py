@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks, written once: bind() makes them callbacks of the Keras a door stands for.
+"""The callbacks, written once: bind() makes them callbacks of one Keras.
 
 Every hook below is one of keras.callbacks.Callback.
 """

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a script meets what Keras 3 or XLA no longer allow, it is told what to do, or helped.
 
-introduce() is called by the doors, once for each Keras. It wraps methods of Keras: compile() of a
-model, to keep collectives away from XLA; the beginning of training, to find copies that lost their
+Keras calls nothing of ours at these points, so methods of it are wrapped: compile() of a model, to
+keep collectives away from XLA; the beginning of training, to find copies that lost their
 distributed optimizer; and the constructor of optimizers that scale the loss, to keep overflows on
-all ranks. In Keras 3 it looks after words of Keras 2 as well.
+all ranks. In Keras 3 words of Keras 2 are looked after as well.
+
+Importing changes nothing. The methods are wrapped from init(), or from the first distributed
+optimizer if that comes earlier, and put back by shutdown().
 """
 import functools
 
@@ -115,17 +118,23 @@ def _callable_too(variables):
     return property(lambda self: CallableList(variables.fget(self)), doc=variables.__doc__)
 
 
-# --- introduce ------------------------------------------------------------------------------------
+# --- Wrapping, and putting back -------------------------------------------------------------------
 
-_wrapped = set()  # (class, name, wrapper)
+_wrapped = {}  # (class, name, wrapper) -> (what was there before, or None; what is there now)
+
+
+def _put(owner, name, wrapper, make):
+    if (owner, name, wrapper) not in _wrapped:
+        before = vars(owner).get(name)
+        now = make(before)
+        _wrapped[owner, name, wrapper] = before, now
+        setattr(owner, name, now)
 
 
 def _wrap(cls, name, wrapper):
     """Where the method is defined, as Keras compares methods to see if a user overrides them."""
     owner = next(base for base in cls.__mro__ if name in vars(base))
-    if (owner, name, wrapper) not in _wrapped:
-        _wrapped.add((owner, name, wrapper))
-        setattr(owner, name, wrapper(vars(owner)[name]))
+    _put(owner, name, wrapper, wrapper)
 
 
 def introduce(keras):
@@ -141,4 +150,24 @@ def introduce(keras):
     _wrap(keras.Model, "compile", _without_run_tf_function)
     _wrap(optimizer, "__init__", _without_lr)
     _wrap(optimizer, "variables", _callable_too)
-    optimizer.lr = property(_get_lr, _set_lr)
+    _put(optimizer, "lr", property, lambda _: property(_get_lr, _set_lr))
+
+
+def look_after(keras):
+    """Prepares this Keras for as long as the process belongs to a job."""
+    basics.on_init(functools.partial(introduce, keras))
+    if basics.is_initialized():
+        introduce(keras)
+
+
+@basics.on_shutdown
+def put_back():
+    """Keras as it was, except where somebody else has wrapped what we did."""
+    for (owner, name, _), (before, now) in reversed(_wrapped.items()):
+        if vars(owner).get(name) is not now:
+            continue
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+    _wrapped.clear()

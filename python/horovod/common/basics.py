@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init(), rank() and friends: the names every framework's package exports."""
+"""init(), rank() and friends: the names every framework's package exports.
+
+They do so by `from horovod.common.basics import *`: this is the one list of them.
+"""
 import atexit
 import os
+from typing import Any, Sequence, Union
 
 from horovod import _core
 from horovod.common import communicators as _communicators
 from horovod.common import membership
 from horovod.common import process_sets as _sets
 from horovod.common.exceptions import NotInitializedError
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "ccl_built", "cross_rank", "cross_size",
+    "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
+    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
+    "start_timeline", "stop_timeline",
+]
 
 Average = _core.AVERAGE
 Sum = _core.SUM
@@ -35,7 +47,8 @@ def on_shutdown(function):
     return function
 
 
-def init(comm=None, process_sets=None):
+def init(comm: Any = None,
+         process_sets: Union[None, str, Sequence[_sets.ProcessSet]] = None) -> None:
     """Joins the job this process was launched in; alone, it is a job of one. Blocks until all have.
 
     comm: None or [] for the whole world; a communicator of mpi4py, or a list of ranks of mpirun,
@@ -107,7 +120,7 @@ def _shut_down_at_exit():
         atexit.register(shutdown)
 
 
-def shutdown():
+def shutdown() -> None:
     """Leaves the job. What is in flight fails; init() may be called again."""
     if _core.is_initialized():
         for function in _before_shutdown:
@@ -126,7 +139,7 @@ cross_size = _core.cross_size
 is_homogeneous = _core.is_homogeneous
 
 
-def start_timeline(file_path, mark_cycles=False):
+def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False) -> None:
     """Begins to write a timeline. HOROVOD_TIMELINE must have been set (DYNAMIC will do)."""
     status, text = _core.timeline_start(os.fspath(file_path), mark_cycles)
     if status == "HVD_UNSUPPORTED":
@@ -137,7 +150,7 @@ def start_timeline(file_path, mark_cycles=False):
         raise ValueError(f"{text} ({status})")
 
 
-def stop_timeline():
+def stop_timeline() -> None:
     """Ends the timeline; its file is then complete."""
     _core.timeline_stop()
 
@@ -147,7 +160,7 @@ def stop_timeline():
 # built in, and used where HOROVOD_CPU_OPERATIONS or HOROVOD_CONTROLLER says so.
 
 
-def mpi_threads_supported():
+def mpi_threads_supported() -> bool:
     """Has the MPI library MPI_THREAD_MULTIPLE? ValueError where none is used."""
     if not is_initialized():
         raise NotInitializedError("Horovod has not been initialized; use hvd.init().")
@@ -157,38 +170,38 @@ def mpi_threads_supported():
     return _core.mpi_threads() == 1
 
 
-def mpi_enabled():
+def mpi_enabled() -> bool:
     """Does an MPI library move the tensors of this job?"""
     return is_initialized() and _core.mpi_threads() >= 0
 
 
-def mpi_built():
+def mpi_built() -> bool:
     return True
 
 
-def gloo_enabled():
+def gloo_enabled() -> bool:
     return True
 
 
-def gloo_built():
+def gloo_built() -> bool:
     return True
 
 
-def nccl_built():
+def nccl_built() -> int:
     return 0
 
 
-def ddl_built():
+def ddl_built() -> bool:
     return False
 
 
-def ccl_built():
+def ccl_built() -> bool:
     return False
 
 
-def cuda_built():
+def cuda_built() -> bool:
     return False
 
 
-def rocm_built():
+def rocm_built() -> bool:
     return False

@@ -21,25 +21,16 @@ def _dumps(obj):
     return buffer.getvalue()
 
 
-def _submit(op, name, dtype, inputs, outputs, process_set, root=0, finish=None):
-    return _core.submit(
-        op, name, dtype, _core.SUM, root, process_set.process_set_id, 1.0, 1.0,
-        inputs, outputs, None, True, outputs, finish,
-    )
-
-
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
     """The object of the root rank (a global rank), on every member."""
     name = name if name is not None else "object"  # equal on all ranks, whatever they hold
     is_root = _core.rank() == root_rank
     data = bytearray(_dumps(obj)) if is_root else bytearray()
     length = bytearray(len(data).to_bytes(8, "little"))
-    _submit(_core.BROADCAST, f"broadcast.{name}.sz", _core.UINT8, length, length, process_set,
-            root_rank).wait()
+    _broadcast(f"broadcast.{name}.sz", length, root_rank, process_set)
     if not is_root:
         data = bytearray(int.from_bytes(length, "little"))
-    _submit(_core.BROADCAST, f"broadcast.{name}.t", _core.UINT8, data, data, process_set,
-            root_rank).wait()
+    _broadcast(f"broadcast.{name}.t", data, root_rank, process_set)
     return obj if is_root else pickle.loads(data)
 
 
@@ -63,7 +54,12 @@ def allgather_size(size, process_set, name=None):
     return [int.from_bytes(sizes[i:i + 8], "little") for i in range(0, len(sizes), 8)]
 
 
+def _broadcast(name, data, root, process_set):
+    _core.submit(op=_core.BROADCAST, name=name, dtype=_core.UINT8, root=root,
+                 process_set=process_set, inputs=data, outputs=data, waits=True).wait()
+
+
 def _gather(name, data, process_set):
-    handle = _submit(_core.ALLGATHER, name, _core.UINT8, data, None, process_set,
-                     finish=lambda done: memoryview(done.memory(0)[0]))
-    return handle.wait()
+    return _core.submit(op=_core.ALLGATHER, name=name, dtype=_core.UINT8, process_set=process_set,
+                        inputs=data, waits=True,
+                        finish=lambda done: memoryview(done.memory(0)[0])).wait()

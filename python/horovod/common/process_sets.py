@@ -5,6 +5,9 @@ import os
 from horovod import _core
 from horovod.common import communicators
 
+# What every framework's package exports.
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
 
 class ProcessSet:
     """Ranks that communicate among themselves. Usable once registered: see add_process_set().

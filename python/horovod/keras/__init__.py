@@ -2,124 +2,22 @@
 """Horovod for Keras, on TensorFlow or PyTorch: `import horovod.keras as hvd`."""
 import keras
 
-from horovod._keras import guide as _guide
-from horovod._keras import models as _models
 from horovod._keras.backends import backend_of as _backend_of
-from horovod._keras.optimizer import make_distributed as _make_distributed
-from horovod.common.basics import (
-    Adasum,
-    Average,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from horovod.common.util import handle_average_backwards_compatibility as _reduction
+from horovod._keras.face import functions_for as _functions_for
+from horovod.common.basics import *  # noqa: F401,F403 - exported
+from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.keras import callbacks, elastic
 
-_guide.introduce(keras)
 Compression = _backend_of(keras).Compression
+_functions = _functions_for(keras, Compression, __name__)
 
-
-def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="",
-                         compression=Compression.none, sparse_as_dense=False,
-                         gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1,
-                         average_aggregated_gradients=False, num_groups=0, groups=None,
-                         process_set=global_process_set, scale_local_gradients=True):
-    """An optimizer like the given one that applies the gradients of all ranks.
-
-    backward_passes_per_step: gradients are added up that many times before they are reduced.
-    groups: a number, or lists of variables, whose gradients travel together.
-    """
-    if op not in (Average, Sum):
-        raise ValueError("op currently only supports Average and Sum")
-    return _make_distributed(
-        _backend_of(keras), optimizer, backward_passes_per_step, average_aggregated_gradients,
-        name=name, device_dense=device_dense, device_sparse=device_sparse,
-        compression=compression, sparse_as_dense=sparse_as_dense, op=op,
-        gradient_predivide_factor=gradient_predivide_factor, num_groups=num_groups, groups=groups,
-        process_set=process_set, scale_local_gradients=scale_local_gradients)
-
-
-def PartialDistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="",
-                                compression=Compression.none, sparse_as_dense=False,
-                                gradient_predivide_factor=1.0, op=Average,
-                                backward_passes_per_step=1, average_aggregated_gradients=False,
-                                groups=None, process_set=global_process_set, local_layers=None,
-                                scale_local_gradients=True):
-    """DistributedOptimizer() with layers whose gradients stay on their rank. They must be built."""
-    layers = local_layers or []
-    layers = list(layers) if isinstance(layers, (list, tuple)) else [layers]
-    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
-        raise ValueError("All local layers must be of keras.layers.Layer type.")
-    distributed = DistributedOptimizer(
-        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
-        gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, 0,
-        groups, process_set, scale_local_gradients)
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            distributed.register_local_var(variable)
-    return distributed
-
-
-def broadcast_global_variables(root_rank):
-    """Gives all global variables the values of root_rank (graph mode of TensorFlow only)."""
-    return _backend_of(keras).broadcast_global_variables(root_rank)
-
-
-def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None,
-              compression=Compression.none):
-    """The reduction of a value over all ranks."""
-    return _backend_of(keras).allreduce(value, name, _reduction(op, average), prescale_factor,
-                                           postscale_factor, compression)
-
-
-def allgather(value, name=None):
-    """The values of all ranks, one after the other along the first dimension."""
-    return _backend_of(keras).allgather(value, name)
-
-
-def broadcast(value, root_rank, name=None):
-    """The value of root_rank."""
-    return _backend_of(keras).broadcast(value, root_rank, name)
-
-
-def reducescatter(value, name=None, op=Average):
-    """This rank's rows of the reduction of a value over all ranks."""
-    return _backend_of(keras).reducescatter(value, name, op)
-
-
-def load_model(filepath, custom_optimizers=None, custom_objects=None,
-               compression=Compression.none, legacy_opts=False):
-    """Loads a saved model; its optimizer is distributed and goes on where it was."""
-    return _models.load_model(keras, _backend_of(keras), filepath, custom_optimizers,
-                              custom_objects, legacy_opts, compression=compression, op=Average,
-                              gradient_predivide_factor=1.0, process_set=global_process_set,
-                              scale_local_gradients=True)
-
+DistributedOptimizer = _functions.DistributedOptimizer
+PartialDistributedOptimizer = _functions.PartialDistributedOptimizer
+broadcast_global_variables = _functions.broadcast_global_variables
+allreduce = _functions.allreduce
+allgather = _functions.allgather
+broadcast = _functions.broadcast
+reducescatter = _functions.reducescatter
+load_model = _functions.load_model
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -11,7 +11,8 @@ import json
 import os
 import time
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TextIO, Tuple
+from typing import (Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TextIO, Tuple,
+                    Type)
 
 from horovod import _core
 from horovod.common.elastic import HostUpdateResult
@@ -64,6 +65,7 @@ class ElasticDesk(Desk):
     def __init__(self, limits: Limits, secret: bytes, bind_address: str, output: Output) -> None:
         super().__init__(limits.n_max, secret, bind_address, output)
         self.problem = ""  # why there is no next generation
+        self.problem_kind: Type[Exception] = RuntimeError
         self._limits = limits
         self._bind_address = bind_address
         self._generation = 0
@@ -226,10 +228,11 @@ class ElasticDesk(Desk):
             self._form()
         if now >= self._give_up_at:
             self._give_up(f"no new tasks came within {self._limits.elastic_timeout:g} s "
-                          "(elastic_timeout)")
+                          "(elastic_timeout)", TimeoutException)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, kind: Type[Exception] = RuntimeError) -> None:
         self._give_up_at = NEVER
+        self.problem_kind = kind
         self.problem = f"The elastic job cannot go on: {why}."
         self.failure = self.cause()
         self.done.set()
@@ -325,8 +328,7 @@ class ElasticRun(launch.SparkRun):
         error = super()._rank_failure(failure)
         if not self._desk.problem:
             return error
-        kind = TimeoutException if "elastic_timeout" in self._desk.problem else RuntimeError
-        return kind(f"{self._desk.problem}\n{error}")
+        return self._desk.problem_kind(f"{self._desk.problem}\n{error}")
 
     def _spark_failure(self) -> Exception:
         error = super()._spark_failure()

@@ -3,37 +3,9 @@
 import tensorflow as _tf
 
 from horovod._keras import guide as _guide
-from horovod.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.tensorflow.collectives import (
     allreduce,
     broadcast_,
@@ -55,12 +27,6 @@ from horovod.tensorflow.functions import (
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.gradients import DistributedGradientTape, PartialDistributedGradientTape
 from horovod.tensorflow.mpi_ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     _executing_eagerly,
     allgather,
     alltoall,
@@ -78,7 +44,7 @@ from horovod.tensorflow.optimizer import DistributedOptimizer
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from horovod.tensorflow import elastic  # isort: skip
 
-_guide.introduce(_tf.keras)
+_guide.look_after(_tf.keras)
 del _guide, _tf  # not for those who import *
 
 __all__ = [name for name in dir() if not name.startswith("__")]

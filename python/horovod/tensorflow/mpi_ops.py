@@ -15,11 +15,8 @@ import tensorflow as tf
 
 from horovod import _core
 from horovod.common import basics
-from horovod.common.basics import (  # noqa: F401 - exported
-    Adasum, Average, Max, Min, Product, Sum, ccl_built, cross_rank, cross_size, cuda_built,
-    ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank,
-    local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built,
-    shutdown, size, start_timeline, stop_timeline)
+from horovod.common.basics import *  # noqa: F401,F403 - exported
+from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 _PATH = os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "libhvd_tf.so")

@@ -39,6 +39,7 @@ from horovod.torch.adapter import DTYPES, is_plain
 
 END_S = 30.0  # longest wait for the thread below when the process ends
 LOOK_EVERY_S = 0.0005  # at a work that is waited for with a timeout
+_FOREVER = datetime.timedelta(0)  # what torch.distributed means by it
 
 _create_work = dist._create_work_from_future if hasattr(dist, "_create_work_from_future") \
     else torch._C._distributed_c10d._create_work_from_future
@@ -60,18 +61,20 @@ def _reduction(options):
 # --- Completion -----------------------------------------------------------------------------------
 
 
-class _Completion:
-    """A work in flight: the handle it ends with, and what its future is to hold then."""
+class _Work(dist.Work):
+    """A collective in flight: the handle it ends with, and what its future is to hold then.
 
-    has_failed = False
+    PyTorch's own code, as DDP, comes through wait() and get_future().
+    """
 
     def __init__(self, handle, value, then):
+        super().__init__()
         self._handle, self._value, self._then = handle, value, then
         self._error = None
         # Future.set_exception() is an error only to those who wait in Python: PyTorch's own code,
         # as DDP, would take the exception for the result. One raised by a callback is one to all.
         self._done = torch.futures.Future()
-        self.work = _create_work(self._done.then(self._result))
+        self._future = self._done.then(self._result)
 
     def _result(self, _):
         if self._error is not None:
@@ -87,14 +90,61 @@ class _Completion:
                     self._then(result)
         except Exception as error:  # whatever it is, the waiter must get it
             self._error = error
-            _Completion.has_failed = True
+        self._handle = self._then = None
         self._done.set_result(None)
 
+    def wait(self, timeout=_FOREVER):
+        return _wait_for(self._future, timeout)
 
-# A work that is made of a future cannot tell whether it is done, nor wait for a while only, nor of
-# an error. So these methods ask the future, for works that have one.
+    def get_future(self):
+        return self._future
 
-_wait, _is_completed = dist.Work.wait, dist.Work.is_completed
+    def is_completed(self):
+        return self._future.done()
+
+
+def _wait_for(future, timeout):
+    if timeout > _FOREVER:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not future.done():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the collective is not done after {timeout.total_seconds()} s; "
+                                   "look for ranks that have not started it")
+            time.sleep(LOOK_EVERY_S)
+    future.wait()
+    return True
+
+
+class _PatchedWorks:
+    """dist.Work, in versions of PyTorch that lose what a work of Python's class says of itself.
+
+    They get works made of futures, which know neither whether they are done, nor how to wait for a
+    while only, nor of errors. So while there are groups of ours, these two methods ask the future,
+    of works that have one.
+    """
+
+    def __init__(self):
+        self._n_groups = 0
+        self._wait, self._is_completed = dist.Work.wait, dist.Work.is_completed
+
+    def add_group(self):
+        self._n_groups += 1
+        before = self
+
+        def wait(work, timeout=_FOREVER):
+            future = _future_of(work)
+            return before._wait(work, timeout) if future is None else _wait_for(future, timeout)
+
+        def is_completed(work):
+            future = _future_of(work)
+            return before._is_completed(work) if future is None else future.done()
+
+        dist.Work.wait, dist.Work.is_completed = wait, is_completed
+
+    def remove_group(self):
+        self._n_groups -= 1
+        if self._n_groups == 0:
+            dist.Work.wait, dist.Work.is_completed = self._wait, self._is_completed
 
 
 def _future_of(work):
@@ -104,35 +154,8 @@ def _future_of(work):
         return None
 
 
-def _wait_and_raise(work, timeout=datetime.timedelta(0)):
-    if timeout > datetime.timedelta(0):
-        _wait_for_a_while(work, timeout)
-    done = _wait(work)
-    if _Completion.has_failed:  # some work of ours, ever: this one?
-        future = _future_of(work)
-        if future is not None:
-            future.wait()
-    return done
-
-
-def _wait_for_a_while(work, timeout):
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not work.is_completed():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the collective is not done after {timeout.total_seconds()} s; "
-                               "look for ranks that have not started it")
-        time.sleep(LOOK_EVERY_S)
-
-
-def _is_completed_or_done(work):
-    if _is_completed(work):
-        return True
-    future = _future_of(work)
-    return future is not None and future.done()
-
-
-dist.Work.wait = _wait_and_raise
-dist.Work.is_completed = _is_completed_or_done
+# Versions that can box a work keep its Python part alive as long as anybody has the work.
+_patched_works = None if hasattr(dist.Work, "boxed") else _PatchedWorks()
 
 
 class _Finisher:
@@ -159,9 +182,9 @@ class _Finisher:
             self._start()
         elif threading.current_thread() is self._thread:
             self._start(self._thread)
-        completion = _Completion(handle, value, then)
-        self._queue.put(completion)
-        return completion.work
+        work = _Work(handle, value, then)
+        self._queue.put(work)
+        return work if _patched_works is None else _create_work(work.get_future())
 
     def _start(self, before=None):
         self._thread = threading.Thread(target=self._run, args=(before,), name="hvd-c10d",
@@ -176,9 +199,9 @@ class _Finisher:
 
     def _run(self, before):
         me = threading.current_thread()
-        while self._thread is me and (completion := self._queue.get()) is not None:
-            completion.finish()
-            del completion  # its tensors are not to live on until the next comes
+        while self._thread is me and (work := self._queue.get()) is not None:
+            work.finish()
+            del work  # its tensors are not to live on until the next comes
         if before is not None:
             before.join(END_S)
 
@@ -188,29 +211,24 @@ _finisher = _Finisher()
 # --- The backend ----------------------------------------------------------------------------------
 
 
-def _base_class():
-    backend = getattr(torch._C._distributed_c10d, "Backend", None)
-    if backend is not None:
-        try:
-            type("Probe", (backend,), {})(0, 1)
-            return backend
-        except TypeError:  # older versions cannot construct it from Python
-            pass
-    return dist.ProcessGroup
-
-
 def _into(op, tensor, output, process_set, reduce=_core.SUM):
     """Starts an operation whose output has known memory; None if that cannot be used as it is."""
     if not (is_plain(tensor) and is_plain(output)):
         return None
-    return _core.submit(op, None, DTYPES[tensor.dtype], reduce, 0, process_set.process_set_id, 1.0,
-                        1.0, tensor, output, None, False, None, None)
+    return _core.submit(op=op, dtype=DTYPES[tensor.dtype], reduce=reduce, process_set=process_set,
+                        inputs=tensor, outputs=output)
 
 
-class _Named:
-    """The name PyTorch gives a group, where the base class in C++ has no place for it."""
+class _Collectives:
+    """All collectives of a process group, on a process set that counts its ranks as the group."""
 
-    _name = ""
+    _name = ""  # that PyTorch gives the group, where the base class in C++ has no place for it
+
+    def __init__(self, rank, size, process_set):
+        super().__init__(rank, size)
+        self._rank, self._size, self._set = rank, size, process_set
+        if _patched_works is not None:
+            _patched_works.add_group()
 
     def _set_group_name(self, name):
         self._name = name
@@ -219,19 +237,10 @@ class _Named:
     def group_name(self):
         return self._name
 
-
-_base = _base_class()
-
-
-class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,))):
-    """All collectives of a process group, on a process set that counts its ranks as the group."""
-
-    def __init__(self, rank, size, process_set):
-        _base.__init__(self, rank, size)
-        self._rank, self._size, self._set = rank, size, process_set
-
     def shutdown(self):
         """What destroy_process_group() calls; the job of hvd.init() goes on."""
+        if _patched_works is not None:
+            _patched_works.remove_group()
         if self._set is not global_process_set:
             _core.close(self._set.process_set_id)
 
@@ -367,10 +376,19 @@ class HvdBackend(*((_Named, _base) if _base is dist.ProcessGroup else (_base,)))
         return _finisher.complete(handle, outputs, put)
 
     def barrier(self, opts=None):
-        handle = _core.submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0,
-                              self._set.process_set_id, 1.0, 1.0, None, None, None, False, None,
-                              None)
+        handle = _core.submit(op=_core.BARRIER, process_set=self._set)
         return _finisher.complete(handle, [torch.empty(0)])
+
+
+class HvdBackend(_Collectives, dist.ProcessGroup):
+    """The whole group rather than a backend behind it: so its works reach Python as they are."""
+
+
+class _BesideOthers(_Collectives, getattr(torch._C._distributed_c10d, "Backend", object)):
+    """One of several backends of a group, as of "cpu:hvd,cuda:nccl".
+
+    Its works come out of PyTorch as plain ones, whose is_completed() cannot tell.
+    """
 
 
 # --- Joining --------------------------------------------------------------------------------------
@@ -438,7 +456,9 @@ def _create(options, _):
     ranks = list(options.global_ranks_in_group)  # empty for the first group
     is_world = not basics.is_initialized() or not ranks or ranks == list(range(basics.size()))
     join = _join_world if is_world else _join_group
-    return HvdBackend(rank, size, join(store, rank, size))
+    others = getattr(options, "process_group", None)  # unknown to versions that take one backend
+    make = HvdBackend if others is None or others.name() == "custom" else _BesideOthers
+    return make(rank, size, join(store, rank, size))
 
 
 def _open_store(timeout, size, is_local):

@@ -9,11 +9,8 @@ import torch
 
 from horovod import _core
 from horovod.common import basics
-from horovod.common.basics import (  # noqa: F401 - exported
-    Adasum, Average, Max, Min, Product, Sum, ccl_built, cross_rank, cross_size, cuda_built,
-    ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank,
-    local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built,
-    shutdown, size, start_timeline, stop_timeline)
+from horovod.common.basics import *  # noqa: F401,F403 - exported
+from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import HorovodInternalError  # noqa: F401 - exported
 from horovod.common.process_sets import global_process_set
 from horovod.common.util import check_adasum, check_op, handle_average_backwards_compatibility
@@ -60,16 +57,16 @@ def _same_shape(op, name, tensor, output, reduce, root, process_set, pre=1.0, po
     """One tensor, into the output or a new one. reduce is None when bytes are only moved."""
     check_tensor(tensor)
     output = _like(tensor) if output is None else output
-    set_id = process_set.process_set_id
-    red = _core.SUM if reduce is None else reduce
     code = DTYPES.get(tensor.dtype)
     if (code is not None and tensor.layout is torch.strided and tensor.is_cpu
             and tensor.is_contiguous() and (output is tensor or is_plain(output))):
-        return _submit(op, name, code, red, root, set_id, pre, post, tensor, output, None, waits,
-                       output, None)
+        return _submit(op=op, name=name, dtype=code, reduce=reduce, root=root,
+                       process_set=process_set, prescale=pre, postscale=post, inputs=tensor,
+                       outputs=output, waits=waits, result=output)
     wire, into = _wires(tensor, output, reduce)
-    return _submit(op, name, DTYPES[wire.dtype], red, root, set_id, pre, post, wire, into, None,
-                   waits, None, lambda _: write_back(into, output))
+    return _submit(op=op, name=name, dtype=DTYPES[wire.dtype], reduce=reduce, root=root,
+                   process_set=process_set, prescale=pre, postscale=post, inputs=wire,
+                   outputs=into, waits=waits, finish=lambda _: write_back(into, output))
 
 
 def _wires(tensor, output, reduce):
@@ -80,7 +77,6 @@ def _wires(tensor, output, reduce):
 
 def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post):
     """A group: one submission for each dtype, which nearly always is one."""
-    red = _core.SUM if reduce is None else reduce
     parts = {}
     for i, (tensor, output) in enumerate(zip(tensors, outputs)):
         if is_plain(tensor) and (output is tensor or is_plain(output)):
@@ -92,9 +88,9 @@ def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post
     for dtype, part in parts.items():
         suffix = "" if len(parts) == 1 else f".{dtype}"
         _, wires, intos = zip(*part)
-        handles.append(_submit(op, None if name is None else name + suffix, DTYPES[dtype], red, 0,
-                               process_set.process_set_id, pre, post, tuple(wires), tuple(intos),
-                               None, False, None, None))
+        handles.append(_submit(op=op, name=None if name is None else name + suffix,
+                               dtype=DTYPES[dtype], reduce=reduce, process_set=process_set,
+                               prescale=pre, postscale=post, inputs=wires, outputs=intos))
     outputs = tuple(outputs)
 
     def assemble(_):
@@ -134,21 +130,23 @@ def _named(kind, name):
 # One tensor in place is what scripts call most: C does it, and comes back here for the rest.
 
 
-def _allreduce_slowly(tensor, average, name, op, root, pre, post, process_set, waits):
-    op = _reduction(op, average, process_set)
-    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, tensor, op, root,
-                       process_set, pre, post, waits)
+def _allreduce_slowly(tensor, name, reduce, process_set, prescale, postscale, waits=False):
+    return _same_shape(_core.ALLREDUCE, _named("allreduce", name), tensor, tensor,
+                       _reduction(reduce, None, process_set), 0, process_set, prescale, postscale,
+                       waits)
 
 
-def _broadcast_slowly(tensor, _average, name, _op, root, pre, post, process_set, waits):
+def _broadcast_slowly(tensor, name, root, process_set, waits=False):
     return _same_shape(_core.BROADCAST, _named("broadcast", name), tensor, tensor, None, root,
-                       process_set, pre, post, waits)
+                       process_set, waits=waits)
 
 
-_start_allreduce = _core.InPlace(_core.ALLREDUCE, _core.AVERAGE, "allreduce.", DTYPES,
-                                 torch.strided, _allreduce_slowly).start
-_start_broadcast = _core.InPlace(_core.BROADCAST, _core.SUM, "broadcast.", DTYPES, torch.strided,
-                                 _broadcast_slowly).start
+_start_allreduce = _core.InPlace(op=_core.ALLREDUCE, reduce=_core.AVERAGE, prefix="allreduce.",
+                                 dtypes=DTYPES, strided=torch.strided,
+                                 slow=_allreduce_slowly).start
+_start_broadcast = _core.InPlace(op=_core.BROADCAST, reduce=_core.SUM, prefix="broadcast.",
+                                 dtypes=DTYPES, strided=torch.strided,
+                                 slow=_broadcast_slowly).start
 
 
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0,
@@ -162,8 +160,10 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
                      postscale_factor=1.0, process_set=global_process_set):
     """Starts an allreduce in place; returns a handle."""
-    return _start_allreduce(tensor, average, name, op, 0, prescale_factor, postscale_factor,
-                            process_set, False)
+    if average is not None:
+        op = _reduction(op, average, process_set)
+    return _start_allreduce(tensor, name=name, reduce=op, process_set=process_set,
+                            prescale=prescale_factor, postscale=postscale_factor)
 
 
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
@@ -174,8 +174,11 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0,
         torch.ops.horovod.allreduce_(tensor, name, op, prescale_factor, postscale_factor,
                                      process_set.process_set_id)
         return tensor
-    return _start_allreduce(tensor, average, name, op, 0, prescale_factor, postscale_factor,
-                            process_set, True).wait()
+    if average is not None:
+        op = _reduction(op, average, process_set)
+    return _start_allreduce(tensor, name=name, reduce=op, process_set=process_set,
+                            prescale=prescale_factor, postscale=postscale_factor,
+                            waits=True).wait()
 
 
 def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0,
@@ -242,7 +245,7 @@ def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
     """Starts a broadcast in place; returns a handle."""
-    return _start_broadcast(tensor, None, name, None, root_rank, 1.0, 1.0, process_set, False)
+    return _start_broadcast(tensor, name=name, root=root_rank, process_set=process_set)
 
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
@@ -250,8 +253,8 @@ def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     if _is_compiling():
         torch.ops.horovod.broadcast_(tensor, root_rank, name, process_set.process_set_id)
         return tensor
-    return _start_broadcast(tensor, None, name, None, root_rank, 1.0, 1.0, process_set,
-                            True).wait()
+    return _start_broadcast(tensor, name=name, root=root_rank, process_set=process_set,
+                            waits=True).wait()
 
 
 # --- Operations whose result only the agreement knows: allgather, alltoall, reducescatter ---------
@@ -272,9 +275,9 @@ def _other_shape(op, name, tensors, reduce, process_set, pre=1.0, post=1.0, spli
                    for i, original in enumerate(originals)]
         return finish(handle, outputs) if finish is not None else outputs[0]
 
-    return _submit(op, name, DTYPES[dtype], _core.SUM if reduce is None else reduce, 0,
-                   process_set.process_set_id, pre, post, tuple(wires) if many else wires[0], None,
-                   splits, waits, None, collect)
+    return _submit(op=op, name=name, dtype=DTYPES[dtype], reduce=reduce, process_set=process_set,
+                   prescale=pre, postscale=post, inputs=tuple(wires) if many else wires[0],
+                   splits=splits, waits=waits, finish=collect)
 
 
 def _other_shape_group(op, kind, name, tensors, reduce, process_set, as_result, pre=1.0, post=1.0):
@@ -378,8 +381,7 @@ def join(device=-1):
 
     Returns the rank that joined last. device is accepted for compatibility.
     """
-    last = _submit(_core.JOIN, None, _core.UINT8, _core.SUM, 0, 0, 1.0, 1.0, None, None, None, True,
-                   None, lambda handle: handle.last_joined).wait()
+    last = _submit(op=_core.JOIN, waits=True, finish=lambda handle: handle.last_joined).wait()
     _begin_era()
     return last
 
@@ -389,8 +391,7 @@ def barrier(process_set=global_process_set):
     if _is_compiling():
         torch.ops.horovod.barrier(process_set.process_set_id)
         return
-    _submit(_core.BARRIER, None, _core.UINT8, _core.SUM, 0, process_set.process_set_id, 1.0, 1.0,
-            None, None, None, True, None, None).wait()
+    _submit(op=_core.BARRIER, process_set=process_set, waits=True).wait()
 
 
 def _check_has_gpu():

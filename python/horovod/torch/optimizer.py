@@ -235,12 +235,13 @@ class _DistributedOptimizer(_Wrapper):
             self._hook_handles.append(_attached[p])
 
     def _make_hook(self, p, name):
-        request = (f"allreduce.{name}", DTYPES.get(p.dtype, 0), self.op,
-                   self.process_set.process_set_id, self._prescale, self._postscale)
         # Slow at the first step: _submit_slowly() tells when the last gradient has come.
-        return _core.GradientHook(name, p.dtype, torch.strided,
-                                  _held_by(self._holder, self._submit_slowly), request, True,
-                                  self.backward_passes_per_step)
+        return _core.GradientHook(
+            parameter=name, torch_dtype=p.dtype, strided=torch.strided,
+            slow=_held_by(self._holder, self._submit_slowly), always_slow=True,
+            passes=self.backward_passes_per_step, name=f"allreduce.{name}",
+            dtype=DTYPES.get(p.dtype, 0), reduce=self.op, process_set=self.process_set,
+            prescale=self._prescale, postscale=self._postscale)
 
     def _is_always_slow(self, p):
         return (self._compression is not Compression.none or p in self._groups
@@ -268,13 +269,13 @@ class _DistributedOptimizer(_Wrapper):
         if grad.is_sparse and p not in self._agreed:
             self._sparse[p] = grad.sparse_dim()  # as on the other ranks, unless they disagree
         if p in self._sparse and not self.sparse_as_dense:
-            return self._submit_sparse(hook.name, p, grad)
+            return self._submit_sparse(hook.parameter, p, grad)
         if grad.is_sparse:
             grad = grad.to_dense()
             self._after[p] = lambda result: setattr(p, "grad", self._like_the_others(p, result))
         if p in self._groups:
             return self._submit_with_group(self._groups[p], p)
-        return self._submit_one(hook.name, p, grad)
+        return self._submit_one(hook.parameter, p, grad)
 
     def _submit_sparse(self, name, p, grad):
         self._leave_group(p)
@@ -379,8 +380,8 @@ class _DistributedOptimizer(_Wrapper):
             return
         if is_dense:
             raise HorovodInternalError(
-                f"The gradient of parameter '{self._hooks[p].name}' is sparse on some ranks and "
-                "dense on others. Make the layer that uses it the same on all, or give "
+                f"The gradient of parameter '{self._hooks[p].parameter}' is sparse on some ranks "
+                "and dense on others. Make the layer that uses it the same on all, or give "
                 "DistributedOptimizer sparse_as_dense=True.")
         self._leave_group(p)
 

@@ -281,6 +281,17 @@ def groups():
     return True
 
 
+def beside_gloo():
+    """Tensors of the CPU are reduced here, those of other devices by somebody else."""
+    dist.init_process_group("cpu:hvd,cuda:gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    check_collectives(rank, size)
+    check_mismatch(rank, size)
+    dist.destroy_process_group()
+    return backend.name()
+
+
 def leave():
     """Rank 1 raises in the middle of training; what rank 0 is told, and by which call."""
     dist.init_process_group("hvd")

@@ -10,6 +10,7 @@ import pytest
 import horovod
 import horovod.torch as hvd
 from horovod import _core
+from horovod.common import basics
 
 NAMES = """
     elastic Compression allgather_object broadcast_object broadcast_optimizer_state
@@ -126,6 +127,7 @@ def test_signature(name):
 
 def test_the_types_tell_the_same():
     stub = ast.parse(pathlib.Path(hvd.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     functions = {node.name: node.args for node in stub.body if isinstance(node, ast.FunctionDef)}
     for name, arguments in functions.items():
         try:
@@ -135,11 +137,20 @@ def test_the_types_tell_the_same():
         assert [argument.arg for argument in arguments.args] == [p.name for p in parameters], name
         defaults = [p for p in parameters if p.default is not inspect.Parameter.empty]
         assert len(arguments.defaults) == len(defaults), name
-    imported = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom)
-                for alias in node.names}
+    imported = {alias.asname for node in imports for alias in node.names}
+    for module in [node.module for node in imports if node.names[0].name == "*"]:
+        imported.update(importlib.import_module(module).__all__)
     classes = {node.name for node in stub.body if isinstance(node, ast.ClassDef)}
     values = {node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)}
     assert set(NAMES) <= set(functions) | imported | classes | values
+
+
+def test_basics_have_types():
+    for name in basics.__all__:
+        function = getattr(basics, name)
+        if inspect.isfunction(function):
+            parameters = inspect.signature(function).parameters
+            assert set(inspect.get_annotations(function)) == {*parameters, "return"}, name
 
 
 def test_the_types_name_all_of_the_extension():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
 from horovod import _core
 from ranks import run_ranks
@@ -54,6 +55,11 @@ def test_torch_distributed(started_by, tmp_path):
 
 def test_torch_distributed_groups():
     assert run_ranks(4, "torch/c10d_suite", "groups", hosts=2) == [True] * 4
+
+
+@pytest.mark.skipif(not hasattr(dist.Work, "boxed"), reason="a group has one backend there")
+def test_torch_distributed_beside_another_backend():
+    assert run_ranks(2, "torch/c10d_suite", "beside_gloo") == ["hvd"] * 2
 
 
 def test_torch_distributed_when_a_rank_leaves():
