@@ -173,10 +173,10 @@ static hvd_status_t open_rows(net_t *net, err_t *err)
         if (status != HVD_OK) {
             return status;
         }
-        int fd = transport->wait_fd != NULL ? transport->wait_fd(row->domain) : -1;
-        row->needs_call = fd >= 0;
-        row->cannot_wake = fd < 0 && transport->wait_fd != NULL;
-        if (fd >= 0 && (status = sleeper_watch(net->sleeper, fd, err)) != HVD_OK) {
+        int fd;
+        row->needs_call = transport->wait_fd != NULL && transport->wait_fd(row->domain, &fd);
+        row->cannot_wake = transport->wait_fd != NULL && !row->needs_call;
+        if (row->needs_call && (status = sleeper_watch(net->sleeper, fd, err)) != HVD_OK) {
             return status;
         }
     }

@@ -122,8 +122,9 @@ typedef struct transport {
                             err_t *err);
     // Accepts, shakes hands, flushes. How many things happened; cheap when nothing did.
     int (*progress)(domain_t *domain);
-    // Descriptor that polls readable when progress has work, or -1.
-    int (*wait_fd)(domain_t *domain);
+    // The descriptor that polls readable when progress has work. False: this domain has none, so
+    // whoever sleeps must ask it now and then.
+    bool (*wait_fd)(domain_t *domain, int *fd_p);
     // The word peers ring when this rank sleeps (see net_before_sleep), or NULL.
     atomic_uint *(*wake_word)(domain_t *domain);
     // The first link of this lane that ended by itself; HVD_OK if none did.

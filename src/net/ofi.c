@@ -530,9 +530,10 @@ static void ofi_arm(domain_t *d)
     }
 }
 
-static int ofi_wait_fd(domain_t *d)
+static bool ofi_wait_fd(domain_t *d, int *fd_p)
 {
-    return d->epoll;
+    *fd_p = d->epoll;
+    return d->epoll >= 0;
 }
 
 static hvd_status_t ofi_health(domain_t *d, lane_t lane, err_t *err)

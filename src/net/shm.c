@@ -384,18 +384,6 @@ static bool shm_reaches(domain_t *d, int peer, char *why, size_t why_bytes)
     return d->attached;
 }
 
-static int shm_progress(domain_t *d)
-{
-    (void)d;
-    return 0;
-}
-
-static int shm_wait_fd(domain_t *d)
-{
-    (void)d;
-    return -1;
-}
-
 static atomic_uint *shm_wake_word(domain_t *d)
 {
     return d->attached ? &d->segment->ranks[d->local_of[d->job->rank]].wake : NULL;
@@ -512,8 +500,6 @@ const transport_t transport_shm = {
     .settle = shm_settle,
     .reaches = shm_reaches,
     .connect = shm_connect,
-    .progress = shm_progress,
-    .wait_fd = shm_wait_fd,
     .wake_word = shm_wake_word,
     .close = shm_close,
 };

@@ -372,9 +372,10 @@ static int tcp_progress(domain_t *domain)
     return n_news;
 }
 
-static int tcp_wait_fd(domain_t *domain)
+static bool tcp_wait_fd(domain_t *domain, int *fd_p)
 {
-    return domain->epoll;
+    *fd_p = domain->epoll;
+    return true;
 }
 
 static uint64_t tcp_n_foreign(const domain_t *domain)
