@@ -15,7 +15,6 @@
 #include "launch/process.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -24,57 +23,22 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define HANDSHAKE_MS 10000
 #define CONNECT_MS 10000
+#define READ_MS 10000
 #define MAX_GUESTS 256
 #define MAX_NEWCOMERS 256
 #define TELL_MS 60000 // between two lines about refused connections
 #define ROOM (256 * KIB)
 #define LOOK_MS 500
 
-// --- The secret ----------------------------------------------------------------------------------
-
-static int hex_value(char digit)
+static hvd_status_t read_secret(const options_t *options, uint8_t secret[SECRET_BYTES], err_t *err)
 {
-    static const char digits[] = "0123456789abcdef";
-    const char *at = digit == '\0' ? NULL : strchr(digits, digit | 0x20);
-    return at == NULL ? -1 : (int)(at - digits);
-}
-
-static hvd_status_t read_secret(const char *path, uint8_t secret[SECRET_BYTES], err_t *err)
-{
-    char text[2 * SECRET_BYTES + 1] = "";
-    struct stat seen;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, 2 * SECRET_BYTES);
-    if (n < 0 || fstat(fd, &seen) != 0) {
-        hvd_status_t status =
-            fail_errno(err, errno, "cannot read the secret \"%s\" (--secret-file)", path);
-        if (fd >= 0) {
-            close(fd);
-        }
-        return status;
-    }
-    close(fd);
-    if ((seen.st_mode & 07) != 0) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "any user can read the secret %s; run: chmod o-rwx %s", path, path);
-    }
-    for (int i = 0; i < SECRET_BYTES; i++) {
-        int high = hex_value(text[2 * i]), low = hex_value(text[2 * i + 1]);
-        if (high < 0 || low < 0) {
-            return fail(err, HVD_INVALID_ARGUMENT,
-                        "%s must hold 64 hexadecimal digits; make it with: openssl rand -hex 32",
-                        path);
-        }
-        secret[i] = (uint8_t)(high << 4 | low);
-    }
-    wipe(text, sizeof text);
-    return HVD_OK;
+    return secret_read_file(options->secret_file, "--secret-file", SECRET_FOR_GROUP,
+                            deadline_in_ms(READ_MS), secret, err);
 }
 
 // --- Passing bytes on ----------------------------------------------------------------------------
@@ -246,7 +210,7 @@ int relay_dial(const options_t *options)
     int fd = -1;
     signal(SIGPIPE, SIG_IGN);
     snprintf(port, sizeof port, "%d", (int)options->agent_port);
-    if (read_secret(options->secret_file, secret, &err) != HVD_OK) {
+    if (read_secret(options, secret, &err) != HVD_OK) {
         say("agent port: %s", err.text);
         return EXIT_USAGE;
     }
@@ -501,8 +465,7 @@ static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
     int listener = -1;
     int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
     bool is_left = false;
-    if (read_secret(options->secret_file, secret, &err) != HVD_OK ||
-        (listener = listen_at(port, &err)) < 0) {
+    if (read_secret(options, secret, &err) != HVD_OK || (listener = listen_at(port, &err)) < 0) {
         say("%s", err.text);
         return EXIT_USAGE;
     }

@@ -23,6 +23,7 @@
 #include "wire/secure.h"
 
 #include "wire/record.h"
+#include "wire/secret.h"
 
 #include <openssl/crypto.h>
 #include <openssl/err.h>
@@ -37,7 +38,6 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#define SECRET_BYTES 32
 #define PSK_BYTES 32
 // The receiving buffer: at first for small messages, later for a record that comes after some.
 #define FIRST_IN_BYTES (4 * KIB)
