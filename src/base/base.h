@@ -154,6 +154,7 @@ hvd_status_t thread_failed(err_t *err, int code, const char *what);
 // --- Descriptors ---------------------------------------------------------------------------------
 
 void fd_not_for_children(int fd); // a child closes it as soon as it is forked
+void fd_for_children(int fd);     // undoes it
 void fd_close(int fd);            // for those
 
 // --- Growable bytes ------------------------------------------------------------------------------

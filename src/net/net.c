@@ -361,7 +361,7 @@ static void blobs_free(blobs_t *blobs)
 }
 
 hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths,
-                        uint64_t deadline_ns, err_t *err)
+                        err_t *err)
 {
     hvd_status_t status = HVD_OK;
     blobs_t blobs = {0};
@@ -374,8 +374,7 @@ hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_
     }
     for (int i = 0; i < N_TRANSPORTS; i++) {
         if (net->rows[i].domain != NULL && transports[i]->attach != NULL) {
-            TRY(transports[i]->attach(net->rows[i].domain, blobs.data[i], blobs.bytes[i],
-                                      deadline_ns, err),
+            TRY(transports[i]->attach(net->rows[i].domain, blobs.data[i], blobs.bytes[i], err),
                 free_blobs);
         }
     }

@@ -26,7 +26,6 @@ typedef struct net net_t;
 // What a transport may know of the job.
 typedef struct net_job {
     int rank, size;
-    uint32_t epoch;
     const int *host_of; // host index of every rank: ranks of one host may share memory
     const config_t *config;
     const log_t *log;
@@ -103,9 +102,9 @@ typedef struct transport {
     // What peers need to reach this rank; appended to `out`. Exchanged once, by boot.
     hvd_status_t (*address)(domain_t *domain, buf_t *out, err_t *err);
     // All addresses are known (addresses[r] is NULL where rank r lacks this transport).
-    // Collective set-up that needs them happens here, before the deadline.
+    // Set-up that needs them happens here; it waits for nobody.
     hvd_status_t (*attach)(domain_t *domain, const uint8_t *const *addresses, const size_t *lengths,
-                           uint64_t deadline_ns, err_t *err);
+                           err_t *err);
     // Optional. After attach every rank tells all others whether it is attached; settle then gets
     // everyone's answer (1 or 0 by rank), so that both sides of a pair decide alike.
     bool (*is_attached)(domain_t *domain);
@@ -170,7 +169,7 @@ hvd_status_t net_open(const net_job_t *job, net_t **net_p, err_t *err);
 // This rank's addresses on all transports, and everyone's back (boot carries them between).
 hvd_status_t net_address(net_t *net, buf_t *out, err_t *err);
 hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths,
-                        uint64_t deadline_ns, err_t *err);
+                        err_t *err);
 // After net_attach: this rank's answers for all transports, one byte (bits by table row, and
 // whether its tensors reach another host unencrypted), and everyone's back; only then are links
 // made.

@@ -423,9 +423,8 @@ static void learn_peer(const domain_t *d, ofi_peer_t *peer, const uint8_t *data,
 }
 
 static hvd_status_t ofi_attach(domain_t *d, const uint8_t *const *addresses, const size_t *lengths,
-                               uint64_t deadline_ns, err_t *err)
+                               err_t *err)
 {
-    (void)deadline_ns;
     (void)err;
     for (int r = 0; r < d->job->size; r++) {
         if (addresses[r] != NULL) {

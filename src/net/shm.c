@@ -330,9 +330,8 @@ static hvd_status_t shm_address(domain_t *d, buf_t *out, err_t *err)
 }
 
 static hvd_status_t shm_attach(domain_t *d, const uint8_t *const *addresses, const size_t *lengths,
-                               uint64_t deadline_ns, err_t *err)
+                               err_t *err)
 {
-    (void)deadline_ns;
     (void)err;
     int leader = d->rank_of[0];
     if (d->job->rank == leader) {
