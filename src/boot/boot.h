@@ -89,7 +89,4 @@ void kv_disconnect(kv_client_t *client); // safe on NULL
 // over, also when there is no memory: NULL. The descriptor stays the caller's.
 hvd_channel_t *channel_of_guest(const guest_t *guest);
 
-// Connections the server has cut so far because they did not belong to the job.
-uint64_t kv_server_n_refused(const hvd_rendezvous_t *server);
-
 #endif

@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "boot/boot.h"
 #include "boot/kv_store.h"
+#include "boot/testing.h"
 #include "wire/door.h"
 
 #include <errno.h>

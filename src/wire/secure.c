@@ -121,11 +121,6 @@ void secure_plain(secure_t *s)
     s->phase = PLAIN;
 }
 
-bool secure_is_plain(const secure_t *s)
-{
-    return s->phase == PLAIN;
-}
-
 // --- Sending -------------------------------------------------------------------------------------
 
 static const char in_a_job[] = "in the middle of a job";

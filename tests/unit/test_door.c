@@ -6,7 +6,7 @@
 // A stranger is cut in time, gets no answer but a TLS alert, is counted once and told of in one
 // line of the log; somebody who has the secret gets in before, meanwhile and after.
 #define _GNU_SOURCE
-#include "boot/boot.h"
+#include "boot/testing.h"
 #include "net/tcp.h"
 #include "wire/secret.h"
 
