@@ -154,6 +154,7 @@ hvd_status_t thread_failed(err_t *err, int code, const char *what);
 // --- Descriptors ---------------------------------------------------------------------------------
 
 void fd_not_for_children(int fd); // a child closes it as soon as it is forked
+void fd_for_children(int fd);     // undoes it
 void fd_close(int fd);            // for those
 
 // --- Growable bytes ------------------------------------------------------------------------------
@@ -224,13 +225,9 @@ bool map_put(map_t *map, uint64_t hash, const void *key, size_t key_bytes, void 
 void *map_remove(map_t *map, uint64_t hash, const void *key, size_t key_bytes); // value, or NULL
 void map_free(map_t *map); // keys and slots, not values
 
-// --- Secrets -------------------------------------------------------------------------------------
+// --- Random bytes --------------------------------------------------------------------------------
 
 void wipe(void *memory, size_t bytes); // not optimised away
-// Zeroed memory for what must not be found later: kept out of core dumps, swap and forked children,
-// which find zeros. NULL: no memory. Whole pages, so for few and long-lived things.
-void *secret_new(size_t bytes);
-void secret_free(void *memory, size_t bytes); // wipes; safe on NULL
 hvd_status_t random_bytes(void *memory, size_t bytes, err_t *err);
 
 // --- Knobs ---------------------------------------------------------------------------------------

@@ -43,10 +43,15 @@ void fd_not_for_children(int fd)
     }
 }
 
-void fd_close(int fd)
+void fd_for_children(int fd)
 {
     if (fd >= 0 && fd < MAX_MARKED) {
         atomic_fetch_and(&marked[fd / WORD_BITS], ~(UINT64_C(1) << fd % WORD_BITS));
     }
+}
+
+void fd_close(int fd)
+{
+    fd_for_children(fd);
     close(fd); // unmarked by now: the number may be somebody else's a moment later
 }

@@ -9,6 +9,7 @@
 #define HVD_BOOT_H
 
 #include "base/base.h"
+#include "wire/door.h"
 
 // This process's place in the job, filled by whichever way of being launched matched.
 typedef struct boot_job {
@@ -84,7 +85,8 @@ hvd_status_t kv_enter(kv_client_t *client, const char *name, const char *who, ui
                       uint64_t *turn_p, err_t *err);
 void kv_disconnect(kv_client_t *client); // safe on NULL
 
-// Connections the server has cut so far because they did not belong to the job.
-uint64_t kv_server_n_refused(const hvd_rendezvous_t *server);
+// A channel to somebody who has come in by a door of the role HELLO_CHANNEL. Takes its secure_t
+// over, also when there is no memory: NULL. The descriptor stays the caller's.
+hvd_channel_t *channel_of_guest(const guest_t *guest);
 
 #endif

@@ -4,16 +4,11 @@
 // rank this is and where the rendezvous server is; a file or a descriptor holds the job's secret.
 //
 // What a user can get wrong is checked here, one sentence each, naming the variable and what it
-// should be. The secret's text is wiped as soon as it is decoded and appears in no sentence.
+// should be.
 #define _GNU_SOURCE
 #include "boot/way.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define HOW_TO_START                                                                               \
     "start the job with \"horovodrun -np N command\", which sets everything, or unset "            \
@@ -27,153 +22,6 @@ static bool is_set(const config_t *config, enum knob_id id)
 static bool env_looks_right(const config_t *config)
 {
     return is_set(config, KNOB_rank) || is_set(config, KNOB_size);
-}
-
-// --- The secret ----------------------------------------------------------------------------------
-
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    c |= 0x20; // lower case
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-bool secret_decode(const char *text, size_t bytes, uint8_t secret[SECRET_BYTES])
-{
-    if (bytes == SECRET_DIGITS + 1 && text[SECRET_DIGITS] == '\n') {
-        bytes--;
-    }
-    if (bytes != SECRET_DIGITS) {
-        return false;
-    }
-    for (size_t i = 0; i < SECRET_BYTES; i++) {
-        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
-        if (high < 0 || low < 0) {
-            wipe(secret, SECRET_BYTES);
-            return false;
-        }
-        secret[i] = (uint8_t)(high << 4 | low);
-    }
-    return true;
-}
-
-// Reads until `bytes` are there, the end, or the deadline (a pipe may be filled late).
-static ssize_t read_until(int fd, char *data, size_t bytes, uint64_t deadline_ns)
-{
-    size_t got = 0;
-    while (got < bytes) {
-        struct pollfd polled = {.fd = fd, .events = POLLIN};
-        uint64_t now_ns = clock_ns();
-        if (now_ns >= deadline_ns) {
-            errno = ETIMEDOUT;
-            return -1;
-        }
-        if (poll(&polled, 1, (int)MIN((deadline_ns - now_ns) / NS_PER_MS + 1, 1000)) <= 0) {
-            continue;
-        }
-        ssize_t n = read(fd, data + got, bytes - got);
-        if (n < 0 && errno != EINTR && errno != EAGAIN) {
-            return -1;
-        }
-        if (n == 0) {
-            break;
-        }
-        got += n > 0 ? (size_t)n : 0;
-    }
-    return (ssize_t)got;
-}
-
-static hvd_status_t check_secret_file(int fd, const char *path, err_t *err)
-{
-    struct stat seen;
-    if (fstat(fd, &seen) != 0) {
-        return fail_errno(err, errno, "cannot access the secret file %s (HOROVOD_SECRET_FILE)",
-                          path);
-    }
-    if (!S_ISREG(seen.st_mode)) {
-        return fail(err, HVD_INVALID_ARGUMENT, "HOROVOD_SECRET_FILE=%s is not a regular file",
-                    path);
-    }
-    if ((seen.st_mode & 077) != 0) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "the secret file %s can be read or changed by other users "
-                    "(mode %04o); run: chmod 600 %s",
-                    path, (unsigned)seen.st_mode & 07777, path);
-    }
-    if (seen.st_uid != geteuid() && seen.st_uid != 0) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "the secret file %s belongs to another user (uid %u); it must belong to the "
-                    "user of this process",
-                    path, (unsigned)seen.st_uid);
-    }
-    return HVD_OK;
-}
-
-static hvd_status_t read_secret_file(const char *path, uint64_t deadline_ns,
-                                     uint8_t secret[SECRET_BYTES], err_t *err)
-{
-    char text[SECRET_DIGITS + 2];
-    // Not to hang in open() if it is a named pipe.
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        return fail_errno(err, errno, "cannot open the secret file %s (HOROVOD_SECRET_FILE)", path);
-    }
-    hvd_status_t status = check_secret_file(fd, path, err);
-    if (status == HVD_OK) {
-        ssize_t n = read_until(fd, text, sizeof text, deadline_ns);
-        if (n < 0) {
-            status = fail_errno(err, errno, "cannot read the secret file %s", path);
-        } else if (!secret_decode(text, (size_t)n, secret)) {
-            status = fail(err, HVD_INVALID_ARGUMENT,
-                          "the secret file %s must hold exactly 64 hexadecimal "
-                          "digits; make one with: openssl rand -hex 32",
-                          path);
-        }
-    }
-    wipe(text, sizeof text);
-    close(fd);
-    return status;
-}
-
-// The descriptor is read once and closed, so no child of the user's program inherits the secret.
-static hvd_status_t read_secret_fd(int fd, uint64_t deadline_ns, uint8_t secret[SECRET_BYTES],
-                                   err_t *err)
-{
-    char text[SECRET_DIGITS];
-    hvd_status_t status = HVD_OK;
-    ssize_t n = fcntl(fd, F_GETFD) < 0 ? -1 : read_until(fd, text, sizeof text, deadline_ns);
-    if (n < 0) {
-        status = fail_errno(
-            err, errno,
-            "cannot read the job's secret from descriptor %d (HOROVOD_SECRET_FD); it can be read "
-            "only once: programs that call init again need HOROVOD_SECRET_FILE",
-            fd);
-    } else if (!secret_decode(text, (size_t)n, secret)) {
-        status = fail(err, HVD_INVALID_ARGUMENT,
-                      "descriptor %d (HOROVOD_SECRET_FD) must give 64 hexadecimal digits; it gave "
-                      "something else, or only %zd bytes",
-                      fd, n);
-    }
-    wipe(text, sizeof text);
-    close(fd);
-    return status;
-}
-
-bool secret_is_given(const config_t *config)
-{
-    return config->secret_fd >= 0 ||
-           (config->secret_file != NULL && config->secret_file[0] != '\0');
-}
-
-hvd_status_t secret_find(const config_t *config, uint64_t deadline_ns, uint8_t secret[SECRET_BYTES],
-                         err_t *err)
-{
-    if (config->secret_fd >= 0) {
-        return read_secret_fd((int)config->secret_fd, deadline_ns, secret, err);
-    }
-    return read_secret_file(config->secret_file, deadline_ns, secret, err);
 }
 
 // --- The numbers ---------------------------------------------------------------------------------

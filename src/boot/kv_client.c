@@ -12,7 +12,7 @@
 #define _GNU_SOURCE
 #include "boot/boot.h"
 #include "boot/kv_proto.h"
-#include "wire/secure.h"
+#include "wire/door.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -107,34 +107,23 @@ static hvd_status_t open_socket(kv_client_t *client, const struct addrinfo *at,
     return HVD_OK;
 }
 
-static hvd_status_t say_hello(kv_client_t *client, uint8_t bytes[HELLO_BYTES], err_t *err)
+static hvd_status_t greet(kv_client_t *client, uint64_t deadline_ns, err_t *err)
 {
-    hello_t hello = {.role = HELLO_KV, .encrypted = 1};
-    hvd_status_t status = random_bytes(hello.nonce, sizeof hello.nonce, err);
-    if (status != HVD_OK) {
-        return status;
-    }
-    memcpy(hello.job, secure_keys_job(client->keys), sizeof hello.job);
-    hello_encode(&hello, bytes);
-    // The first bytes on a connection: they always fit.
-    if (send(client->fd, bytes, HELLO_BYTES, MSG_NOSIGNAL) != HELLO_BYTES) {
-        return fail(err, HVD_PEER_LOST, "lost the connection to %s at once", client->address);
-    }
-    return HVD_OK;
-}
-
-static hvd_status_t shake_hands(kv_client_t *client, uint64_t deadline_ns, err_t *err)
-{
-    hvd_status_t status;
-    while ((status = secure_handshake(client->secure, err)) == HVD_IN_PROGRESS) {
-        if (!wait_until(client->fd, secure_wants_write(client->secure) ? POLLOUT : POLLIN,
-                        deadline_ns)) {
-            return fail(err, HVD_PEER_LOST,
-                        "%s accepted the connection but did not finish the handshake; is it the "
-                        "rendezvous server?",
-                        client->address);
+    greeting_t greeting = {
+        .fd = client->fd, .keys = client->keys, .hello = {.role = HELLO_KV, .encrypted = 1}};
+    hvd_status_t status = greeting_prepare(&greeting, 0, err);
+    while (status == HVD_OK && (status = greeting_step(&greeting, err)) == HVD_IN_PROGRESS) {
+        if (wait_until(client->fd, greeting_wants_write(&greeting) ? POLLOUT : POLLIN,
+                       deadline_ns)) {
+            status = HVD_OK;
+        } else {
+            status = fail(err, HVD_PEER_LOST,
+                          "%s accepted the connection but did not finish the handshake; is it the "
+                          "rendezvous server?",
+                          client->address);
         }
     }
+    client->secure = greeting.secure;
     return status;
 }
 
@@ -151,12 +140,9 @@ static void hang_up(kv_client_t *client)
 static hvd_status_t connect_to(kv_client_t *client, const struct addrinfo *at, uint64_t deadline_ns,
                                err_t *err)
 {
-    uint8_t hello[HELLO_BYTES];
     hvd_status_t status;
     TRY(open_socket(client, at, deadline_ns, err), undo);
-    TRY(say_hello(client, hello, err), undo);
-    TRY(secure_new(client->keys, client->fd, false, hello, &client->secure, err), undo);
-    TRY(shake_hands(client, deadline_ns, err), undo);
+    TRY(greet(client, deadline_ns, err), undo);
     return HVD_OK;
 undo:
     hang_up(client);

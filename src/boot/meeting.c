@@ -33,13 +33,9 @@
 
 void card_encode(const card_t *card, char text[CARD_BYTES])
 {
-    static const char digits[] = "0123456789abcdef";
-    size_t len = MARK_BYTES;
+    size_t len = MARK_BYTES + SECRET_DIGITS;
     memcpy(text, CARD_MARK, MARK_BYTES);
-    for (size_t i = 0; i < SECRET_BYTES; i++) {
-        text[len++] = digits[card->secret[i] >> 4];
-        text[len++] = digits[card->secret[i] & 15];
-    }
+    secret_encode(card->secret, text + MARK_BYTES);
     snprintf(text + len, CARD_BYTES - len, "/%d/%s", card->port, card->addresses);
 }
 

@@ -15,9 +15,7 @@
 #define HVD_BOOT_WAY_H
 
 #include "boot/boot.h"
-
-#define SECRET_BYTES 32
-#define SECRET_DIGITS (2 * SECRET_BYTES)
+#include "wire/secret.h"
 
 // Where the ranks of a job of more than one meet. Both are NULL in a world of one.
 typedef struct meeting {
@@ -39,14 +37,6 @@ struct boot_way {
 
 extern const boot_way_t boot_way_env, boot_way_torchrun, boot_way_pmix, boot_way_pmi,
     boot_way_openmpi, boot_way_slurm, boot_way_torch_env, boot_way_self;
-
-// --- The secret (env.c) --------------------------------------------------------------------------
-
-bool secret_is_given(const config_t *config); // HOROVOD_SECRET_FILE or HOROVOD_SECRET_FD
-hvd_status_t secret_find(const config_t *config, uint64_t deadline_ns, uint8_t secret[SECRET_BYTES],
-                         err_t *err);
-// Exactly 64 digits, and at most one newline behind.
-bool secret_decode(const char *text, size_t bytes, uint8_t secret[SECRET_BYTES]);
 
 // --- What launchers say in variables (place.c) ---------------------------------------------------
 

@@ -226,7 +226,6 @@ static hvd_status_t connect_ranks(hvd_ctx_t *ctx, answers_t *answers, err_t *err
     net_job_t job = {
         .rank = ctx->job.rank,
         .size = ctx->job.size,
-        .epoch = 0,
         .host_of = ctx->host_of,
         .config = &ctx->config,
         .log = &ctx->log,
@@ -235,11 +234,10 @@ static hvd_status_t connect_ranks(hvd_ctx_t *ctx, answers_t *answers, err_t *err
     };
     hvd_status_t status;
     buf_t mine = {0};
-    uint64_t deadline = deadline_in_ms((int64_t)(ctx->config.start_timeout * 1000));
     TRY(net_open(&job, &ctx->net, err), out);
     TRY(net_address(ctx->net, &mine, err), out);
     TRY(exchange(ctx, "address", mine.data, mine.len, answers, err), out);
-    TRY(net_attach(ctx->net, answers->values, answers->lengths, deadline, err), out);
+    TRY(net_attach(ctx->net, answers->values, answers->lengths, err), out);
     status = settle(ctx, answers, err);
 out:
     buf_free(&mine);

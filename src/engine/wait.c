@@ -19,7 +19,7 @@
 #include <stdlib.h>
 
 #define DOZE_NS (1 * NS_PER_MS)
-#define LONG_DOZE_NS (100 * NS_PER_MS)
+#define LONG_DOZE_NS (5 * NS_PER_S) // whoever drives rings when it stops
 #define WAITER_SPIN_NS (200 * NS_PER_US)
 #define THREAD_SPIN_NS (20 * NS_PER_US)
 #define THREAD_SPIN_BUSY_NS (100 * NS_PER_US) // while a batch is running: peers answer soon
@@ -96,14 +96,15 @@ void engine_notify(hvd_ctx_t *ctx)
 typedef struct pause {
     uint64_t idle_since_ns;
     unsigned n_idle;
+    bool has_slept; // the answer is not near: what wakes it now is mostly a heartbeat
 } pause_t;
 
-static uint64_t spin_ns(const hvd_ctx_t *ctx, bool is_waiter)
+static uint64_t spin_ns(const hvd_ctx_t *ctx, const pause_t *p, bool is_waiter)
 {
     if (ctx->config.spin_us >= 0) {
         return (uint64_t)(ctx->config.spin_us * NS_PER_US);
     }
-    if (is_waiter) {
+    if (is_waiter && !p->has_slept) {
         return WAITER_SPIN_NS;
     }
     if (ctx->running != NULL) {
@@ -122,7 +123,8 @@ static bool pause_or_give_up(hvd_ctx_t *ctx, pause_t *p, bool is_waiter)
         } else {
             cpu_relax();
         }
-        return p->n_idle > CROWDED_SPINS + CROWDED_YIELDS;
+        bool is_quiet = p->has_slept && ctx->running == NULL;
+        return p->n_idle > CROWDED_SPINS + (is_quiet ? 0 : CROWDED_YIELDS);
     }
     cpu_relax();
     if ((p->n_idle & 31) != 0) {
@@ -143,7 +145,7 @@ static bool pause_or_give_up(hvd_ctx_t *ctx, pause_t *p, bool is_waiter)
         !(is_waiter || net_has_spare_cores(ctx->net))) {
         sched_yield();
     }
-    return idle_ns > spin_ns(ctx, is_waiter);
+    return idle_ns > spin_ns(ctx, p, is_waiter);
 }
 
 static uint64_t wake_by_ns(const hvd_ctx_t *ctx, uint64_t deadline_ns)
@@ -176,6 +178,7 @@ static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
             keep_house(ctx, clock_ns());
             if (!engine_step(ctx)) {
                 net_sleep(ctx->net, ticket, wake_by_ns(ctx, deadline_ns));
+                p.has_slept = true;
             }
         }
         net_after_sleep(ctx->net);

@@ -28,30 +28,12 @@ static hvd_status_t make_directory(agent_t *agent, err_t *err)
                       "cannot create a directory for the job's secret in /dev/shm or /tmp");
 }
 
-static hvd_status_t write_private(const char *path, const void *data, size_t bytes, err_t *err)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    const uint8_t *at = data;
-    ssize_t n = 0;
-    while (fd >= 0 && bytes > 0 && (n = write(fd, at, bytes)) >= 0) {
-        at += n;
-        bytes -= (size_t)n;
-    }
-    int code = errno;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return fd < 0 || bytes > 0 ? fail_errno(err, code, "cannot write %s", path) : HVD_OK;
-}
-
 static hvd_status_t write_secret(agent_t *agent, const uint8_t *secret, err_t *err)
 {
-    char path[128], digits[2 * SECRET_BYTES + 1];
-    for (int i = 0; i < SECRET_BYTES; i++) {
-        snprintf(digits + 2 * i, 3, "%02x", secret[i]);
-    }
+    char path[128], digits[SECRET_DIGITS + 1];
+    secret_encode(secret, digits);
     snprintf(path, sizeof path, "%s/secret", agent->directory);
-    hvd_status_t status = write_private(path, digits, 2 * SECRET_BYTES, err);
+    hvd_status_t status = secret_write_file(path, digits, SECRET_DIGITS, err);
     wipe(digits, sizeof digits);
     return status;
 }
@@ -197,7 +179,7 @@ static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
     }
     if (order->payload_bytes > 0) {
         snprintf(path, sizeof path, "%s/payload", agent->directory);
-        TRY(write_private(path, order->payload, order->payload_bytes, err), out);
+        TRY(secret_write_file(path, order->payload, order->payload_bytes, err), out);
     }
 out:
     return status;

@@ -11,10 +11,10 @@
 #define HVD_LAUNCH_H
 
 #include "launch/plan.h"
+#include "wire/secret.h"
 
 #include <stdio.h>
 
-#define SECRET_BYTES 32
 #define PROGRAM "horovodrun"
 
 // --- Exit codes of horovodrun itself; a failed rank's own takes precedence. docs/launcher.md -----

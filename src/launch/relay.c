@@ -2,20 +2,19 @@
 //
 // relay.c - agents without ssh: hosts that wait for horovodrun at a port, and knocking there.
 //
-// `horovodrun --serve-agents` listens; whoever proves the secret of --secret-file (hvd_channel_,
-// TLS 1.3) gets an agent of its own, and the bytes between the two are passed on. On the other
-// side `horovodrun --dial-agent HOST` takes the place of ssh: it connects and passes its stdin and
-// stdout on. So launcher and agent know nothing of this. Who connects and says nothing costs one
-// descriptor: there are at most MAX_NEWCOMERS, the oldest makes room. Who speaks, as our own do at
-// once, gets a process, which dies with the server; until it has proved the secret it has
-// HANDSHAKE_MS, and there are at most MAX_GUESTS. When either end goes, the other is closed, and
-// the agent cleans up as it always does.
+// `horovodrun --serve-agents` has a door (wire/door.h); whoever proves the secret of --secret-file
+// there gets a process and an agent of its own, and the bytes between the two are passed on. On the
+// other side `horovodrun --dial-agent HOST` takes the place of ssh: it connects and passes its
+// stdin and stdout on. So launcher and agent know nothing of this. A guest's process dies with the
+// server, and there are at most MAX_GUESTS: others wait at the door. When either end goes, the
+// other is closed, and the agent cleans up as it always does.
 #define _GNU_SOURCE
 #include "launch/launch.h"
 #include "launch/process.h"
 
+#include "boot/boot.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -24,57 +23,20 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define HANDSHAKE_MS 10000
 #define CONNECT_MS 10000
+#define READ_MS 10000
 #define MAX_GUESTS 256
-#define MAX_NEWCOMERS 256
-#define TELL_MS 60000 // between two lines about refused connections
 #define ROOM (256 * KIB)
 #define LOOK_MS 500
 
-// --- The secret ----------------------------------------------------------------------------------
-
-static int hex_value(char digit)
+static hvd_status_t read_secret(const options_t *options, uint8_t secret[SECRET_BYTES], err_t *err)
 {
-    static const char digits[] = "0123456789abcdef";
-    const char *at = digit == '\0' ? NULL : strchr(digits, digit | 0x20);
-    return at == NULL ? -1 : (int)(at - digits);
-}
-
-static hvd_status_t read_secret(const char *path, uint8_t secret[SECRET_BYTES], err_t *err)
-{
-    char text[2 * SECRET_BYTES + 1] = "";
-    struct stat seen;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, 2 * SECRET_BYTES);
-    if (n < 0 || fstat(fd, &seen) != 0) {
-        hvd_status_t status =
-            fail_errno(err, errno, "cannot read the secret \"%s\" (--secret-file)", path);
-        if (fd >= 0) {
-            close(fd);
-        }
-        return status;
-    }
-    close(fd);
-    if ((seen.st_mode & 07) != 0) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "any user can read the secret %s; run: chmod o-rwx %s", path, path);
-    }
-    for (int i = 0; i < SECRET_BYTES; i++) {
-        int high = hex_value(text[2 * i]), low = hex_value(text[2 * i + 1]);
-        if (high < 0 || low < 0) {
-            return fail(err, HVD_INVALID_ARGUMENT,
-                        "%s must hold 64 hexadecimal digits; make it with: openssl rand -hex 32",
-                        path);
-        }
-        secret[i] = (uint8_t)(high << 4 | low);
-    }
-    wipe(text, sizeof text);
-    return HVD_OK;
+    return secret_read_file(options->secret_file, "--secret-file", SECRET_FOR_GROUP,
+                            deadline_in_ms(READ_MS), secret, err);
 }
 
 // --- Passing bytes on ----------------------------------------------------------------------------
@@ -186,29 +148,21 @@ static hvd_status_t shake(int fd, hvd_channel_t *channel, char *text, size_t tex
     return status;
 }
 
-// HVD_OK: the other end has proved the secret.
-static hvd_status_t relay_open(int net_fd, bool is_server, const uint8_t *secret, relay_t **relay_p,
-                               char *text, size_t text_bytes)
+// Passes on between a channel whose peer has proved the secret and two descriptors. Takes the
+// channel over.
+static hvd_status_t relay_run(int net_fd, hvd_channel_t *channel, int in_fd, int out_fd)
 {
-    relay_t *relay = calloc(1, sizeof *relay);
-    hvd_status_t status = relay == NULL ? HVD_NO_MEMORY : HVD_OK;
-    if (status == HVD_OK) {
-        relay->net_fd = net_fd;
-        status = hvd_channel_open(net_fd, is_server, secret, &relay->channel, text, text_bytes);
-    }
-    if (status == HVD_OK) {
-        status = shake(net_fd, relay->channel, text, text_bytes);
-    }
-    *relay_p = relay;
-    return status;
-}
-
-static void relay_free(relay_t *relay)
-{
+    relay_t *relay = channel != NULL ? calloc(1, sizeof *relay) : NULL;
     if (relay != NULL) {
-        hvd_channel_close(relay->channel);
+        relay->net_fd = net_fd;
+        relay->channel = channel;
+        relay->in_fd = in_fd;
+        relay->out_fd = out_fd;
+        pass_on(relay);
         free(relay);
     }
+    hvd_channel_close(channel);
+    return relay != NULL ? HVD_OK : HVD_NO_MEMORY;
 }
 
 // --- Knocking ------------------------------------------------------------------------------------
@@ -246,7 +200,7 @@ int relay_dial(const options_t *options)
     int fd = -1;
     signal(SIGPIPE, SIG_IGN);
     snprintf(port, sizeof port, "%d", (int)options->agent_port);
-    if (read_secret(options->secret_file, secret, &err) != HVD_OK) {
+    if (read_secret(options, secret, &err) != HVD_OK) {
         say("agent port: %s", err.text);
         return EXIT_USAGE;
     }
@@ -265,18 +219,17 @@ int relay_dial(const options_t *options)
     }
     set_nonblocking(STDIN_FILENO);
     set_nonblocking(STDOUT_FILENO);
-    relay_t *relay;
-    hvd_status_t status = relay_open(fd, false, secret, &relay, text, sizeof text);
+    hvd_channel_t *channel = NULL;
+    hvd_status_t status = hvd_channel_open(fd, false, secret, &channel, text, sizeof text);
     wipe(secret, sizeof secret);
+    status = status == HVD_OK ? shake(fd, channel, text, sizeof text) : status;
     if (status == HVD_OK) {
-        relay->in_fd = STDIN_FILENO;
-        relay->out_fd = STDOUT_FILENO;
-        pass_on(relay);
+        status = relay_run(fd, channel, STDIN_FILENO, STDOUT_FILENO);
     } else {
         say("agent port: %s: %s",
             status == HVD_UNAUTHENTICATED ? "the secret is not the same" : "no handshake", text);
+        hvd_channel_close(channel);
     }
-    relay_free(relay);
     close(fd);
     return status == HVD_OK ? 0 : EXIT_UNREACHABLE;
 }
@@ -286,39 +239,18 @@ int relay_dial(const options_t *options)
 typedef struct guests {
     pid_t pids[MAX_GUESTS];
     int n;
-    uint64_t tell_at_ns; // the next time a refusal is worth a line
-    bool had_one;        // that proved the secret, and has left
+    bool had_one; // that has left
 } guests_t;
-
-// Connected, and silent so far; the oldest first.
-typedef struct newcomers {
-    int fds[MAX_NEWCOMERS];
-    uint64_t leave_at_ns[MAX_NEWCOMERS];
-    int n;
-} newcomers_t;
-
-static void drop_newcomer(newcomers_t *newcomers, int i)
-{
-    size_t n_after = (size_t)(--newcomers->n - i);
-    memmove(&newcomers->fds[i], &newcomers->fds[i + 1], n_after * sizeof newcomers->fds[0]);
-    memmove(&newcomers->leave_at_ns[i], &newcomers->leave_at_ns[i + 1],
-            n_after * sizeof newcomers->leave_at_ns[0]);
-}
 
 // Those who have left, and orphans if this is the first process of a container.
 static void reap_guests(guests_t *guests)
 {
-    int status;
     pid_t pid;
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+    while ((pid = waitpid(-1, NULL, WNOHANG)) > 0) {
         for (int i = 0; i < guests->n; i++) {
             if (guests->pids[i] == pid) {
-                bool was_refused = WIFEXITED(status) && WEXITSTATUS(status) != 0;
-                guests->tell_at_ns = was_refused && clock_ns() >= guests->tell_at_ns
-                                         ? deadline_in_ms(TELL_MS)
-                                         : guests->tell_at_ns;
                 guests->pids[i] = guests->pids[--guests->n];
-                guests->had_one |= WIFEXITED(status) && WEXITSTATUS(status) == 0;
+                guests->had_one = true;
             }
         }
     }
@@ -339,71 +271,78 @@ static void tell_peer(int fd)
     }
 }
 
-// Starts the agent and passes on what it and the other end say; it ends with the connection.
-static void serve_agent(relay_t *relay)
+// Starts the agent and passes on what it and the other end say; it ends with the connection. In a
+// process of its own, which dies with the server and has no descriptor of the door.
+_Noreturn static void serve_guest(const guest_t *guest)
 {
     char path[4096];
     char *command[] = {path, "--agent", NULL};
     child_t agent;
     err_t err = {0};
-    int socket;
-    if (!own_path(path, sizeof path) || spawn_helper(command, &agent, &socket, &err) != HVD_OK) {
-        say("cannot start an agent: %s", err.text);
-        return;
-    }
-    relay->in_fd = relay->out_fd = socket;
-    pass_on(relay);
-    close(socket); // the agent ends its ranks and itself
-    waitpid(agent.pid, NULL, 0);
-}
-
-// In a process of its own, which dies with the server.
-static int serve_guest(int fd, const uint8_t *secret, bool tells)
-{
-    char text[HVD_TEXT_BYTES] = "";
     sigset_t none;
-    relay_t *relay;
+    int socket;
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    set_nonblocking(fd);
-    tell_peer(fd);
-    hvd_status_t status = relay_open(fd, true, secret, &relay, text, sizeof text);
-    if (status == HVD_OK) {
-        serve_agent(relay);
-    } else if (tells) {
-        say("refused a connection: %s; further ones within a minute are not reported", text);
+    tell_peer(guest->fd);
+    if (!own_path(path, sizeof path) || spawn_helper(command, &agent, &socket, &err) != HVD_OK) {
+        say("cannot start an agent: %s", err.text);
+        _exit(0);
     }
-    relay_free(relay);
-    return status == HVD_OK ? 0 : 1;
+    relay_run(guest->fd, channel_of_guest(guest), socket, socket);
+    close(socket); // the agent ends its ranks and itself
+    waitpid(agent.pid, NULL, 0);
+    _exit(0);
 }
 
-static int listen_at(int port, err_t *err)
+// Somebody has proved the secret.
+static void enter(void *owner, const guest_t *guest)
 {
-    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
-    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    const int yes = 1;
-    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool has_v6 = fd >= 0;
-    v6.sin6_port = htons((uint16_t)port);
-    fd = has_v6 ? fd : socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0) {
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    guests_t *guests = owner;
+    fd_for_children(guest->fd);
+    pid_t pid = guests->n < MAX_GUESTS ? fork() : -1;
+    if (pid == 0) {
+        serve_guest(guest);
     }
-    if (fd < 0 ||
-        bind(fd, has_v6 ? (struct sockaddr *)&v6 : (struct sockaddr *)&v4,
-             has_v6 ? sizeof v6 : sizeof v4) != 0 ||
-        listen(fd, MAX_GUESTS) != 0) {
-        fail_errno(err, errno,
-                   "cannot listen on port %d (--agent-port); is another program using it? See: ss "
-                   "-ltnp; end it, or choose another port here and for " PROGRAM,
-                   port);
-        if (fd >= 0) {
-            close(fd);
-        }
-        return -1;
+    if (pid > 0) {
+        guests->pids[guests->n++] = pid;
+    } else {
+        say("%s cannot be served: there are too many agents already", guest->address);
     }
-    return fd;
+    secure_free(guest->secure);
+    close(guest->fd);
+}
+
+static void say_line(void *arg, int level, const char *line)
+{
+    (void)arg;
+    (void)level;
+    say("%s", line);
+}
+
+// At every interface; NULL, with the sentence in err, if that cannot be.
+static hvd_status_t listen_at(door_t *door, int port, err_t *err)
+{
+    const union {
+        struct sockaddr_in6 v6;
+        struct sockaddr_in v4;
+        struct sockaddr_storage storage;
+    } everywhere[] = {
+        {.v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)}},
+        {.v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)}},
+    };
+    int code = EAFNOSUPPORT;
+    for (size_t i = 0; i < N_ELEMENTS(everywhere) && code == EAFNOSUPPORT; i++) {
+        struct sockaddr_storage at = everywhere[i].storage;
+        socklen_t bytes = i == 0 ? sizeof everywhere[i].v6 : sizeof everywhere[i].v4;
+        code = door_listen(door, &at, &bytes);
+    }
+    return code == 0 ? HVD_OK
+                     : fail_errno(err, code,
+                                  "cannot listen on port %d (--agent-port); is another program "
+                                  "using it? See: ss -ltnp; end it, or choose another port here "
+                                  "and for " PROGRAM,
+                                  port);
 }
 
 // false: asked to end.
@@ -419,114 +358,54 @@ static bool hear_signals(int signal_fd, guests_t *guests)
     return true;
 }
 
-static void accept_newcomer(int listener, newcomers_t *newcomers)
+static hvd_status_t open_door(const options_t *options, int port, door_rules_t *rules,
+                              door_t **door_p, err_t *err)
 {
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    if (fd < 0) {
-        return;
-    }
-    if (newcomers->n == MAX_NEWCOMERS) {
-        close(newcomers->fds[0]);
-        drop_newcomer(newcomers, 0);
-    }
-    newcomers->fds[newcomers->n] = fd;
-    newcomers->leave_at_ns[newcomers->n++] = deadline_in_ms(HANDSHAKE_MS);
-}
-
-// The process keeps nothing but its own connection: the others could not be cut otherwise.
-static void start_guest(int fd, const uint8_t *secret, int listener, const newcomers_t *newcomers,
-                        guests_t *guests)
-{
-    bool tells = clock_ns() >= guests->tell_at_ns;
-    pid_t pid = fork();
-    if (pid == 0) {
-        close(listener);
-        for (int i = 0; i < newcomers->n; i++) {
-            if (newcomers->fds[i] != fd) {
-                close(newcomers->fds[i]);
-            }
-        }
-        _exit(serve_guest(fd, secret, tells));
-    }
-    if (pid > 0) {
-        guests->pids[guests->n++] = pid;
-    }
-}
-
-// Came and went without a word: somebody, a kubelet say, asks whether the port answers.
-static bool has_left(int fd)
-{
-    char byte;
-    return recv(fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) == 0;
-}
-
-// polled: of the newcomers, in their order. The last first: dropping one moves those after it.
-static void serve_newcomers(newcomers_t *newcomers, const struct pollfd *polled,
-                            const uint8_t *secret, int listener, guests_t *guests)
-{
-    uint64_t now_ns = clock_ns();
-    for (int i = newcomers->n - 1; i >= 0; i--) {
-        bool moves = polled[i].revents != 0 && guests->n < MAX_GUESTS;
-        if (moves && !has_left(newcomers->fds[i])) {
-            start_guest(newcomers->fds[i], secret, listener, newcomers, guests);
-        }
-        if (moves || now_ns >= newcomers->leave_at_ns[i]) {
-            close(newcomers->fds[i]);
-            drop_newcomer(newcomers, i);
-        }
-    }
-}
-
-static int serve_wait_ms(const newcomers_t *newcomers, bool looks)
-{
-    uint64_t now_ns = clock_ns();
-    int most_ms = looks ? LOOK_MS : -1;
-    if (newcomers->n == 0) {
-        return most_ms;
-    }
-    int wait_ms = newcomers->leave_at_ns[0] <= now_ns
-                      ? 0
-                      : (int)((newcomers->leave_at_ns[0] - now_ns) / NS_PER_MS) + 1;
-    return looks ? MIN(wait_ms, most_ms) : wait_ms;
+    uint8_t secret[SECRET_BYTES];
+    hvd_status_t status;
+    TRY(read_secret(options, secret, err), out);
+    status = secure_keys_new(secret, &rules->keys, err);
+    wipe(secret, sizeof secret);
+    TRY(status, out);
+    TRY(door_open(rules, door_p, err), out);
+    TRY(listen_at(*door_p, port, err), out);
+out:
+    return status;
 }
 
 // Until a signal or, with a time to give up, until the last guest has left.
 static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
 {
-    uint8_t secret[SECRET_BYTES];
+    const log_t log = {.level = LOG_WARN, .rank = -1, .hide_time = true, .sink = say_line};
     guests_t guests = {.n = 0};
-    newcomers_t newcomers = {.n = 0};
-    struct pollfd polled[2 + MAX_NEWCOMERS];
+    door_rules_t rules = {.name = "agent port",
+                          .log = &log,
+                          .role = HELLO_CHANNEL,
+                          .patience_ns = HANDSHAKE_MS * NS_PER_MS,
+                          .is_probed = true, // by a kubelet, say
+                          .owner = &guests,
+                          .enter = enter};
+    door_t *door = NULL;
     err_t err = {0};
-    int listener = -1;
+    bool looks = give_up_ns != NEVER_NS, is_left = false;
     int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
-    bool is_left = false;
-    if (read_secret(options->secret_file, secret, &err) != HVD_OK ||
-        (listener = listen_at(port, &err)) < 0) {
+    if (open_door(options, port, &rules, &door, &err) != HVD_OK) {
         say("%s", err.text);
         return EXIT_USAGE;
     }
     do {
-        polled[0] = (struct pollfd){.fd = signal_fd, .events = POLLIN};
-        polled[1] = (struct pollfd){.fd = listener, .events = POLLIN};
-        for (int i = 0; i < newcomers.n; i++) { // while all guests are here they wait their turn
-            int fd = guests.n < MAX_GUESTS ? newcomers.fds[i] : -1;
-            polled[2 + i] = (struct pollfd){.fd = fd, .events = POLLIN};
+        struct pollfd polled[] = {
+            {.fd = signal_fd, .events = POLLIN},
+            {.fd = guests.n < MAX_GUESTS ? door_fd(door) : -1, .events = POLLIN},
+        };
+        if (poll(polled, N_ELEMENTS(polled), looks ? LOOK_MS : -1) > 0 && polled[1].revents != 0) {
+            door_progress(door);
         }
-        if (poll(polled, 2 + (nfds_t)newcomers.n,
-                 serve_wait_ms(&newcomers, give_up_ns != NEVER_NS)) < 0) {
-            continue;
-        }
-        serve_newcomers(&newcomers, polled + 2, secret, listener, &guests);
-        if (polled[1].revents != 0) {
-            accept_newcomer(listener, &newcomers);
-        }
-        is_left =
-            give_up_ns != NEVER_NS && guests.n == 0 && (guests.had_one || clock_ns() >= give_up_ns);
+        is_left = looks && guests.n == 0 && (guests.had_one || clock_ns() >= give_up_ns);
     } while (hear_signals(signal_fd, &guests) && !is_left);
-    wipe(secret, sizeof secret);
+    door_close(door);
+    secure_keys_free(rules.keys);
     close(signal_fd);
-    close(listener);
     return is_left && !guests.had_one ? EXIT_START_TIMEOUT : 0;
 }
 

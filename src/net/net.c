@@ -18,28 +18,12 @@
 // call for its progress is asked on every call while links of it are in use, else every IDLE_NS.
 // Thread: the holder of the engine, except net_wake. net_t owns domains, links and the sleeper.
 #define _GNU_SOURCE
-#include "net/net.h"
+#include "net/rows.h"
 
-#include "net/cores.h"
-#include "net/sleeper.h"
-#include "wire/codec.h"
-
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-// In order of preference.
-static const transport_t *const transports[] = {&transport_self, &transport_shm, &transport_ofi,
-                                                &transport_tcp};
-
-#define N_TRANSPORTS ((int)N_ELEMENTS(transports))
-#define NO_ROW (-1)
-#define ADDRESS_VERSION 1
 #define UNENCRYPTED_BIT 0x80 // in a rank's answer, behind the bits of the rows
-#define MAX_NAME_BYTES 15
-#define MAX_OFFERS 16             // transports in one rank's address, known or not
-#define MAX_BLOB_BYTES (16 * KIB) // one transport's address
-#define CPU_MASK_BYTES 1024       // 8192 cores
 #define IDLE_NS (50 * NS_PER_US)
 #define CALLS_PER_CLOCK 16
 // Domains that cannot wake anybody are asked after this time, and while nothing happens ever more
@@ -47,50 +31,9 @@ static const transport_t *const transports[] = {&transport_self, &transport_shm,
 #define ASK_NS (100 * NS_PER_US)
 #define MOST_DOUBLINGS 5u
 
-// One transport in this context, by its row in the table.
-typedef struct row {
-    domain_t *domain; // NULL: left out
-    bool carries;     // may be chosen for links; false: opened for lifelines only
-    bool needs_call;  // progress costs a system call
-    bool cannot_wake; // nothing tells a sleeping rank that its progress has work
-    int n_links;
-    char left_out[320]; // why there is no domain
-} row_t;
-
-// What a rank offers: rows of the table, in its order of preference.
-typedef struct offers {
-    int8_t order[N_TRANSPORTS];
-    int8_t n;
-    int8_t chosen; // row between it and this rank, or NO_ROW
-} offers_t;
-
-struct net {
-    net_job_t job;
-    row_t rows[N_TRANSPORTS];
-    int8_t order[N_TRANSPORTS]; // this rank's preference
-    int n_order;
-    offers_t *offers; // by rank, after net_attach
-    bool settled;
-    net_link_t **links;  // [rank * N_LANES + lane]
-    net_link_t **hooked; // those wrapped by a hook
-    int n_hooked;
-    net_link_t **lifelines;
-    int n_lifelines;
-    sleeper_t *sleeper;
-    atomic_uint_fast64_t due_ns; // a sleep ends at the latest: held-back data must leave
-    unsigned n_quiet;            // sleeps since something happened
-    bool look;                   // just woken: ask every domain
-    unsigned n_calls;
-    uint64_t last_look_ns;
-    uint8_t host_cpus[CPU_MASK_BYTES]; // cores that ranks of this host may use
-    bool oversubscribed;
-    bool has_spare_cores;
-    cores_t cores;
-};
-
 // --- Which transports ----------------------------------------------------------------------------
 
-static int row_named(const char *name, size_t bytes)
+int net_row_named(const char *name, size_t bytes)
 {
     for (int i = 0; i < N_TRANSPORTS; i++) {
         if (strlen(transports[i]->name) == bytes && memcmp(transports[i]->name, name, bytes) == 0) {
@@ -102,7 +45,7 @@ static int row_named(const char *name, size_t bytes)
 
 static int row_of(const transport_t *transport)
 {
-    return row_named(transport->name, strlen(transport->name));
+    return net_row_named(transport->name, strlen(transport->name));
 }
 
 static void prefer(net_t *net, int row, bool carries)
@@ -142,7 +85,7 @@ static hvd_status_t choose_order(net_t *net, err_t *err)
     }
     while (!all && *(text += strspn(text, ", ")) != '\0') {
         size_t bytes = strcspn(text, ", ");
-        int row = row_named(text, bytes);
+        int row = net_row_named(text, bytes);
         if (row == NO_ROW) {
             return fail_unknown_name(text, bytes, err);
         }
@@ -173,10 +116,10 @@ static hvd_status_t open_rows(net_t *net, err_t *err)
         if (status != HVD_OK) {
             return status;
         }
-        int fd = transport->wait_fd != NULL ? transport->wait_fd(row->domain) : -1;
-        row->needs_call = fd >= 0;
-        row->cannot_wake = fd < 0 && transport->wait_fd != NULL;
-        if (fd >= 0 && (status = sleeper_watch(net->sleeper, fd, err)) != HVD_OK) {
+        int fd;
+        row->needs_call = transport->wait_fd != NULL && transport->wait_fd(row->domain, &fd);
+        row->cannot_wake = transport->wait_fd != NULL && !row->needs_call;
+        if (row->needs_call && (status = sleeper_watch(net->sleeper, fd, err)) != HVD_OK) {
             return status;
         }
     }
@@ -184,39 +127,6 @@ static hvd_status_t open_rows(net_t *net, err_t *err)
 }
 
 // --- Cores ---------------------------------------------------------------------------------------
-
-// Bytes of the mask up to the last core this process may use; 0 if the kernel does not say.
-static size_t own_cpus(uint8_t mask[CPU_MASK_BYTES])
-{
-    size_t bytes = CPU_MASK_BYTES;
-    memset(mask, 0, CPU_MASK_BYTES);
-    if (sched_getaffinity(0, CPU_MASK_BYTES, (cpu_set_t *)mask) != 0) {
-        return 0;
-    }
-    while (bytes > 0 && mask[bytes - 1] == 0) {
-        bytes--;
-    }
-    return bytes;
-}
-
-static bool same_host(const net_t *net, int rank)
-{
-    return net->job.host_of == NULL || net->job.host_of[rank] == net->job.host_of[net->job.rank];
-}
-
-// Ranks may be bound to cores of their own, so what counts is all cores any of them may use.
-static void compare_cores(net_t *net)
-{
-    int n_ranks = 0, n_cpus = 0;
-    for (int r = 0; r < net->job.size; r++) {
-        n_ranks += same_host(net, r);
-    }
-    for (size_t i = 0; i < CPU_MASK_BYTES; i++) {
-        n_cpus += __builtin_popcount(net->host_cpus[i]);
-    }
-    net->oversubscribed = n_cpus > 0 && n_ranks > n_cpus;
-    net->has_spare_cores = n_cpus >= 2 * n_ranks;
-}
 
 bool net_oversubscribed(const net_t *net)
 {
@@ -236,153 +146,6 @@ core_use_t net_core_use(net_t *net)
 void net_part_cores(net_t *net, uint64_t now_ns)
 {
     cores_part(&net->cores, now_ns);
-}
-
-// --- Addresses -----------------------------------------------------------------------------------
-
-// A rank's address: version, core mask, then for each open transport its name, whether it may carry
-// links, and its own bytes. A row this build does not know is skipped.
-hvd_status_t net_address(net_t *net, buf_t *out, err_t *err)
-{
-    hvd_status_t status = HVD_OK;
-    uint8_t cpus[CPU_MASK_BYTES];
-    size_t n_cpu_bytes = own_cpus(cpus);
-    buf_t blob = {0};
-    int n_open = 0;
-    for (int i = 0; i < N_TRANSPORTS; i++) {
-        n_open += net->rows[i].domain != NULL;
-    }
-    put_u8(out, ADDRESS_VERSION);
-    put_varint(out, n_cpu_bytes);
-    put_bytes(out, cpus, n_cpu_bytes);
-    put_varint(out, (uint64_t)n_open);
-    for (int i = 0; i < net->n_order; i++) {
-        const transport_t *transport = transports[net->order[i]];
-        const row_t *row = &net->rows[net->order[i]];
-        if (row->domain == NULL) {
-            continue;
-        }
-        buf_clear(&blob);
-        TRY(transport->address(row->domain, &blob, err), free_blob);
-        put_varint(out, strlen(transport->name));
-        put_bytes(out, transport->name, strlen(transport->name));
-        put_u8(out, row->carries);
-        put_varint(out, blob.len);
-        put_bytes(out, blob.data, blob.len);
-        if (blob.failed || blob.len > MAX_BLOB_BYTES) {
-            status = fail(err, HVD_NO_MEMORY,
-                          "the address of transport %s takes %zu bytes; at most "
-                          "%zu fit",
-                          transport->name, blob.len, MAX_BLOB_BYTES);
-            goto free_blob;
-        }
-    }
-    if (out->failed) {
-        status = fail(err, HVD_NO_MEMORY, "no memory for this rank's address");
-    }
-free_blob:
-    buf_free(&blob);
-    return status;
-}
-
-// Where every rank's bytes for each row lie.
-typedef struct blobs {
-    const uint8_t **data[N_TRANSPORTS]; // [row][rank], NULL: the rank lacks it
-    size_t *bytes[N_TRANSPORTS];
-} blobs_t;
-
-static hvd_status_t parse_offer(net_t *net, int rank, reader_t *r, blobs_t *blobs, err_t *err)
-{
-    size_t name_bytes = get_count(r, MAX_NAME_BYTES);
-    const char *name = (const char *)get_bytes(r, name_bytes);
-    bool carries = get_u8(r) == 1;
-    size_t bytes = get_count(r, MAX_BLOB_BYTES);
-    const uint8_t *data = get_bytes(r, bytes);
-    int row = r->bad ? NO_ROW : row_named(name, name_bytes);
-    if (row == NO_ROW) {
-        return HVD_OK; // too short, which the caller sees, or not known here
-    }
-    if (blobs->data[row][rank] != NULL) {
-        return fail(err, HVD_PROTOCOL, "rank %d sent two addresses for transport %s", rank,
-                    transports[row]->name);
-    }
-    blobs->data[row][rank] = data;
-    blobs->bytes[row][rank] = bytes;
-    if (carries) {
-        offers_t *offers = &net->offers[rank];
-        offers->order[offers->n++] = (int8_t)row;
-    }
-    return HVD_OK;
-}
-
-static hvd_status_t parse_address(net_t *net, int rank, const uint8_t *data, size_t bytes,
-                                  blobs_t *blobs, err_t *err)
-{
-    reader_t r = reader_of(data, bytes);
-    bool version_known = get_u8(&r) == ADDRESS_VERSION;
-    size_t n_cpu_bytes = get_count(&r, CPU_MASK_BYTES);
-    const uint8_t *cpus = get_bytes(&r, n_cpu_bytes);
-    int n_offers = (int)get_count(&r, MAX_OFFERS);
-    for (int i = 0; version_known && i < n_offers; i++) {
-        hvd_status_t status = parse_offer(net, rank, &r, blobs, err);
-        if (status != HVD_OK) {
-            return status;
-        }
-    }
-    if (!version_known || r.bad || reader_left(&r) > 0) {
-        return fail(
-            err, HVD_PROTOCOL,
-            "rank %d sent a malformed address; run the same version of the library everywhere",
-            rank);
-    }
-    for (size_t i = 0; same_host(net, rank) && i < n_cpu_bytes; i++) {
-        net->host_cpus[i] |= cpus[i];
-    }
-    return HVD_OK;
-}
-
-static bool blobs_init(blobs_t *blobs, int size)
-{
-    bool complete = true;
-    for (int i = 0; i < N_TRANSPORTS; i++) {
-        blobs->data[i] = calloc((size_t)size, sizeof *blobs->data[i]);
-        blobs->bytes[i] = calloc((size_t)size, sizeof *blobs->bytes[i]);
-        complete = complete && blobs->data[i] != NULL && blobs->bytes[i] != NULL;
-    }
-    return complete;
-}
-
-static void blobs_free(blobs_t *blobs)
-{
-    for (int i = 0; i < N_TRANSPORTS; i++) {
-        free(blobs->data[i]);
-        free(blobs->bytes[i]);
-    }
-}
-
-hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths,
-                        uint64_t deadline_ns, err_t *err)
-{
-    hvd_status_t status = HVD_OK;
-    blobs_t blobs = {0};
-    if (!blobs_init(&blobs, net->job.size)) {
-        status = fail(err, HVD_NO_MEMORY, "no memory for the addresses of %d ranks", net->job.size);
-        goto free_blobs;
-    }
-    for (int r = 0; r < net->job.size; r++) {
-        TRY(parse_address(net, r, addresses[r], lengths[r], &blobs, err), free_blobs);
-    }
-    for (int i = 0; i < N_TRANSPORTS; i++) {
-        if (net->rows[i].domain != NULL && transports[i]->attach != NULL) {
-            TRY(transports[i]->attach(net->rows[i].domain, blobs.data[i], blobs.bytes[i],
-                                      deadline_ns, err),
-                free_blobs);
-        }
-    }
-    compare_cores(net);
-free_blobs:
-    blobs_free(&blobs);
-    return status;
 }
 
 // --- Choosing ------------------------------------------------------------------------------------
@@ -470,7 +233,7 @@ static int unencrypted_row(net_t *net)
 {
     bool is_meant = net->job.config->encrypt == ENCRYPT_NEVER;
     for (int r = 0; !is_meant && r < net->job.size; r++) {
-        int row = same_host(net, r) ? NO_ROW : choose_row(net, r);
+        int row = net_same_host(net, r) ? NO_ROW : choose_row(net, r);
         if (row != NO_ROW && transports[row]->warn_unencrypted != NULL) {
             return row;
         }
@@ -530,7 +293,7 @@ static hvd_status_t open_lifelines(net_t *net, err_t *err)
     int lowest = 0;
     int n_here = 0;
     for (int r = net->job.size - 1; r >= 0; r--) {
-        if (same_host(net, r)) {
+        if (net_same_host(net, r)) {
             lowest = r;
             n_here++;
         }
@@ -540,7 +303,7 @@ static hvd_status_t open_lifelines(net_t *net, err_t *err)
         return fail(err, HVD_NO_MEMORY, "no memory for %d lifelines", n_here);
     }
     for (int r = 0; r < net->job.size; r++) {
-        bool mine = net->job.rank == lowest ? same_host(net, r) : r == lowest;
+        bool mine = net->job.rank == lowest ? net_same_host(net, r) : r == lowest;
         if (mine && r != net->job.rank) {
             hvd_status_t status = add_lifeline(net, r, err);
             if (status != HVD_OK) {

@@ -26,7 +26,6 @@ typedef struct net net_t;
 // What a transport may know of the job.
 typedef struct net_job {
     int rank, size;
-    uint32_t epoch;
     const int *host_of; // host index of every rank: ranks of one host may share memory
     const config_t *config;
     const log_t *log;
@@ -103,9 +102,9 @@ typedef struct transport {
     // What peers need to reach this rank; appended to `out`. Exchanged once, by boot.
     hvd_status_t (*address)(domain_t *domain, buf_t *out, err_t *err);
     // All addresses are known (addresses[r] is NULL where rank r lacks this transport).
-    // Collective set-up that needs them happens here, before the deadline.
+    // Set-up that needs them happens here; it waits for nobody.
     hvd_status_t (*attach)(domain_t *domain, const uint8_t *const *addresses, const size_t *lengths,
-                           uint64_t deadline_ns, err_t *err);
+                           err_t *err);
     // Optional. After attach every rank tells all others whether it is attached; settle then gets
     // everyone's answer (1 or 0 by rank), so that both sides of a pair decide alike.
     bool (*is_attached)(domain_t *domain);
@@ -122,8 +121,9 @@ typedef struct transport {
                             err_t *err);
     // Accepts, shakes hands, flushes. How many things happened; cheap when nothing did.
     int (*progress)(domain_t *domain);
-    // Descriptor that polls readable when progress has work, or -1.
-    int (*wait_fd)(domain_t *domain);
+    // The descriptor that polls readable when progress has work. False: this domain has none, so
+    // whoever sleeps must ask it now and then.
+    bool (*wait_fd)(domain_t *domain, int *fd_p);
     // The word peers ring when this rank sleeps (see net_before_sleep), or NULL.
     atomic_uint *(*wake_word)(domain_t *domain);
     // The first link of this lane that ended by itself; HVD_OK if none did.
@@ -169,7 +169,7 @@ hvd_status_t net_open(const net_job_t *job, net_t **net_p, err_t *err);
 // This rank's addresses on all transports, and everyone's back (boot carries them between).
 hvd_status_t net_address(net_t *net, buf_t *out, err_t *err);
 hvd_status_t net_attach(net_t *net, const uint8_t *const *addresses, const size_t *lengths,
-                        uint64_t deadline_ns, err_t *err);
+                        err_t *err);
 // After net_attach: this rank's answers for all transports, one byte (bits by table row, and
 // whether its tensors reach another host unencrypted), and everyone's back; only then are links
 // made.

@@ -423,9 +423,8 @@ static void learn_peer(const domain_t *d, ofi_peer_t *peer, const uint8_t *data,
 }
 
 static hvd_status_t ofi_attach(domain_t *d, const uint8_t *const *addresses, const size_t *lengths,
-                               uint64_t deadline_ns, err_t *err)
+                               err_t *err)
 {
-    (void)deadline_ns;
     (void)err;
     for (int r = 0; r < d->job->size; r++) {
         if (addresses[r] != NULL) {
@@ -530,9 +529,10 @@ static void ofi_arm(domain_t *d)
     }
 }
 
-static int ofi_wait_fd(domain_t *d)
+static bool ofi_wait_fd(domain_t *d, int *fd_p)
 {
-    return d->epoll;
+    *fd_p = d->epoll;
+    return d->epoll >= 0;
 }
 
 static hvd_status_t ofi_health(domain_t *d, lane_t lane, err_t *err)

@@ -18,8 +18,7 @@
 // What both ends of a connection show each other.
 typedef struct ofi_call {
     uint8_t token[OFI_TOKEN_BYTES]; // of the one it is shown to
-    uint32_t epoch;
-    uint32_t rank; // of the one who shows it
+    uint32_t rank;                  // of the one who shows it
 } ofi_call_t;
 
 // --- Connecting ----------------------------------------------------------------------------------
@@ -35,7 +34,7 @@ int ofi_cm_open(domain_t *d)
 
 static ofi_call_t call_for(const domain_t *d, int peer)
 {
-    ofi_call_t call = {.epoch = d->job->epoch, .rank = (uint32_t)d->job->rank};
+    ofi_call_t call = {.rank = (uint32_t)d->job->rank};
     memcpy(call.token, d->peers[peer].token, OFI_TOKEN_BYTES);
     return call;
 }
@@ -50,7 +49,7 @@ static bool call_is_ours(const domain_t *d, const ofi_call_t *call, size_t bytes
     for (int i = 0; i < OFI_TOKEN_BYTES; i++) {
         differs |= (uint8_t)(call->token[i] ^ d->token[i]);
     }
-    return differs == 0 && call->epoch == d->job->epoch && call->rank < (uint32_t)d->job->size;
+    return differs == 0 && call->rank < (uint32_t)d->job->size;
 }
 
 hvd_status_t ofi_cm_call(ofi_link_t *link, err_t *err)

@@ -330,9 +330,8 @@ static hvd_status_t shm_address(domain_t *d, buf_t *out, err_t *err)
 }
 
 static hvd_status_t shm_attach(domain_t *d, const uint8_t *const *addresses, const size_t *lengths,
-                               uint64_t deadline_ns, err_t *err)
+                               err_t *err)
 {
-    (void)deadline_ns;
     (void)err;
     int leader = d->rank_of[0];
     if (d->job->rank == leader) {
@@ -382,18 +381,6 @@ static bool shm_reaches(domain_t *d, int peer, char *why, size_t why_bytes)
         snprintf(why, why_bytes, "%s", d->trouble.text);
     }
     return d->attached;
-}
-
-static int shm_progress(domain_t *d)
-{
-    (void)d;
-    return 0;
-}
-
-static int shm_wait_fd(domain_t *d)
-{
-    (void)d;
-    return -1;
 }
 
 static atomic_uint *shm_wake_word(domain_t *d)
@@ -512,8 +499,6 @@ const transport_t transport_shm = {
     .settle = shm_settle,
     .reaches = shm_reaches,
     .connect = shm_connect,
-    .progress = shm_progress,
-    .wait_fd = shm_wait_fd,
     .wake_word = shm_wake_word,
     .close = shm_close,
 };

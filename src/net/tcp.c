@@ -2,17 +2,15 @@
 //
 // tcp.c - the TCP transport: where it listens, who may come in, and its event loop.
 //
-// One listening socket for each address of the chosen interfaces, at a port the kernel picks; never
-// the wildcard address. Whoever connects has NEWCOMER (tcp_conn.c), 2 s, to name a link that this
-// rank expects and to prove the secret; until then it costs one descriptor and little memory.
-// Foreign clients are cut without an answer and counted. At most MAX_FRESH handshakes are under
-// way: while that many are, others wait in the kernel's queue, until the oldest has had GRACE and
-// makes room. So strangers push out each other, and peers that are cut with them dial again.
+// One door (wire/door.h) with a listening socket for each address of the chosen interfaces, at a
+// port the kernel picks; never the wildcard address. Whoever connects must name a link that this
+// rank expects; foreign clients are cut without an answer. Peers that are cut with them, because
+// too many came at once, dial again.
 //
-// One epoll descriptor holds everything: listeners, connections, and a timer that runs only while
+// One epoll descriptor holds everything: the door, connections, and a timer that runs only while
 // something has a deadline. So sleeping is polling one descriptor, and progress is one system call,
 // or none: see tcp_progress.
-// Thread: the holder of the engine. The domain owns listeners and connections without a link;
+// Thread: the holder of the engine. The domain owns the door and connections without a link;
 // links own theirs.
 #define _GNU_SOURCE
 #include "net/tcp.h"
@@ -30,11 +28,6 @@
 #define MAX_EVENTS 64
 #define FEW_LINKS 2 // to be asked without epoll
 #define ROUNDS_PER_LOOK 16
-#define MAX_FRESH 256                // handshakes under way
-#define GRACE_NS (100 * NS_PER_MS)   // a newcomer is not pushed out before
-#define MAX_ACCEPTS 256              // in one go
-#define BACKLOG 1024                 // the kernel lowers it to somaxconn
-#define LOG_EVERY_NS (60 * NS_PER_S) // what strangers or a full table can cause over and over
 
 // --- Small questions -----------------------------------------------------------------------------
 
@@ -84,7 +77,7 @@ void tcp_unwatch(domain_t *domain, watch_t *watch)
 // The timer ticks exactly while somebody has a deadline.
 static void set_timer(domain_t *domain)
 {
-    bool wanted = domain->opening != NULL || domain->n_fresh > 0 || domain->accept_again;
+    bool wanted = domain->opening != NULL;
     struct itimerspec ticks = {.it_value.tv_nsec = wanted ? (long)TCP_TICK_NS : 0,
                                .it_interval.tv_nsec = wanted ? (long)TCP_TICK_NS : 0};
     if (wanted != domain->timer_runs && timerfd_settime(domain->timer.fd, 0, &ticks, NULL) == 0) {
@@ -127,46 +120,23 @@ static void bury(domain_t *domain)
 
 // --- Coming in -----------------------------------------------------------------------------------
 
-static void fresh_add(domain_t *domain, conn_t *conn)
-{
-    conn->prev = domain->fresh_last;
-    *(conn->prev != NULL ? &conn->prev->next : &domain->fresh_first) = conn;
-    domain->fresh_last = conn;
-    domain->n_fresh++;
-}
-
-static void fresh_remove(domain_t *domain, conn_t *conn)
-{
-    *(conn->prev != NULL ? &conn->prev->next : &domain->fresh_first) = conn->next;
-    *(conn->next != NULL ? &conn->next->prev : &domain->fresh_last) = conn->prev;
-    conn->prev = conn->next = NULL;
-    domain->n_fresh--;
-}
-
 static bool is_taken(const seat_t *seat)
 {
     return seat->kept != NULL || (seat->link != NULL && (seat->link->conn != NULL ||
                                                          seat->link->base.err.status != HVD_OK));
 }
 
-hvd_status_t tcp_admit(domain_t *domain, const hello_t *hello, err_t *err)
+// Whether a link of this rank may begin with such a hello.
+static hvd_status_t admit(void *owner, const hello_t *hello, err_t *err)
 {
+    domain_t *domain = owner;
     const net_job_t *job = domain->job;
-    if (memcmp(hello->job, secure_keys_job(job->keys), sizeof hello->job) != 0 ||
-        hello->role != HELLO_LINK) {
-        return fail(err, HVD_UNAUTHENTICATED, "a greeting of another job");
-    }
     if (hello->to != (uint32_t)job->rank || hello->from >= hello->to || hello->lane >= N_LANES ||
         memcmp(hello->nonce, domain->token, TCP_TOKEN_BYTES) != 0) {
         return fail(err, HVD_UNAUTHENTICATED,
                     "a greeting from rank %" PRIu32 " meant for rank %" PRIu32
                     " of another process",
                     hello->from, hello->to);
-    }
-    if (hello->epoch != job->epoch) {
-        return fail(err, HVD_UNAUTHENTICATED,
-                    "a greeting from rank %" PRIu32 " of epoch %" PRIu32 "; this is epoch %" PRIu32,
-                    hello->from, hello->epoch, job->epoch);
     }
     if (domain->seats == NULL || is_taken(seat_of(domain, (int)hello->from, (lane_t)hello->lane))) {
         return fail(err, HVD_UNAUTHENTICATED, "a second connection from rank %" PRIu32,
@@ -181,124 +151,23 @@ hvd_status_t tcp_admit(domain_t *domain, const hello_t *hello, err_t *err)
     return HVD_OK;
 }
 
-static bool time_to_log(uint64_t *last_ns)
+// Has proved the secret.
+static void enter(void *owner, const guest_t *guest)
 {
-    uint64_t now_ns = clock_ns();
-    bool due = *last_ns == 0 || now_ns - *last_ns >= LOG_EVERY_NS;
-    *last_ns = due ? now_ns : *last_ns;
-    return due;
-}
-
-void tcp_turned_away(conn_t *conn, const err_t *err)
-{
-    domain_t *domain = conn->domain;
-    char name[TCP_ADDR_TEXT];
-    tcp_addr_text(&conn->remote, name);
-    // A peer closes the attempts it does not need, after its greeting; that is no stranger.
-    if (conn->state != CONN_SHAKING || err->status == HVD_UNAUTHENTICATED) {
-        domain->n_foreign++;
-        if (time_to_log(&domain->foreign_logged_ns)) {
-            log_warn(domain->job->log, "tcp", "turned away a client at %s (%" PRIu64 " so far): %s",
-                     name, domain->n_foreign, err->text);
-        }
-    }
-    log_debug(domain->job->log, "tcp", "closed %s: %s", name, err->text);
-    fresh_remove(domain, conn);
-    conn_close(conn);
-}
-
-void tcp_established(conn_t *conn)
-{
-    domain_t *domain = conn->domain;
-    seat_t *seat = seat_of(domain, (int)conn->hello.from, (lane_t)conn->hello.lane);
-    if (is_taken(seat)) {
-        err_t err;
-        fail(&err, HVD_UNAUTHENTICATED, "a second connection from rank %" PRIu32, conn->hello.from);
-        tcp_turned_away(conn, &err);
+    domain_t *domain = owner;
+    seat_t *seat = seat_of(domain, (int)guest->hello.from, (lane_t)guest->hello.lane);
+    conn_t *conn = conn_accepted(domain, guest, NULL);
+    if (conn == NULL) {
         return;
     }
-    fresh_remove(domain, conn);
-    if (seat->link != NULL) {
+    if (is_taken(seat)) { // by another that was quicker
+        door_refuse(domain->door, guest->address, "a second connection of one rank");
+        conn_close(conn);
+    } else if (seat->link != NULL) {
         tcp_link_ready(seat->link, conn);
     } else {
         seat->kept = conn;
     }
-}
-
-// The newcomer to push out: the oldest that has not even greeted, else the oldest. NULL: none has
-// had its grace.
-static conn_t *victim(const domain_t *domain, uint64_t now_ns)
-{
-    conn_t *oldest = domain->fresh_first;
-    if (now_ns - oldest->started_ns < GRACE_NS) {
-        return NULL;
-    }
-    for (conn_t *conn = oldest; conn != NULL && now_ns - conn->started_ns >= GRACE_NS;
-         conn = conn->next) {
-        if (conn->state == CONN_HELLO) {
-            return conn;
-        }
-    }
-    return oldest;
-}
-
-// Whether one more may come in. If not, the next tick asks again.
-static bool make_room(domain_t *domain)
-{
-    err_t err;
-    if (domain->n_fresh < MAX_FRESH) {
-        return true;
-    }
-    conn_t *conn = victim(domain, clock_ns());
-    if (conn == NULL) {
-        domain->accept_again = true;
-        return false;
-    }
-    fail(&err, HVD_UNAUTHENTICATED, "it did not prove the secret while others were waiting");
-    tcp_turned_away(conn, &err);
-    return true;
-}
-
-// Whether to go on accepting. Out of descriptors or memory it goes on with the next tick.
-static bool accept_failed(domain_t *domain, int code)
-{
-    bool full = code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
-    err_t err;
-    domain->accept_again = domain->accept_again || full;
-    if (full && time_to_log(&domain->full_logged_ns)) {
-        fail_errno(&err, code,
-                   "cannot accept connections; raise the limit of open files "
-                   "(ulimit -n)");
-        log_warn(domain->job->log, "tcp", "%s", err.text);
-    }
-    return !full && code != EAGAIN && code != EWOULDBLOCK; // else it was that client's own failure
-}
-
-// False if nobody waits at the door.
-static bool accept_one(domain_t *domain, listener_t *listener)
-{
-    struct sockaddr_storage name;
-    socklen_t name_bytes = sizeof name;
-    int fd = accept4(listener->watch.fd, (struct sockaddr *)&name, &name_bytes,
-                     SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) {
-        return accept_failed(domain, errno);
-    }
-    tcp_addr_t remote = tcp_addr_of_socket(&name);
-    conn_t *conn = conn_accepted(domain, fd, &remote, NULL);
-    if (conn != NULL) {
-        fresh_add(domain, conn);
-    }
-    return true;
-}
-
-static void accept_all(domain_t *domain, listener_t *listener)
-{
-    int n = 0;
-    while (n < MAX_ACCEPTS && make_room(domain) && accept_one(domain, listener)) {
-        n++;
-    }
-    domain->accept_again = domain->accept_again || n == MAX_ACCEPTS;
 }
 
 // --- Progress ------------------------------------------------------------------------------------
@@ -314,18 +183,6 @@ static void tick(domain_t *domain)
         next = link->next;
         tcp_link_tick(link, now_ns);
     }
-    for (conn_t *conn = domain->fresh_first, *next; conn != NULL; conn = next) {
-        next = conn->next;
-        if (now_ns >= conn->deadline_ns) {
-            conn_expire(conn);
-        }
-    }
-    if (domain->accept_again) {
-        domain->accept_again = false;
-        for (int i = 0; i < domain->n_listeners; i++) {
-            accept_all(domain, &domain->listeners[i]);
-        }
-    }
 }
 
 // Begins a round: whoever spins calls tcp_progress and then the movers, over and over. To ask epoll
@@ -337,7 +194,7 @@ static bool begin_round(domain_t *domain)
 {
     domain->direct = domain->n_asked > 0 && domain->n_asked <= FEW_LINKS;
     bool look = !domain->direct || domain->waits || domain->timer_runs ||
-                domain->n_rounds++ % ROUNDS_PER_LOOK == 0;
+                door_n_strangers(domain->door) > 0 || domain->n_rounds++ % ROUNDS_PER_LOOK == 0;
 
     domain->n_asked = 0;
     domain->waits = false;
@@ -356,9 +213,8 @@ static int tcp_progress(domain_t *domain)
             tick(domain);
             n_news++;
             break;
-        case WATCH_LISTENER:
-            accept_all(domain, (listener_t *)watch);
-            n_news++;
+        case WATCH_DOOR:
+            n_news += door_progress(domain->door);
             break;
         case WATCH_CONN:
             n_news += conn_event((conn_t *)watch, events[i].events);
@@ -372,14 +228,15 @@ static int tcp_progress(domain_t *domain)
     return n_news;
 }
 
-static int tcp_wait_fd(domain_t *domain)
+static bool tcp_wait_fd(domain_t *domain, int *fd_p)
 {
-    return domain->epoll;
+    *fd_p = domain->epoll;
+    return true;
 }
 
 static uint64_t tcp_n_foreign(const domain_t *domain)
 {
-    return domain->n_foreign;
+    return door_n_refused(domain->door);
 }
 
 static hvd_status_t tcp_health(domain_t *domain, lane_t lane, err_t *err)
@@ -427,48 +284,43 @@ void tcp_set_options(const domain_t *domain, int fd)
     }
 }
 
+static void prepare(const void *owner, int fd)
+{
+    tcp_set_options(owner, fd);
+}
+
 static hvd_status_t listen_at(domain_t *domain, const tcp_iface_t *iface, err_t *err)
 {
-    listener_t *listener = &domain->listeners[domain->n_listeners];
     struct sockaddr_storage name;
     socklen_t name_bytes = tcp_addr_to_socket(&iface->addr, &name);
-    int only_v6 = 1;
-    int fd = socket(iface->addr.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        return fail_errno(err, errno, "cannot make a socket");
+    int code = door_listen(domain->door, &name, &name_bytes);
+    if (code != 0) {
+        return fail_errno(err, code, "cannot listen on interface %s", iface->name);
     }
-    if (iface->addr.family == AF_INET6) {
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only_v6, sizeof only_v6);
-    }
-    tcp_set_options(domain, fd);
-    listener->watch = (watch_t){.kind = WATCH_LISTENER, .fd = fd};
-    listener->iface = *iface;
-    if (bind(fd, (struct sockaddr *)&name, name_bytes) != 0 || listen(fd, BACKLOG) != 0 ||
-        getsockname(fd, (struct sockaddr *)&name, &name_bytes) != 0) {
-        fail_errno(err, errno, "cannot listen on interface %s", iface->name);
-        close(fd);
-        return HVD_SYSTEM;
-    }
-    listener->iface.addr = tcp_addr_of_socket(&name);
-    hvd_status_t status = tcp_watch(domain, &listener->watch, EPOLLIN | EPOLLET, err);
-    if (status != HVD_OK) {
-        close(fd);
-        return status;
-    }
-    domain->n_listeners++;
+    domain->ifaces[domain->n_ifaces] = *iface;
+    domain->ifaces[domain->n_ifaces++].addr = tcp_addr_of_socket(&name);
     return HVD_OK;
 }
 
 // An address that cannot be listened at (one that is being set up or torn down) is left out.
 static hvd_status_t listen_everywhere(domain_t *domain, err_t *err)
 {
+    const door_rules_t rules = {.name = "tcp",
+                                .log = domain->job->log,
+                                .keys = domain->job->keys,
+                                .role = HELLO_LINK,
+                                .is_silent = true,
+                                .owner = domain,
+                                .admit = admit,
+                                .prepare = prepare,
+                                .enter = enter};
     tcp_iface_t ifaces[TCP_MAX_ADDRS];
-    hvd_status_t last = HVD_OK;
+    hvd_status_t status, last = HVD_OK;
     int n_ifaces = 0;
-    hvd_status_t status = tcp_list_ifaces(domain->job->config->iface, ifaces, &n_ifaces, err);
-    if (status != HVD_OK) {
-        return status;
-    }
+    TRY(tcp_list_ifaces(domain->job->config->iface, ifaces, &n_ifaces, err), out);
+    TRY(door_open(&rules, &domain->door, err), out);
+    domain->door_watch = (watch_t){.kind = WATCH_DOOR, .fd = door_fd(domain->door)};
+    TRY(tcp_watch(domain, &domain->door_watch, EPOLLIN, err), out);
     for (int i = 0; i < n_ifaces; i++) {
         err_t why;
         status = listen_at(domain, &ifaces[i], &why);
@@ -477,21 +329,16 @@ static hvd_status_t listen_everywhere(domain_t *domain, err_t *err)
             last = fail(err, status, "%s", why.text);
         }
     }
-    return domain->n_listeners > 0 ? HVD_OK : last;
+    status = domain->n_ifaces > 0 ? HVD_OK : last;
+out:
+    return status;
 }
 
 // --- Life ----------------------------------------------------------------------------------------
 
 static void tcp_close(domain_t *domain)
 {
-    for (int i = 0; i < domain->n_listeners; i++) {
-        tcp_unwatch(domain, &domain->listeners[i].watch);
-    }
-    while (domain->fresh_first != NULL) {
-        conn_t *conn = domain->fresh_first;
-        fresh_remove(domain, conn);
-        conn_close(conn);
-    }
+    door_close(domain->door);
     for (size_t i = 0; domain->seats != NULL && i < (size_t)domain->job->size * N_LANES; i++) {
         if (domain->seats[i].kept != NULL) {
             conn_close(domain->seats[i].kept);
@@ -547,10 +394,10 @@ close_domain:
 
 static hvd_status_t tcp_address(domain_t *domain, buf_t *out, err_t *err)
 {
-    tcp_offer_t offer = {.encrypt = domain->job->config->encrypt, .n_addrs = domain->n_listeners};
+    tcp_offer_t offer = {.encrypt = domain->job->config->encrypt, .n_addrs = domain->n_ifaces};
     memcpy(offer.token, domain->token, sizeof offer.token);
-    for (int i = 0; i < domain->n_listeners; i++) {
-        offer.addrs[i] = domain->listeners[i].iface.addr;
+    for (int i = 0; i < domain->n_ifaces; i++) {
+        offer.addrs[i] = domain->ifaces[i].addr;
     }
     tcp_offer_encode(&offer, out);
     return out->failed ? fail(err, HVD_NO_MEMORY, "no memory for this rank's TCP addresses")
@@ -614,11 +461,9 @@ static bool has_offer(const domain_t *domain, int rank)
 }
 
 static hvd_status_t tcp_attach(domain_t *domain, const uint8_t *const *addresses,
-                               const size_t *lengths, uint64_t deadline_ns, err_t *err)
+                               const size_t *lengths, err_t *err)
 {
-    (void)deadline_ns; // nothing waits here: links connect at first use
     hvd_status_t status = keep_offers(domain, addresses, lengths, err);
-
     for (int r = 0; status == HVD_OK && r < domain->job->size; r++) {
         if (has_offer(domain, r)) {
             status = check_policy(domain, r, err);

@@ -3,11 +3,11 @@
 // tcp.h - the parts of the TCP transport, for each other.
 //
 //   tcp_addr.c  which interfaces there are, what a rank tells others, which address to try first
-//   tcp_conn.c  one socket, from connect or accept through hello and TLS handshake to ready
+//   tcp_conn.c  one socket, from connect through the greeting (wire/door.h) to ready
 //   tcp_dial.c  finding the one address of a peer that works
 //   tcp_link.c  the link: movers over a ready connection, and what its end means
 //   tcp_probe.c noticing that the network is cut
-//   tcp.c       the domain: listeners, the event loop, who may come in, the table
+//   tcp.c       the domain: the event loop, who may come in, the table
 //
 // For a pair of ranks the lower one connects and the higher one accepts, once for each lane, so
 // there is never more than one connection to choose from. Nothing here blocks.
@@ -18,6 +18,7 @@
 #include "net/net.h"
 #include "net/tcp_addr.h"
 #include "wire/codec.h"
+#include "wire/door.h"
 
 #include <net/if.h>
 #include <sys/socket.h>
@@ -51,7 +52,7 @@ void tcp_sort_addrs(tcp_addr_t *addrs, int n, const tcp_iface_t *ifaces, int n_i
 
 // --- A connection (tcp_conn.c) -------------------------------------------------------------------
 
-typedef enum watch_kind { WATCH_TIMER, WATCH_LISTENER, WATCH_CONN } watch_kind_t;
+typedef enum watch_kind { WATCH_TIMER, WATCH_DOOR, WATCH_CONN } watch_kind_t;
 
 // First member of everything that epoll points to.
 typedef struct watch {
@@ -59,46 +60,35 @@ typedef struct watch {
     int fd;
 } watch_t;
 
-typedef enum conn_state {
-    CONN_CONNECTING,
-    CONN_HELLO,
-    CONN_SHAKING,
-    CONN_READY,
-    CONN_CLOSED
-} conn_state_t;
+typedef enum conn_state { CONN_CONNECTING, CONN_GREETING, CONN_READY, CONN_CLOSED } conn_state_t;
 
 struct conn {
     watch_t watch;
     domain_t *domain;
     conn_state_t state;
-    bool is_server;
     // What epoll said last. A mover with its flag down returns without a system call.
     bool readable, writable;
     bool hangup;      // the peer's end is on its way: read until it shows
-    secure_t *secure; // NULL: plain, or not begun
+    secure_t *secure; // NULL: plain, or not ready
     hello_t hello;
-    uint8_t hello_bytes[HELLO_BYTES];
-    size_t n_hello_bytes; // sent or received
+    greeting_t greeting; // dialled, until it is ready
     tcp_addr_t remote;
     uint64_t n_acked_bytes, acked_ns; // as tcp_probe saw it grow last
     uint64_t heard_ns;                // likewise, packets that came, also such as came before
     uint32_t n_segments;
     uint64_t started_ns;
-    uint64_t deadline_ns; // accepted: to have proved the secret
-    tcp_link_t *link;     // whom it is for; NULL: accepted and not claimed yet
-    int address;          // dialled: index of the address
-    conn_t *prev, *next;  // accepted: the domain's list; closed: its graveyard
+    tcp_link_t *link; // whom it is for; NULL: accepted and not claimed yet
+    int address;      // dialled: index of the address
+    conn_t *next;     // closed: the domain's graveyard
 };
 
 // Begins to connect for a link. NULL with err set if that fails at once.
 conn_t *conn_dial(tcp_link_t *link, const tcp_addr_t *addr, const uint8_t token[TCP_TOKEN_BYTES],
                   err_t *err);
-// Takes the descriptor over, also when it fails.
-conn_t *conn_accepted(domain_t *domain, int fd, const tcp_addr_t *remote, err_t *err);
+// Takes a guest's descriptor and secure_t over, also when it fails.
+conn_t *conn_accepted(domain_t *domain, const guest_t *guest, err_t *err);
 // What epoll said of it. True if that was news.
 bool conn_event(conn_t *conn, uint32_t events);
-// Accepted, and its time is over: cut, unless what it needs has arrived.
-void conn_expire(conn_t *conn);
 // The memory goes at the end of the next tcp_progress, for events of it may be under way.
 void conn_close(conn_t *conn);
 
@@ -142,11 +132,6 @@ void tcp_probe(domain_t *domain, uint64_t now_ns); // cheap when called too ofte
 
 // --- The domain (tcp.c) --------------------------------------------------------------------------
 
-typedef struct listener {
-    watch_t watch;
-    tcp_iface_t iface;
-} listener_t;
-
 // The place of one (peer, lane).
 typedef struct seat {
     tcp_link_t *link;
@@ -159,23 +144,20 @@ struct domain {
     int epoll;
     watch_t timer;
     bool timer_runs;
-    listener_t listeners[TCP_MAX_ADDRS];
-    int n_listeners;
-    bool accept_again; // descriptors ran out, or too many came at once
+    door_t *door;
+    watch_t door_watch;
+    tcp_iface_t ifaces[TCP_MAX_ADDRS]; // where it listens
+    int n_ifaces;
     // Of this round; see tcp_progress.
     bool direct; // movers ask their sockets although epoll has said nothing
     int n_asked; // movers whose flag was down
     bool waits;  // somebody cannot send
     unsigned n_rounds;
-    uint8_t *offers;                  // everyone's bytes, one after the other
-    size_t *offer_at;                 // [rank], and the end; equal neighbours: the rank has none
-    seat_t *seats;                    // [rank * N_LANES + lane]
-    conn_t *fresh_first, *fresh_last; // accepted, still shaking hands; oldest first
-    int n_fresh;
+    uint8_t *offers;  // everyone's bytes, one after the other
+    size_t *offer_at; // [rank], and the end; equal neighbours: the rank has none
+    seat_t *seats;    // [rank * N_LANES + lane]
     conn_t *graveyard;
     tcp_link_t *opening; // links that must become ready in time
-    uint64_t n_foreign;  // clients cut off
-    uint64_t foreign_logged_ns, full_logged_ns;
     uint64_t next_probe_ns;
     err_t broken[N_LANES]; // the first link that ended by itself
 };
@@ -186,10 +168,6 @@ bool tcp_encrypts(const domain_t *domain, int peer, lane_t lane);
 hvd_status_t tcp_offer_of(const domain_t *domain, int rank, tcp_offer_t *offer_p, err_t *err);
 hvd_status_t tcp_watch(domain_t *domain, watch_t *watch, uint32_t events, err_t *err);
 void tcp_unwatch(domain_t *domain, watch_t *watch); // closes the descriptor too
-// Looks at a hello: HVD_OK if a link of this rank may begin with it.
-hvd_status_t tcp_admit(domain_t *domain, const hello_t *hello, err_t *err);
-void tcp_established(conn_t *conn);                   // accepted, and has proved the secret
-void tcp_turned_away(conn_t *conn, const err_t *err); // accepted, and did not; closes it
 void tcp_opening_add(tcp_link_t *link);
 void tcp_opening_remove(tcp_link_t *link); // safe when it is not there
 void tcp_seat_free(tcp_link_t *link);

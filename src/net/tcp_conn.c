@@ -2,8 +2,8 @@
 //
 // tcp_conn.c - one connection, from its first packet to the proof of the secret.
 //
-//   CONNECTING -> HELLO -> SHAKING -> READY
-//   an accepted socket begins at HELLO
+//   CONNECTING -> GREETING -> READY
+//   who came in by the door has been greeted there, and begins at READY
 //
 // Each state has a step in a table: it moves on as far as the socket allows and says whether the
 // next step may try. epoll watches every socket once, edge-triggered, for everything; the flags
@@ -16,10 +16,6 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <unistd.h>
-
-#define NEWCOMER_NS (2 * NS_PER_S) // from being accepted to the proof of the secret
-
-static void conn_drive(conn_t *conn);
 
 // --- Steps ---------------------------------------------------------------------------------------
 // HVD_OK: the state has advanced; HVD_IN_PROGRESS: waits for the socket; else refused.
@@ -35,71 +31,35 @@ static hvd_status_t finish_connect(conn_t *conn, err_t *err)
     if (code != 0) {
         return fail_errno(err, code, "cannot connect");
     }
-    conn->state = CONN_HELLO;
+    conn->state = CONN_GREETING;
     return HVD_OK;
 }
 
-static hvd_status_t begin_tls(conn_t *conn, err_t *err)
+static void conn_ready(conn_t *conn, secure_t *secure, const hello_t *hello)
 {
-    hvd_status_t status = secure_new(conn->domain->job->keys, conn->watch.fd, conn->is_server,
-                                     conn->hello_bytes, &conn->secure, err);
+    conn->state = CONN_READY;
+    conn->hello = *hello;
+    conn->secure = secure;
+    if (!hello->encrypted) {
+        secure_plain(secure);
+        secure_free(secure);
+        conn->secure = NULL;
+    }
+}
+
+static hvd_status_t greet(conn_t *conn, err_t *err)
+{
+    hvd_status_t status = greeting_step(&conn->greeting, err);
     if (status == HVD_OK) {
-        conn->state = CONN_SHAKING;
+        conn_ready(conn, conn->greeting.secure, &conn->greeting.hello);
+        conn->greeting.secure = NULL;
     }
     return status;
 }
 
-static hvd_status_t admit(conn_t *conn, err_t *err)
-{
-    hvd_status_t status = hello_decode(conn->hello_bytes, &conn->hello, err);
-    if (status == HVD_OK) {
-        status = tcp_admit(conn->domain, &conn->hello, err);
-    }
-    return status == HVD_OK ? begin_tls(conn, err) : status;
-}
-
-// The client sends its hello, the server receives it; either may take several calls.
-static hvd_status_t move_hello(conn_t *conn, err_t *err)
-{
-    uint8_t *at = conn->hello_bytes + conn->n_hello_bytes;
-    size_t left = HELLO_BYTES - conn->n_hello_bytes;
-    ssize_t n = conn->is_server ? recv(conn->watch.fd, at, left, MSG_DONTWAIT)
-                                : send(conn->watch.fd, at, left, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        return HVD_IN_PROGRESS;
-    }
-    if (n < 0 && errno != EINTR) {
-        return fail_errno(err, errno, "lost before the greeting");
-    }
-    if (n == 0) {
-        return fail(err, HVD_PEER_LOST, "closed before the greeting");
-    }
-    conn->n_hello_bytes += n > 0 ? (size_t)n : 0;
-    if (conn->n_hello_bytes < HELLO_BYTES) {
-        return HVD_OK; // once more
-    }
-    return conn->is_server ? admit(conn, err) : begin_tls(conn, err);
-}
-
-static hvd_status_t shake(conn_t *conn, err_t *err)
-{
-    hvd_status_t status = secure_handshake(conn->secure, err);
-    if (status != HVD_OK) {
-        return status;
-    }
-    conn->state = CONN_READY;
-    if (!conn->hello.encrypted) {
-        secure_plain(conn->secure);
-        secure_free(conn->secure);
-        conn->secure = NULL;
-    }
-    return HVD_OK;
-}
-
 static hvd_status_t (*const steps[CONN_READY])(conn_t *conn, err_t *err) = {
     [CONN_CONNECTING] = finish_connect,
-    [CONN_HELLO] = move_hello,
-    [CONN_SHAKING] = shake,
+    [CONN_GREETING] = greet,
 };
 
 static void conn_drive(conn_t *conn)
@@ -110,21 +70,9 @@ static void conn_drive(conn_t *conn)
         status = steps[conn->state](conn, &err);
     }
     if (status == HVD_OK) {
-        (conn->is_server ? tcp_established : dial_won)(conn);
+        dial_won(conn);
     } else if (status != HVD_IN_PROGRESS) {
-        (conn->is_server ? tcp_turned_away : dial_failed)(conn, &err);
-    }
-}
-
-// A peer believes in its link once it has sent the last bytes of the handshake. They may have come
-// while this process was held up: they are read before the connection is cut.
-void conn_expire(conn_t *conn)
-{
-    err_t err;
-    conn_drive(conn);
-    if (conn->state < CONN_READY) {
-        fail(&err, HVD_UNAUTHENTICATED, "it did not prove the job's secret in time");
-        tcp_turned_away(conn, &err);
+        dial_failed(conn, &err);
     }
 }
 
@@ -156,56 +104,57 @@ bool conn_event(conn_t *conn, uint32_t events)
 // --- Life ----------------------------------------------------------------------------------------
 
 // Takes the descriptor over; on failure it is closed.
-static conn_t *conn_new(domain_t *domain, int fd, const tcp_addr_t *remote, err_t *err)
+static conn_t *conn_new(domain_t *domain, int fd, err_t *err)
 {
     conn_t *conn = calloc(1, sizeof *conn);
     if (conn == NULL) {
-        close(fd);
+        fd_close(fd);
         fail(err, HVD_NO_MEMORY, "no memory for a connection");
         return NULL;
     }
     conn->watch = (watch_t){.kind = WATCH_CONN, .fd = fd};
     conn->domain = domain;
-    conn->remote = *remote;
     conn->started_ns = clock_ns();
     if (tcp_watch(domain, &conn->watch, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, err) != HVD_OK) {
-        close(fd);
+        fd_close(fd);
         free(conn);
         return NULL;
     }
     return conn;
 }
 
-conn_t *conn_accepted(domain_t *domain, int fd, const tcp_addr_t *remote, err_t *err)
+conn_t *conn_accepted(domain_t *domain, const guest_t *guest, err_t *err)
 {
-    tcp_set_options(domain, fd);
-    conn_t *conn = conn_new(domain, fd, remote, err);
-    if (conn != NULL) {
-        conn->is_server = true;
-        conn->state = CONN_HELLO;
-        conn->deadline_ns = conn->started_ns + NEWCOMER_NS;
+    conn_t *conn = conn_new(domain, guest->fd, err);
+    if (conn == NULL) {
+        secure_free(guest->secure);
+        return NULL;
     }
+    struct sockaddr_storage name = {0};
+    socklen_t name_bytes = sizeof name;
+    getpeername(guest->fd, (struct sockaddr *)&name, &name_bytes);
+    conn->remote = tcp_addr_of_socket(&name);
+    conn->started_ns = guest->since_ns;
+    conn->readable = conn->writable = true; // until somebody has tried
+    conn_ready(conn, guest->secure, &guest->hello);
     return conn;
 }
 
-static hvd_status_t write_hello(conn_t *conn, tcp_link_t *link, const uint8_t *token, err_t *err)
+static hvd_status_t prepare_greeting(conn_t *conn, const tcp_link_t *link, const uint8_t *token,
+                                     err_t *err)
 {
     const net_job_t *job = conn->domain->job;
-    hello_t *hello = &conn->hello;
-    *hello = (hello_t){
-        .role = HELLO_LINK,
-        .lane = (uint8_t)link->base.lane,
-        .encrypted = tcp_encrypts(conn->domain, link->base.peer, link->base.lane),
-        .from = (uint32_t)job->rank,
-        .to = (uint32_t)link->base.peer,
-        .epoch = job->epoch,
+    conn->greeting = (greeting_t){
+        .fd = conn->watch.fd,
+        .keys = job->keys,
+        .hello = {.role = HELLO_LINK,
+                  .lane = (uint8_t)link->base.lane,
+                  .encrypted = tcp_encrypts(conn->domain, link->base.peer, link->base.lane),
+                  .from = (uint32_t)job->rank,
+                  .to = (uint32_t)link->base.peer},
     };
-    memcpy(hello->job, secure_keys_job(job->keys), sizeof hello->job);
-    memcpy(hello->nonce, token, TCP_TOKEN_BYTES);
-    hvd_status_t status =
-        random_bytes(hello->nonce + TCP_TOKEN_BYTES, sizeof hello->nonce - TCP_TOKEN_BYTES, err);
-    hello_encode(hello, conn->hello_bytes);
-    return status;
+    memcpy(conn->greeting.hello.nonce, token, TCP_TOKEN_BYTES);
+    return greeting_prepare(&conn->greeting, TCP_TOKEN_BYTES, err);
 }
 
 conn_t *conn_dial(tcp_link_t *link, const tcp_addr_t *addr, const uint8_t token[TCP_TOKEN_BYTES],
@@ -225,10 +174,11 @@ conn_t *conn_dial(tcp_link_t *link, const tcp_addr_t *addr, const uint8_t token[
         fail_errno(err, code, "cannot connect");
         return NULL;
     }
-    conn_t *conn = conn_new(link->domain, fd, addr, err);
+    conn_t *conn = conn_new(link->domain, fd, err);
     if (conn != NULL) {
         conn->link = link;
-        if (write_hello(conn, link, token, err) != HVD_OK) {
+        conn->remote = *addr;
+        if (prepare_greeting(conn, link, token, err) != HVD_OK) {
             conn_close(conn);
             return NULL;
         }
@@ -247,11 +197,11 @@ void conn_close(conn_t *conn)
         shutdown(conn->watch.fd, SHUT_WR);
     }
     secure_free(conn->secure);
-    conn->secure = NULL;
+    secure_free(conn->greeting.secure);
+    conn->secure = conn->greeting.secure = NULL;
     tcp_unwatch(domain, &conn->watch);
     conn->state = CONN_CLOSED;
     conn->link = NULL;
-    conn->prev = NULL;
     conn->next = domain->graveyard;
     domain->graveyard = conn;
 }

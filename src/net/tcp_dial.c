@@ -43,11 +43,7 @@ hvd_status_t dial_new(tcp_link_t *link, err_t *err)
         free(dial);
         return status;
     }
-    tcp_iface_t ifaces[TCP_MAX_ADDRS];
-    for (int i = 0; i < domain->n_listeners; i++) {
-        ifaces[i] = domain->listeners[i].iface;
-    }
-    tcp_sort_addrs(dial->offer.addrs, dial->offer.n_addrs, ifaces, domain->n_listeners,
+    tcp_sort_addrs(dial->offer.addrs, dial->offer.n_addrs, domain->ifaces, domain->n_ifaces,
                    tcp_same_host(domain, link->base.peer));
     dial->pause_ns = SHORTEST_PAUSE_NS;
     link->dial = dial;

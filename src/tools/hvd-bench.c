@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "tools/bench.h"
+#include "wire/secret.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -45,13 +46,6 @@ static int run_rank(const bench_options_t *o, const char *const *env)
     int code = bench_measure(&r);
     hvd_shutdown(r.ctx);
     return code;
-}
-
-static void hex_of(const uint8_t secret[32], char hex[65])
-{
-    for (int i = 0; i < 32; i++) {
-        snprintf(hex + 2 * i, 3, "%02x", secret[i]);
-    }
 }
 
 // The child waits for the port, then is a rank.
@@ -116,7 +110,7 @@ static int reap(const pid_t *pids, int n)
 static int fork_ranks(const bench_options_t *o)
 {
     uint8_t secret[32];
-    char hex[65];
+    char hex[SECRET_DIGITS + 1];
     err_t err;
     pid_t pids[MAX_RANKS];
     int to_child[MAX_RANKS];
@@ -124,7 +118,7 @@ static int fork_ranks(const bench_options_t *o)
         fprintf(stderr, "hvd-bench: %s\n", err.text);
         return 1;
     }
-    hex_of(secret, hex);
+    secret_encode(secret, hex);
     for (int i = 0; i < o->ranks; i++) {
         int ends[2];
         if (pipe(ends) != 0 || (pids[i] = fork()) < 0) {

@@ -124,7 +124,7 @@ static hvd_status_t open_alone(const net_job_t *job, net_t **net_p, err_t *err)
         addresses[r] = mine.data;
         lengths[r] = mine.len;
     }
-    TRY(net_attach(*net_p, addresses, lengths, deadline_in_ms(1000), err), out);
+    TRY(net_attach(*net_p, addresses, lengths, err), out);
     memset(attached, net_attached(*net_p), n);
     status = net_settle(*net_p, attached, err);
 out:

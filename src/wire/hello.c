@@ -14,8 +14,7 @@
 //    16  job            16 bytes
 //    32  from           u32
 //    36  to             u32
-//    40  epoch          u32
-//    44  zeros          4 bytes
+//    40  zeros          8 bytes
 //    48  nonce          16 bytes
 //
 // Pure functions; any thread.
@@ -26,7 +25,7 @@
 #include <openssl/hmac.h>
 
 static const uint8_t magic[8] = {0x8b, 'h', 'v', 'd', '\r', '\n', 0x1a, '\n'};
-static const uint8_t zeros[4];
+static const uint8_t zeros[8];
 
 static uint8_t *store(uint8_t *at, const void *data, size_t bytes)
 {
@@ -50,8 +49,7 @@ void hello_encode(const hello_t *hello, uint8_t bytes[HELLO_BYTES])
     at = store(at, hello->job, sizeof hello->job);
     at = store_u32(at, hello->from);
     at = store_u32(at, hello->to);
-    at = store_u32(at, hello->epoch);
-    at = store(at, zeros, 4);
+    at = store(at, zeros, sizeof zeros);
     store(at, hello->nonce, sizeof hello->nonce);
 }
 
@@ -78,8 +76,7 @@ hvd_status_t hello_decode(const uint8_t bytes[HELLO_BYTES], hello_t *hello_p, er
     memcpy(hello.job, get_bytes(&r, sizeof hello.job), sizeof hello.job);
     hello.from = get_u32(&r);
     hello.to = get_u32(&r);
-    hello.epoch = get_u32(&r);
-    padding_is_zero &= memcmp(get_bytes(&r, 4), zeros, 4) == 0;
+    padding_is_zero &= memcmp(get_bytes(&r, sizeof zeros), zeros, sizeof zeros) == 0;
     memcpy(hello.nonce, get_bytes(&r, sizeof hello.nonce), sizeof hello.nonce);
 
     bool role_is_known =

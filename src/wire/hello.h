@@ -11,7 +11,7 @@
 #include "base/base.h"
 
 #define HELLO_BYTES 64
-#define WIRE_VERSION 4
+#define WIRE_VERSION 5
 
 typedef enum hello_role { HELLO_KV = 1, HELLO_LINK = 2, HELLO_CHANNEL = 4 } hello_role_t;
 
@@ -21,12 +21,11 @@ typedef struct hello {
     uint8_t lane;      // HELLO_LINK: control or data
     uint8_t encrypted; // HELLO_LINK: what follows the handshake is encrypted
     uint32_t from, to; // ranks
-    uint32_t epoch;
     uint8_t nonce[16]; // chosen by the client; makes every handshake's context unique
 } hello_t;
 
 void hello_encode(const hello_t *hello, uint8_t bytes[HELLO_BYTES]);
-// Refuses another magic, wire version, role or non-zero padding. The caller compares job and epoch.
+// Refuses another magic, wire version, role or non-zero padding. The caller compares the job.
 hvd_status_t hello_decode(const uint8_t bytes[HELLO_BYTES], hello_t *hello_p, err_t *err);
 
 // The job's public name: a one-way function of the secret.

@@ -38,7 +38,6 @@ hvd_status_t secure_handshake(secure_t *secure, err_t *err);
 bool secure_wants_write(const secure_t *secure);
 // Call it right after the handshake, on both sides, before any secure_send or secure_recv.
 void secure_plain(secure_t *secure);
-bool secure_is_plain(const secure_t *secure);
 
 // Bytes taken or received; 0: would block; HVD_PEER_LOST: closed by the peer, or another negative
 // status with err set. A short send may be repeated with other data: what was taken is taken.

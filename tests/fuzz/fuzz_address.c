@@ -16,7 +16,7 @@ static void attach(net_t *net, const uint8_t *data, size_t bytes)
     MUST(net_address(net, &own, &err) == HVD_OK);
     const uint8_t *addresses[2] = {own.data, data};
     size_t lengths[2] = {own.len, bytes};
-    if (net_attach(net, addresses, lengths, deadline_in_ms(WAIT_MS), &err) == HVD_OK) {
+    if (net_attach(net, addresses, lengths, &err) == HVD_OK) {
         uint8_t attached[2] = {net_attached(net), net_attached(net)};
         char why_not[512];
         if (net_settle(net, attached, &err) == HVD_OK) {

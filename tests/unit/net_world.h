@@ -80,7 +80,6 @@ static inline void place_init(place_t *place, int rank, int size, const char *co
     must(secure_keys_new(secret_bytes, &place->keys, &err), &err);
     place->job = (net_job_t){.rank = rank,
                              .size = size,
-                             .epoch = 1,
                              .host_of = one_host,
                              .config = &place->config,
                              .log = &place->log,

@@ -696,49 +696,6 @@ static void wipe_clears(void **state)
     wipe(NULL, 0);
 }
 
-// The flags the kernel has for the mapping that holds `at`, as in "VmFlags: rd wr mr dd".
-static void mapping_flags(const void *at, char flags[512])
-{
-    FILE *file = fopen("/proc/self/smaps", "r");
-    char line[512];
-    bool here = false;
-    flags[0] = '\0';
-    assert_non_null(file);
-    while (fgets(line, sizeof line, file) != NULL) {
-        unsigned long first, last;
-        if (sscanf(line, "%lx-%lx ", &first, &last) == 2) {
-            here = (unsigned long)at >= first && (unsigned long)at < last;
-        } else if (here && strncmp(line, "VmFlags:", 8) == 0) {
-            memcpy(flags, line, sizeof line);
-        }
-    }
-    fclose(file);
-}
-
-static void secrets_stay_here(void **state)
-{
-    char flags[512];
-    int status;
-    (void)state;
-
-    uint8_t *secret = secret_new(32);
-    assert_non_null(secret);
-    assert_int_equal(secret[31], 0);
-    memset(secret, 0x5a, 32);
-    mapping_flags(secret, flags);
-    assert_non_null(strstr(flags, " dd")); // not in core dumps
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        _exit(secret[0] != 0); // the child finds zeros
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    assert_int_equal(secret[0], 0x5a);
-    secret_free(secret, 32);
-    secret_free(NULL, 32);
-}
-
 static void random_bytes_do_not_repeat(void **state)
 {
     (void)state;
@@ -1228,7 +1185,6 @@ int main(void)
         cmocka_unit_test(map_behaves_like_an_array),
         cmocka_unit_test(map_survives_colliding_hashes),
         cmocka_unit_test(wipe_clears),
-        cmocka_unit_test(secrets_stay_here),
         cmocka_unit_test(random_bytes_do_not_repeat),
         cmocka_unit_test(every_knob_has_a_valid_default),
         cmocka_unit_test(no_two_knobs_share_a_name),

@@ -5,8 +5,8 @@
 // Servers listen on loopback at any free port. Ranks are forked before their server's thread
 // exists. Every wait has a deadline, so a failure ends too.
 #define _GNU_SOURCE
-#include "boot/boot.h"
 #include "boot/kv_proto.h"
+#include "boot/testing.h"
 #include "wire/secure.h"
 
 #include <setjmp.h>

@@ -59,7 +59,7 @@ static hvd_status_t attach_one(world_t *w, int rank, err_t *err)
         data[r] = w->addresses[r].data;
         bytes[r] = w->addresses[r].len;
     }
-    return net_attach(w->nets[rank], data, bytes, deadline_in_ms(PATIENCE_MS), err);
+    return net_attach(w->nets[rank], data, bytes, err);
 }
 
 static void world_settle(world_t *w)

@@ -40,8 +40,7 @@ static void introduce(pair_t *p)
     const uint8_t *data[2] = {addresses[0].data, addresses[1].data};
     size_t bytes[2] = {addresses[0].len, addresses[1].len};
     for (int r = 0; r < 2; r++) {
-        must(transport_ofi.attach(p->domains[r], data, bytes, deadline_in_ms(PATIENCE_MS), &err),
-             &err);
+        must(transport_ofi.attach(p->domains[r], data, bytes, &err), &err);
     }
     buf_free(&addresses[0]);
     buf_free(&addresses[1]);

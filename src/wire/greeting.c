@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// greeting.c - hello and handshake of one connection.
+//
+// Each step goes on as far as the socket allows. The descriptor is the caller's, and so is the
+// secure_t that the hello has led to, whatever came of it. One thread at a time.
+#include "wire/door.h"
+
+#include <errno.h>
+
+hvd_status_t greeting_prepare(greeting_t *g, size_t n_nonce_kept, err_t *err)
+{
+    hello_t *hello = &g->hello;
+    hvd_status_t status =
+        random_bytes(hello->nonce + n_nonce_kept, sizeof hello->nonce - n_nonce_kept, err);
+    memcpy(hello->job, secure_keys_job(g->keys), sizeof hello->job);
+    hello_encode(hello, g->bytes);
+    return status;
+}
+
+static hvd_status_t move_hello(greeting_t *g, err_t *err)
+{
+    while (g->n_bytes < HELLO_BYTES) {
+        uint8_t *at = g->bytes + g->n_bytes;
+        size_t left = HELLO_BYTES - g->n_bytes;
+        ssize_t n = g->is_server ? recv(g->fd, at, left, MSG_DONTWAIT)
+                                 : send(g->fd, at, left, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            return HVD_IN_PROGRESS;
+        }
+        if (n == 0 || (n < 0 && errno != EINTR)) {
+            return n == 0 ? fail(err, HVD_PEER_LOST, "it left before it said hello")
+                          : fail_errno(err, errno, "the connection was lost before the hello");
+        }
+        g->n_bytes += n > 0 ? (size_t)n : 0;
+    }
+    return HVD_OK;
+}
+
+static hvd_status_t check_hello(greeting_t *g, err_t *err)
+{
+    hello_role_t role = g->hello.role;
+    hvd_status_t status = hello_decode(g->bytes, &g->hello, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    if (g->hello.role != role ||
+        memcmp(g->hello.job, secure_keys_job(g->keys), sizeof g->hello.job) != 0) {
+        if (!g->is_silent) {
+            secure_refuse(g->fd);
+        }
+        return fail(err, HVD_UNAUTHENTICATED, "it belongs to another job, or called a wrong port");
+    }
+    return g->admit != NULL ? g->admit(g->owner, &g->hello, err) : HVD_OK;
+}
+
+hvd_status_t greeting_step(greeting_t *g, err_t *err)
+{
+    hvd_status_t status;
+    if (g->secure == NULL) {
+        TRY(move_hello(g, err), out);
+        if (g->is_server) {
+            TRY(check_hello(g, err), out);
+        }
+        TRY(secure_new(g->keys, g->fd, g->is_server, g->bytes, &g->secure, err), out);
+    }
+    status = secure_handshake(g->secure, err);
+out:
+    return status;
+}
+
+bool greeting_wants_write(const greeting_t *g)
+{
+    return g->secure != NULL ? secure_wants_write(g->secure) : !g->is_server;
+}
