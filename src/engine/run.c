@@ -257,14 +257,6 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *
     return r->way->start != NULL ? r->way->start(ctx, r, err) : HVD_OK;
 }
 
-// Over when its way is through, and what it has under way has landed.
-static hvd_status_t progress_batch(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
-{
-    const way_t *way = r->way;
-    hvd_status_t status = way->progress != NULL ? way->progress(ctx, r, moved_p, err) : HVD_OK;
-    return status == HVD_OK && way->land != NULL ? way->land(ctx, r, moved_p, err) : status;
-}
-
 bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
 {
     const runner_t *r = ctx->runner;
@@ -307,8 +299,11 @@ bool run_progress(hvd_ctx_t *ctx)
             status = start_batch(ctx, r, b, &err);
             moved = true;
         }
-        if (status == HVD_OK) {
-            status = progress_batch(ctx, r, &moved, &err);
+        if (status == HVD_OK && r->way->progress != NULL) {
+            status = r->way->progress(ctx, r, &moved, &err);
+        }
+        if (status == HVD_OK && r->way->land != NULL) {
+            status = r->way->land(ctx, r, &moved, &err);
         }
         if (status == HVD_IN_PROGRESS) {
             return moved;

@@ -117,7 +117,6 @@ void move_alone(const coll_task_t *task);
 hvd_status_t start_stream(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err);
 // way_plan.c. `out` of the task must live until the end, in which the result is unpacked.
 hvd_status_t plan_start(hvd_ctx_t *ctx, plan_state_t *p, const coll_task_t *task, err_t *err);
-hvd_status_t plan_progress(plan_state_t *p, bool *moved_p, err_t *err);
 // Contiguous memory for what is strung in the task's vectors; the input multiplied by `factor`, and
 // widened if p->widened.
 hvd_status_t plan_arrange(plan_state_t *p, const coll_task_t *task, double factor,

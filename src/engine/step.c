@@ -287,7 +287,8 @@ static void note_end(hvd_ctx_t *ctx)
     }
 }
 
-static bool carry_out_decisions(hvd_ctx_t *ctx)
+// What coord has been told becomes batches, decisions, and bytes for the neighbours.
+static bool agree(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     bool moved = false;
     const decision_t *d;
@@ -297,13 +298,6 @@ static bool carry_out_decisions(hvd_ctx_t *ctx)
         carry_out(ctx, d);
         moved = true;
     }
-    return moved;
-}
-
-// What coord has been told becomes batches, decisions, and bytes for the neighbours.
-static bool agree(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
-{
-    bool moved = carry_out_decisions(ctx);
     return send_frames(ctx) || moved;
 }
 
@@ -316,7 +310,7 @@ void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
     ctx->now_ns = MAX(ctx->now_ns, now_ns);
     if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_CONTROL, &err) != HVD_OK) {
         receive_frames(ctx, now_ns); // whoever is gone may have said why
-        carry_out_decisions(ctx);
+        agree(ctx);
         engine_fail(ctx, &err);
     }
     if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_DATA, &err) != HVD_OK) {

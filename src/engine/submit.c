@@ -323,21 +323,6 @@ static hvd_status_t check_name_is_free(hvd_ctx_t *ctx, const hvd_request_t *aske
         where != NULL ? ")" : "");
 }
 
-static void send_off(hvd_ctx_t *ctx, request_t *request, const process_set_t *set, unsigned flags)
-    REQUIRES(ctx->lock)
-{
-    bool on_board = board_arrive(ctx, request, set, flags);
-    // On the board, what follows is done while the contributions travel between the cores.
-    atomic_store_explicit(&request->board.waits, on_board, memory_order_relaxed);
-    request_register(ctx, request);
-    ctx->requests.n_submitted++;
-    ctx->requests.newest = request;
-    observe_submitted(ctx->observe, &request->trace, on_board);
-    if (!on_board) {
-        request_enqueue(ctx, request);
-    }
-}
-
 static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
                                   hvd_handle_t *handle_p, err_t *err) REQUIRES(ctx->lock)
 {
@@ -369,7 +354,16 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return status;
     }
     request->hash = hash;
-    send_off(ctx, request, set, asked->flags);
+    bool on_board = board_arrive(ctx, request, set, asked->flags);
+    // On the board, what follows is done while the contributions travel between the cores.
+    atomic_store_explicit(&request->board.waits, on_board, memory_order_relaxed);
+    request_register(ctx, request);
+    ctx->requests.n_submitted++;
+    ctx->requests.newest = request;
+    observe_submitted(ctx->observe, &request->trace, on_board);
+    if (!on_board) {
+        request_enqueue(ctx, request);
+    }
     *handle_p = atomic_load_explicit(&request->handle, memory_order_relaxed);
     return HVD_OK;
 }

@@ -210,17 +210,6 @@ static void let_go(hvd_ctx_t *ctx) RELEASES(ctx->baton)
     }
 }
 
-static bool drive_as_waiter(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
-    RELEASES(ctx->baton)
-{
-    if (UNLIKELY(atomic_load_explicit(&ctx->baton.thread_sleeps, memory_order_relaxed))) {
-        wake_thread(ctx); // it shall doze instead: peers must not ring for it while we drive
-    }
-    bool done = drive_until(ctx, state, deadline_ns);
-    let_go(ctx);
-    return done;
-}
-
 static bool is_done(hvd_ctx_t *ctx, atomic_int *state)
 {
     lock_take(&ctx->lock); // see request_complete
@@ -256,15 +245,21 @@ static bool wait_in_line(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns
 
 bool engine_wait(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns) NOT_ANALYSED
 {
-    if (LIKELY(try_hold(ctx))) {
-        return drive_as_waiter(ctx, state, deadline_ns);
+    bool done = false, held = try_hold(ctx);
+    if (UNLIKELY(!held)) {
+        atomic_fetch_add(&ctx->baton.n_waiting, 1);
+        engine_nudge(ctx); // whoever drives may sleep, and not have seen what we submitted
+        done = wait_in_line(ctx, state, deadline_ns, &held);
+        atomic_fetch_sub(&ctx->baton.n_waiting, 1);
     }
-    bool held = false;
-    atomic_fetch_add(&ctx->baton.n_waiting, 1);
-    engine_nudge(ctx); // whoever drives may sleep, and not have seen what we submitted
-    bool done = wait_in_line(ctx, state, deadline_ns, &held);
-    atomic_fetch_sub(&ctx->baton.n_waiting, 1);
-    return held ? drive_as_waiter(ctx, state, deadline_ns) : done;
+    if (held) {
+        if (UNLIKELY(atomic_load_explicit(&ctx->baton.thread_sleeps, memory_order_relaxed))) {
+            wake_thread(ctx); // it shall doze instead: peers must not ring for it while we drive
+        }
+        done = drive_until(ctx, state, deadline_ns);
+        let_go(ctx);
+    }
+    return done;
 }
 
 void engine_wait_a_little(hvd_ctx_t *ctx)

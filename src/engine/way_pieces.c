@@ -69,6 +69,6 @@ hvd_status_t way_pieces_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 
 hvd_status_t way_pieces_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
-    hvd_status_t status = plan_progress(&r->plan, moved_p, err);
+    hvd_status_t status = way_plan_progress(ctx, r, moved_p, err);
     return status == HVD_OK ? start_next(ctx, r, err) : status;
 }

@@ -151,8 +151,10 @@ hvd_status_t plan_start(hvd_ctx_t *ctx, plan_state_t *p, const coll_task_t *task
                : status;
 }
 
-hvd_status_t plan_progress(plan_state_t *p, bool *moved_p, err_t *err)
+hvd_status_t way_plan_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
+    plan_state_t *p = &r->plan;
+    (void)ctx;
     hvd_status_t status = exec_progress(p->exec, err);
     *moved_p |= exec_moved(p->exec);
     if (status == HVD_OK) {
@@ -172,10 +174,4 @@ bool way_plan_takes(const way_case_t *given)
 hvd_status_t way_plan_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 {
     return plan_start(ctx, &r->plan, &r->task, err);
-}
-
-hvd_status_t way_plan_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
-{
-    (void)ctx;
-    return plan_progress(&r->plan, moved_p, err);
 }

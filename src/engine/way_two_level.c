@@ -132,18 +132,18 @@ hvd_status_t way_two_level_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
     return status == HVD_OK ? start_in_host(ctx, r, err) : status;
 }
 
-static hvd_status_t progress_phase(runner_t *r, bool *moved_p, err_t *err)
+static hvd_status_t progress_phase(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
     if (r->two_level.phase != PHASE_BETWEEN_HOSTS) {
         return r->split.n_local > 1 ? stream_progress(r->stream, moved_p) : HVD_OK;
     }
-    return r->two_level.shard.bytes > 0 ? plan_progress(&r->plan, moved_p, err) : HVD_OK;
+    return r->two_level.shard.bytes > 0 ? way_plan_progress(ctx, r, moved_p, err) : HVD_OK;
 }
 
 hvd_status_t way_two_level_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
     two_level_state_t *t = &r->two_level;
-    hvd_status_t status = progress_phase(r, moved_p, err);
+    hvd_status_t status = progress_phase(ctx, r, moved_p, err);
     if (status != HVD_OK || t->phase == PHASE_GATHER_IN_HOST) {
         return status;
     }

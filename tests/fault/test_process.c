@@ -223,7 +223,7 @@ static void stopped(rank_t *r, void *arg)
     if (r->rank == victim) {
         check_soon(f, 2); // after it was continued
         CHECK_HAS(r, r->text, "did not run for");
-        CHECK_HAS(r, r->text, "the other ranks have gone on without it: epoch ");
+        CHECK_HAS(r, r->text, "the other ranks have gone on without it. They said: ");
         CHECK(r, fault_logged(f, "this process did not run for"));
     } else {
         check_soon(f, c->seconds);
