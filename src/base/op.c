@@ -75,18 +75,31 @@ size_t signature_elements(const signature_t *signature)
     return overflows ? SIZE_MAX : total;
 }
 
+size_t shape_elements(const int64_t **dims)
+{
+    size_t n = 1;
+    for (int64_t n_dims = *(*dims)++; n_dims > 0; n_dims--) {
+        n *= (size_t)*(*dims)++;
+    }
+    return n;
+}
+
+bool signature_rides_with(const signature_t *signature, size_t n_elements, size_t most_bytes,
+                          size_t *bytes_p)
+{
+    size_t element = hvd_dtype_bytes(acc_dtype(signature->dtype));
+    if (!op_has(signature->op, OP_RIDES) || signature->reduce == HVD_ADASUM || most_bytes == 0 ||
+        n_elements > most_bytes / element) {
+        return false;
+    }
+    *bytes_p = n_elements * element;
+    return true;
+}
+
 bool signature_rides(const signature_t *signature, size_t most_bytes, size_t *bytes_p)
 {
-    if (!op_has(signature->op, OP_RIDES) || signature->reduce == HVD_ADASUM || most_bytes == 0) {
-        return false;
-    }
-    size_t n = signature_elements(signature);
-    size_t element = hvd_dtype_bytes(acc_dtype(signature->dtype));
-    if (n > most_bytes / element) {
-        return false;
-    }
-    *bytes_p = n * element;
-    return true;
+    return op_has(signature->op, OP_RIDES) &&
+           signature_rides_with(signature, signature_elements(signature), most_bytes, bytes_p);
 }
 
 int signature_n_sizes(const signature_t *signature, int n_members)

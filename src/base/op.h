@@ -79,9 +79,14 @@ bool signature_equal(const signature_t *a, const signature_t *b);
 bool signature_fuses_with(const signature_t *a, const signature_t *b);
 // Elements of all tensors; a dimension that is left out counts as 1. SIZE_MAX: too many to count.
 size_t signature_elements(const signature_t *signature);
+// Elements of the shape at *dims, which moves on to the next one.
+size_t shape_elements(const int64_t **dims);
 // Would it travel inside the agreement's messages? All ranks answer alike, if `most_bytes` is the
 // same. *bytes_p: of its accumulators.
 bool signature_rides(const signature_t *signature, size_t most_bytes, size_t *bytes_p);
+// The same for those who have counted its elements.
+bool signature_rides_with(const signature_t *signature, size_t n_elements, size_t most_bytes,
+                          size_t *bytes_p);
 // How many sizes each of n_members tells.
 int signature_n_sizes(const signature_t *signature, int n_members);
 

@@ -15,21 +15,19 @@
 
 // --- Is the request well formed ------------------------------------------------------------------
 
-static int64_t n_elements(const hvd_tensor_t *tensor)
-{
-    int64_t n = 1;
-    for (int d = 0; d < tensor->n_dims; d++) {
-        n *= tensor->shape[d];
-    }
-    return n;
-}
+// Of all tensors together.
+typedef struct extent {
+    size_t n_dims, n_elements;
+} extent_t;
 
 static int64_t rows_of(const hvd_tensor_t *tensor)
 {
     return tensor->n_dims > 0 ? tensor->shape[0] : 0;
 }
 
-static hvd_status_t check_tensor(const hvd_request_t *asked, const char *name, int i, err_t *err)
+// Adds the tensor to the extent.
+static hvd_status_t check_tensor(const hvd_request_t *asked, const char *name, int i,
+                                 extent_t *extent, err_t *err)
 {
     const hvd_tensor_t *tensor = &asked->tensors[i];
     if (tensor->n_dims < 0 || tensor->n_dims > HVD_MAX_DIMS ||
@@ -38,21 +36,24 @@ static hvd_status_t check_tensor(const hvd_request_t *asked, const char *name, i
                     "tensor %d of '%s' has %d dimensions; 0 to %d are allowed", i, name,
                     tensor->n_dims, HVD_MAX_DIMS);
     }
-    double n = 1;
+    int64_t n = 1;
+    bool is_too_large = false;
     for (int d = 0; d < tensor->n_dims; d++) {
         if (tensor->shape[d] < 0) {
             return fail(err, HVD_INVALID_ARGUMENT,
                         "dimension %d of tensor %d of '%s' is negative: %lld", d, i, name,
                         (long long)tensor->shape[d]);
         }
-        n *= (double)tensor->shape[d];
+        is_too_large |= __builtin_mul_overflow(n, tensor->shape[d], &n);
     }
-    if (n > (double)(INT64_MAX / 16)) {
+    if (is_too_large || n > INT64_MAX / 16) {
         return fail(err, HVD_INVALID_ARGUMENT, "tensor %d of '%s' is too large", i, name);
     }
     if (n > 0 && tensor->input == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT, "tensor %d of '%s' has no data", i, name);
     }
+    extent->n_dims += (size_t)tensor->n_dims;
+    extent->n_elements += (size_t)n;
     return HVD_OK;
 }
 
@@ -116,7 +117,7 @@ static hvd_status_t check_reduction(const hvd_request_t *asked, const char *name
 }
 
 static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
-                                  const process_set_t *set, err_t *err)
+                                  const process_set_t *set, extent_t *extent, err_t *err)
 {
     if ((unsigned)asked->dtype >= HVD_N_DTYPES) {
         return fail(err, HVD_INVALID_ARGUMENT, "'%s' has an unknown dtype: %d", name, asked->dtype);
@@ -135,7 +136,7 @@ static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
                     name, asked->n_tensors, MAX_TENSORS);
     }
     for (int i = 0; i < asked->n_tensors; i++) {
-        hvd_status_t status = check_tensor(asked, name, i, err);
+        hvd_status_t status = check_tensor(asked, name, i, extent, err);
         if (status != HVD_OK) {
             return status;
         }
@@ -164,30 +165,22 @@ static char *copy_text(request_t *request, const char *text)
 // Room for everything a request keeps: tensors, shapes twice (as given, and as all must agree),
 // sizes, texts, and what rides along.
 static size_t storage_bytes(const hvd_ctx_t *ctx, const hvd_request_t *asked, const char *name,
-                            int n_members)
+                            int n_members, const extent_t *extent)
 {
     size_t n = (size_t)asked->n_tensors;
-    size_t n_dims = 0, n_elements_of_all = 0;
-    for (size_t i = 0; i < n; i++) {
-        n_dims += (size_t)asked->tensors[i].n_dims;
-        n_elements_of_all += (size_t)n_elements(&asked->tensors[i]);
-    }
     size_t texts = strlen(name) + 1 + (asked->where != NULL ? strlen(asked->where) + 1 : 0);
-    size_t n_words = 2 * n_dims + 2 * n + (size_t)n_members; // sizes: per tensor, or per member
+    size_t n_words =
+        2 * extent->n_dims + 2 * n + (size_t)n_members; // sizes: per tensor, or per member
     return n * (sizeof(hvd_tensor_t) + sizeof(void *)) + n_words * sizeof(int64_t) + texts +
-           MIN(n_elements_of_all * sizeof(double), ctx->config.inline_bytes) + 64;
+           MIN(extent->n_elements * sizeof(double), ctx->config.inline_bytes) + 64;
 }
 
-static void copy_tensors(request_t *request, const hvd_request_t *asked)
+static void copy_tensors(request_t *request, const hvd_request_t *asked, size_t n_dims)
 {
     size_t n = (size_t)asked->n_tensors;
     bool first_differs = op_infos[asked->op].sizes != SIZES_NONE;
     request->tensors = request_cut(request, n * sizeof *request->tensors);
     request->owned = request_cut(request, n * sizeof *request->owned);
-    size_t n_dims = 0;
-    for (size_t i = 0; i < n; i++) {
-        n_dims += (size_t)asked->tensors[i].n_dims;
-    }
     int64_t *shapes = request_cut(request, n_dims * sizeof *shapes);
     int64_t *words = request_cut(request, (n_dims + n) * sizeof *words);
     request->signature.dims = words;
@@ -218,19 +211,21 @@ static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_mem
 }
 
 // Small allreduces travel inside the agreement's messages, as accumulators.
-static void copy_payload(const hvd_ctx_t *ctx, request_t *request)
+static void copy_payload(const hvd_ctx_t *ctx, request_t *request, size_t n_elements)
 {
     const signature_t *signature = &request->signature;
     request->payload = NULL;
     request->payload_bytes = 0;
-    if (!signature_rides(signature, ctx->config.inline_bytes, &request->payload_bytes)) {
+    if (!signature_rides_with(signature, n_elements, ctx->config.inline_bytes,
+                              &request->payload_bytes)) {
         return;
     }
     request->payload = request_cut(request, request->payload_bytes);
     size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
     uint8_t *at = request->payload;
+    const int64_t *dims = signature->dims;
     for (int i = 0; i < signature->n_tensors; i++) {
-        size_t n = (size_t)n_elements(&request->tensors[i]);
+        size_t n = shape_elements(&dims);
         acc_load(signature->dtype, at, request->tensors[i].input, n, signature->prescale);
         at += n * acc_bytes;
     }
@@ -251,10 +246,11 @@ static signature_t signature_of(const hvd_request_t *asked)
 }
 
 static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_request_t *asked,
-                                 const char *name, const process_set_t *set, err_t *err)
+                                 const char *name, const process_set_t *set, const extent_t *extent,
+                                 err_t *err)
 {
     buf_clear(&request->storage);
-    if (!buf_reserve(&request->storage, storage_bytes(ctx, asked, name, set->n))) {
+    if (!buf_reserve(&request->storage, storage_bytes(ctx, asked, name, set->n, extent))) {
         return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
     }
     request->signature = signature_of(asked);
@@ -262,13 +258,14 @@ static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_r
     request->alloc = asked->alloc;
     request->done = asked->done;
     request->arg = asked->arg;
-    copy_tensors(request, asked);
+    copy_tensors(request, asked, extent->n_dims);
     copy_sizes(request, asked, set->n);
-    copy_payload(ctx, request);
+    copy_payload(ctx, request, extent->n_elements);
     request->name = copy_text(request, name);
     request->where = asked->where != NULL ? copy_text(request, asked->where) : NULL;
     trace_describe(&request->trace, &request->signature, request->tensors, request->name,
                    request->where, request->process_set);
+    request->trace.bytes = extent->n_elements * hvd_dtype_bytes(asked->dtype);
     return HVD_OK;
 }
 
@@ -340,7 +337,8 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     char made[64];
     const char *name = name_of(ctx, asked, set, made, sizeof made);
     uint64_t hash = hash_bytes(name, strlen(name), (uint64_t)asked->process_set);
-    if ((status = check_request(asked, name, set, err)) != HVD_OK ||
+    extent_t extent = {0};
+    if ((status = check_request(asked, name, set, &extent, err)) != HVD_OK ||
         (status = check_name_is_free(ctx, asked, name, hash, err)) != HVD_OK) {
         return status;
     }
@@ -348,7 +346,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     if (request == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
     }
-    if ((status = copy_request(ctx, request, asked, name, set, err)) != HVD_OK) {
+    if ((status = copy_request(ctx, request, asked, name, set, &extent, err)) != HVD_OK) {
         ctx->requests.newest = NULL; // it may have been this object
         request_recycle(ctx, request);
         return status;

@@ -14,15 +14,6 @@ bool way_riding_takes(const way_case_t *given)
            acc_bytes <= given->inline_bytes;
 }
 
-static size_t elements_in(const int64_t **dims)
-{
-    size_t n = 1;
-    for (int64_t n_dims = *(*dims)++; n_dims > 0; n_dims--) {
-        n *= (size_t)*(*dims)++;
-    }
-    return n;
-}
-
 bool riding_store(request_t *request, const void *result, int n_members)
 {
     const signature_t *signature = &request->signature;
@@ -31,7 +22,7 @@ bool riding_store(request_t *request, const void *result, int n_members)
     const uint8_t *from = result;
     const int64_t *dims = signature->dims;
     for (int t = 0; t < signature->n_tensors; t++) {
-        size_t n = elements_in(&dims);
+        size_t n = shape_elements(&dims);
         void *output = allocate_output(request, t);
         if (output == NULL && n > 0) {
             return false;

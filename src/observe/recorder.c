@@ -28,20 +28,6 @@ recorder_t *recorder_new(void)
     return recorder;
 }
 
-static uint64_t tensor_bytes(const trace_t *trace)
-{
-    uint64_t elements = 0;
-    for (int t = 0; t < trace->signature->n_tensors; t++) {
-        const hvd_tensor_t *tensor = &trace->tensors[t];
-        uint64_t n = 1;
-        for (int d = 0; d < tensor->n_dims; d++) {
-            n *= (uint64_t)tensor->shape[d];
-        }
-        elements += n;
-    }
-    return elements * hvd_dtype_bytes(trace->signature->dtype);
-}
-
 static record_t *next_record(recorder_t *recorder)
 {
     return &recorder->ring[recorder->n % RECORDER_SLOTS];
@@ -82,7 +68,6 @@ void observe_submitted(observe_t *o, trace_t *trace, bool is_next)
         trace->submitted = ticks_now(); // else only if it does not end on the board
     }
     trace->thread = (uint64_t)(uintptr_t)pthread_self();
-    trace->bytes = tensor_bytes(trace);
     counters_submitted(o);
     if (is_next) { // now is the time to write most of it
         draft(next_record(o->recorder), trace);
