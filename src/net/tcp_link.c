@@ -2,9 +2,10 @@
 //
 // tcp_link.c - a link over TCP: moving bytes, and noticing the end.
 //
-// While it is not ready its movers return 0. Ready, they use the caller's memory directly, up to
-// CALL_BYTES a call. peek shows decrypted bytes where they lie; without encryption it reads into a
-// staging buffer that exists only on links that are peeked at.
+// Three tables of movers: of a link that is on its way, which move nothing; of an encrypted one; of a
+// plain one. The last two use the caller's memory directly, up to CALL_BYTES a call. peek shows
+// decrypted bytes where they lie; without encryption it reads into a staging buffer that exists only
+// on links that are peeked at.
 //
 // Whether a mover asks the socket at all: always when epoll's flag is up. When it is down, sending
 // waits for it, and so does receiving unless the round is a direct one (see tcp_progress): while
@@ -23,6 +24,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+static const link_ops_t opening_ops, secure_ops, plain_ops;
 
 #define CALL_BYTES MIB
 #define STAGE_BYTES (256 * KIB)
@@ -94,7 +97,7 @@ static hvd_status_t end_reading(tcp_link_t *link)
     return link->base.err.status;
 }
 
-// --- Receiving -----------------------------------------------------------------------------------
+// --- May the socket be asked ---------------------------------------------------------------------
 
 static bool may_ask(tcp_link_t *link)
 {
@@ -106,6 +109,12 @@ static bool may_ask(tcp_link_t *link)
     }
     link->domain->n_asked++;
     return link->domain->direct;
+}
+
+static bool may_send(tcp_link_t *link, size_t bytes)
+{
+    link->domain->waits |= !link->conn->writable;
+    return link->conn->writable && bytes > 0 && link->base.err.status == HVD_OK;
 }
 
 // The answer of a mover that may not ask.
@@ -130,19 +139,58 @@ static ssize_t after_secure(tcp_link_t *link, ssize_t n, const err_t *err)
     return n;
 }
 
-static ssize_t recv_secure(tcp_link_t *link, void *data, size_t bytes)
+// --- Encrypted -----------------------------------------------------------------------------------
+
+static ssize_t recv_secure(net_link_t *base, void *data, size_t bytes)
 {
+    tcp_link_t *link = (tcp_link_t *)base;
     err_t err;
+    if (bytes == 0 || !may_ask(link)) {
+        return bytes == 0 ? 0 : not_now(link);
+    }
+    bytes = MIN(bytes, CALL_BYTES);
     return after_secure(link, secure_recv(link->conn->secure, data, bytes, &err), &err);
 }
 
-static ssize_t peek_secure(tcp_link_t *link, const void **data_p)
+static ssize_t peek_secure(net_link_t *base, const void **data_p)
 {
+    tcp_link_t *link = (tcp_link_t *)base;
     err_t err;
+    if (!may_ask(link)) {
+        return not_now(link);
+    }
     return after_secure(link, secure_peek(link->conn->secure, data_p, &err), &err);
 }
 
-static ssize_t recv_plain(tcp_link_t *link, void *data, size_t bytes)
+static void consume_secure(net_link_t *base, size_t bytes)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+    secure_consume(link->conn->secure, bytes);
+    lower_if_drained(link->conn);
+}
+
+static ssize_t send_secure(net_link_t *base, const void *data, size_t bytes)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+    conn_t *conn = link->conn;
+    err_t err;
+    if (!may_send(link, bytes)) {
+        return base->err.status;
+    }
+    bytes = MIN(bytes, CALL_BYTES);
+    ssize_t n = base->more ? secure_send_later(conn->secure, data, bytes, &err)
+                           : secure_send(conn->secure, data, bytes, &err);
+    if (n < 0) {
+        return fail_secure(link, (hvd_status_t)n, &err);
+    }
+    conn->writable = base->more || !secure_wants_write(conn->secure);
+    link->domain->waits |= !conn->writable;
+    return n;
+}
+
+// --- Plain ---------------------------------------------------------------------------------------
+
+static ssize_t recv_socket(tcp_link_t *link, void *data, size_t bytes)
 {
     conn_t *conn = link->conn;
     ssize_t n = recv(conn->watch.fd, data, bytes, MSG_DONTWAIT);
@@ -158,56 +206,9 @@ static ssize_t recv_plain(tcp_link_t *link, void *data, size_t bytes)
     return end_reading(link);
 }
 
-// The stage is empty: reads into it.
-static ssize_t peek_plain(tcp_link_t *link, const void **data_p)
-{
-    if (link->stage == NULL && (link->stage = malloc(STAGE_BYTES)) == NULL) {
-        return fail(&link->base.err, HVD_NO_MEMORY, "no memory to receive from rank %d",
-                    link->base.peer);
-    }
-    ssize_t n = recv_plain(link, link->stage, STAGE_BYTES);
-    link->stage_at = 0;
-    link->stage_len = n > 0 ? (size_t)n : 0;
-    *data_p = link->stage;
-    return n;
-}
-
-static ssize_t tcp_peek(net_link_t *base, const void **data_p)
+static ssize_t recv_plain(net_link_t *base, void *data, size_t bytes)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-    if (UNLIKELY(link->conn == NULL)) {
-        return base->err.status; // HVD_OK, that is 0, while it is on its way
-    }
-    if (link->stage_at < link->stage_len) {
-        *data_p = link->stage + link->stage_at;
-        return (ssize_t)(link->stage_len - link->stage_at);
-    }
-    if (!may_ask(link)) {
-        return not_now(link);
-    }
-    return link->conn->secure != NULL ? peek_secure(link, data_p) : peek_plain(link, data_p);
-}
-
-static void tcp_consume(net_link_t *base, size_t bytes)
-{
-    tcp_link_t *link = (tcp_link_t *)base;
-    if (link->conn->secure != NULL) {
-        secure_consume(link->conn->secure, bytes);
-        lower_if_drained(link->conn);
-    } else {
-        link->stage_at += bytes;
-    }
-}
-
-static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
-{
-    tcp_link_t *link = (tcp_link_t *)base;
-    if (UNLIKELY(link->conn == NULL)) {
-        return base->err.status;
-    }
-    if (bytes == 0) {
-        return 0;
-    }
     size_t n_staged = link->stage_len - link->stage_at;
     if (n_staged > 0) {
         size_t n = MIN(bytes, n_staged);
@@ -215,58 +216,58 @@ static ssize_t tcp_recv(net_link_t *base, void *data, size_t bytes)
         link->stage_at += n;
         return (ssize_t)n;
     }
-    if (!may_ask(link)) {
-        return not_now(link);
+    if (bytes == 0 || !may_ask(link)) {
+        return bytes == 0 ? 0 : not_now(link); // a socket asked for nothing seems to have ended
     }
-    bytes = MIN(bytes, CALL_BYTES);
-    return link->conn->secure != NULL ? recv_secure(link, data, bytes)
-                                      : recv_plain(link, data, bytes);
+    return recv_socket(link, data, MIN(bytes, CALL_BYTES));
 }
 
-// --- Sending -------------------------------------------------------------------------------------
-
-static ssize_t send_secure(tcp_link_t *link, const void *data, size_t bytes)
-{
-    conn_t *conn = link->conn;
-    err_t err;
-    ssize_t n = link->base.more ? secure_send_later(conn->secure, data, bytes, &err)
-                                : secure_send(conn->secure, data, bytes, &err);
-    if (n < 0) {
-        return fail_secure(link, (hvd_status_t)n, &err);
-    }
-    conn->writable = link->base.more || !secure_wants_write(conn->secure);
-    return n;
-}
-
-static ssize_t send_plain(tcp_link_t *link, const void *data, size_t bytes)
-{
-    conn_t *conn = link->conn;
-    int more = link->base.more ? MSG_MORE : 0;
-    ssize_t n = send(conn->watch.fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL | more);
-    if (LIKELY(n >= 0)) {
-        conn->writable = (size_t)n == bytes;
-        return n;
-    }
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
-        conn->writable = errno == EINTR;
-        return 0;
-    }
-    return fail_socket(link, errno);
-}
-
-static ssize_t tcp_send(net_link_t *base, const void *data, size_t bytes)
+static ssize_t peek_plain(net_link_t *base, const void **data_p)
 {
     tcp_link_t *link = (tcp_link_t *)base;
-    if (UNLIKELY(link->conn == NULL || base->err.status != HVD_OK)) {
+    if (link->stage == NULL && (link->stage = malloc(STAGE_BYTES)) == NULL) {
+        return fail(&base->err, HVD_NO_MEMORY, "no memory to receive from rank %d", base->peer);
+    }
+    if (link->stage_at == link->stage_len) {
+        if (!may_ask(link)) {
+            return not_now(link);
+        }
+        ssize_t n = recv_socket(link, link->stage, STAGE_BYTES);
+        link->stage_at = 0;
+        link->stage_len = n > 0 ? (size_t)n : 0;
+        if (n <= 0) {
+            return n;
+        }
+    }
+    *data_p = link->stage + link->stage_at;
+    return (ssize_t)(link->stage_len - link->stage_at);
+}
+
+static void consume_plain(net_link_t *base, size_t bytes)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+    link->stage_at += bytes;
+}
+
+static ssize_t send_plain(net_link_t *base, const void *data, size_t bytes)
+{
+    tcp_link_t *link = (tcp_link_t *)base;
+    conn_t *conn = link->conn;
+    int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (base->more ? MSG_MORE : 0);
+    if (!may_send(link, bytes)) {
         return base->err.status;
     }
     bytes = MIN(bytes, CALL_BYTES);
-    ssize_t n = 0;
-    if (link->conn->writable && bytes > 0) {
-        n = link->conn->secure != NULL ? send_secure(link, data, bytes)
-                                       : send_plain(link, data, bytes);
+    ssize_t n = send(conn->watch.fd, data, bytes, flags);
+    if (LIKELY(n >= 0)) {
+        conn->writable = (size_t)n == bytes;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
+        conn->writable = errno == EINTR;
+        n = 0;
+    } else {
+        return fail_socket(link, errno);
     }
-    link->domain->waits |= !link->conn->writable;
+    link->domain->waits |= !conn->writable;
     return n;
 }
 
@@ -282,7 +283,7 @@ void tcp_link_event(tcp_link_t *link)
     // after a piece of a record.
     for (int i = 0; i < 2 && conn->hangup && !link->ended; i++) {
         const void *data;
-        if (tcp_peek(&link->base, &data) > 0) {
+        if (link_peek(&link->base, &data) > 0) {
             break;
         }
     }
@@ -338,6 +339,7 @@ void tcp_link_ready(tcp_link_t *link, conn_t *conn)
     tcp_opening_remove(link);
     conn->link = link;
     link->conn = conn;
+    link->base.ops = conn->secure != NULL ? &secure_ops : &plain_ops;
     if (conn->secure != NULL && link->mangle != NULL) {
         secure_mangle(conn->secure, link->mangle, link->mangle_arg);
     }
@@ -392,11 +394,49 @@ static bool tcp_on_wire(net_link_t *base, wire_mangle_fn fn, void *arg)
     return tcp_encrypts(link->domain, base->peer, base->lane);
 }
 
-static const link_ops_t tcp_link_ops = {
-    .send = tcp_send,
-    .recv = tcp_recv,
-    .peek = tcp_peek,
-    .consume = tcp_consume,
+static const link_ops_t secure_ops = {
+    .send = send_secure,
+    .recv = recv_secure,
+    .peek = peek_secure,
+    .consume = consume_secure,
+    .close = tcp_link_close,
+    .on_wire = tcp_on_wire,
+};
+
+static const link_ops_t plain_ops = {
+    .send = send_plain,
+    .recv = recv_plain,
+    .peek = peek_plain,
+    .consume = consume_plain,
+    .close = tcp_link_close,
+    .on_wire = tcp_on_wire,
+};
+
+// A link that is on its way, or never came: HVD_OK, that is 0 bytes, or what went wrong.
+static ssize_t send_nothing(net_link_t *base, const void *data, size_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    return base->err.status;
+}
+
+static ssize_t recv_nothing(net_link_t *base, void *data, size_t bytes)
+{
+    (void)data;
+    (void)bytes;
+    return base->err.status;
+}
+
+static ssize_t peek_nothing(net_link_t *base, const void **data_p)
+{
+    (void)data_p;
+    return base->err.status;
+}
+
+static const link_ops_t opening_ops = {
+    .send = send_nothing,
+    .recv = recv_nothing,
+    .peek = peek_nothing,
     .close = tcp_link_close,
     .on_wire = tcp_on_wire,
 };
@@ -408,7 +448,7 @@ hvd_status_t tcp_link_new(domain_t *domain, int peer, lane_t lane, tcp_link_t **
         return fail(err, HVD_NO_MEMORY, "no memory for a link to rank %d", peer);
     }
     link->base = (net_link_t){
-        .ops = &tcp_link_ops, .transport = transport_tcp.name, .peer = peer, .lane = lane};
+        .ops = &opening_ops, .transport = transport_tcp.name, .peer = peer, .lane = lane};
     link->domain = domain;
     *link_p = link;
     return HVD_OK;
