@@ -2,10 +2,10 @@
 //
 // tcp_link.c - a link over TCP: moving bytes, and noticing the end.
 //
-// Three tables of movers: of a link that is on its way, which move nothing; of an encrypted one; of a
-// plain one. The last two use the caller's memory directly, up to CALL_BYTES a call. peek shows
-// decrypted bytes where they lie; without encryption it reads into a staging buffer that exists only
-// on links that are peeked at.
+// Three tables of movers: of a link that is on its way, which move nothing; of an encrypted one; of
+// a plain one. The last two use the caller's memory directly, up to CALL_BYTES a call. peek shows
+// decrypted bytes where they lie; without encryption it reads into a staging buffer that exists
+// only on links that are peeked at.
 //
 // Whether a mover asks the socket at all: always when epoll's flag is up. When it is down, sending
 // waits for it, and so does receiving unless the round is a direct one (see tcp_progress): while
