@@ -180,7 +180,7 @@ static void prepare(bench_rank_t *r, workload_t *w, const char *op, size_t bytes
                                  .dtype = o->dtype,
                                  .reduce = o->reduce,
                                  .tensors = &w->tensor,
-                                 .n_tensors = 1};
+                                 .n_tensors = layout != LAYOUT_NOTHING};
     for (int i = 0; i < MANY_TENSORS; i++) {
         snprintf(w->many_names[i], sizeof w->many_names[i], "bench.many.%zu.%d", bytes, i);
     }
