@@ -7,6 +7,7 @@
 // users see is written there.
 #include "bind/core.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -472,31 +473,34 @@ typedef struct constant {
 } constant_t;
 
 static const constant_t constants[] = {
-    {"ALLREDUCE", HVD_ALLREDUCE},
-    {"ALLGATHER", HVD_ALLGATHER},
-    {"BROADCAST", HVD_BROADCAST},
-    {"ALLTOALL", HVD_ALLTOALL},
-    {"REDUCESCATTER", HVD_REDUCESCATTER},
-    {"BARRIER", HVD_BARRIER},
-    {"JOIN", HVD_JOIN},
-    {"AVERAGE", HVD_AVERAGE},
-    {"SUM", HVD_SUM},
-    {"ADASUM", HVD_ADASUM},
-    {"MIN", HVD_MIN},
-    {"MAX", HVD_MAX},
-    {"PRODUCT", HVD_PRODUCT},
-    {"UINT8", HVD_UINT8},
-    {"INT8", HVD_INT8},
-    {"UINT16", HVD_UINT16},
-    {"INT16", HVD_INT16},
-    {"INT32", HVD_INT32},
-    {"INT64", HVD_INT64},
-    {"FLOAT16", HVD_FLOAT16},
-    {"FLOAT32", HVD_FLOAT32},
-    {"FLOAT64", HVD_FLOAT64},
-    {"BOOL", HVD_BOOL},
-    {"BFLOAT16", HVD_BFLOAT16},
+    {"AVERAGE", HVD_AVERAGE}, {"SUM", HVD_SUM},           {"ADASUM", HVD_ADASUM},
+    {"MIN", HVD_MIN},         {"MAX", HVD_MAX},           {"PRODUCT", HVD_PRODUCT},
+    {"UINT8", HVD_UINT8},     {"INT8", HVD_INT8},         {"UINT16", HVD_UINT16},
+    {"INT16", HVD_INT16},     {"INT32", HVD_INT32},       {"INT64", HVD_INT64},
+    {"FLOAT16", HVD_FLOAT16}, {"FLOAT32", HVD_FLOAT32},   {"FLOAT64", HVD_FLOAT64},
+    {"BOOL", HVD_BOOL},       {"BFLOAT16", HVD_BFLOAT16},
 };
+
+// ALLREDUCE and so on, and the constants above.
+static bool add_constants(PyObject *module)
+{
+    for (int op = 0; op < HVD_N_OPS; op++) {
+        const char *name = hvd_op_name((hvd_op_t)op);
+        char upper[32] = "";
+        for (size_t i = 0; name[i] != '\0' && i + 1 < sizeof upper; i++) {
+            upper[i] = (char)toupper((unsigned char)name[i]);
+        }
+        if (PyModule_AddIntConstant(module, upper, op) != 0) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) {
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
 
 static bool import_errors(void)
 {
@@ -563,11 +567,9 @@ PyMODINIT_FUNC PyInit__core(void)
         Py_XDECREF(module);
         return NULL;
     }
-    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) {
-        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) != 0) {
-            Py_DECREF(module);
-            return NULL;
-        }
+    if (!add_constants(module)) {
+        Py_DECREF(module);
+        return NULL;
     }
     return module;
 }

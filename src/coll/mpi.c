@@ -139,7 +139,8 @@ bool mpi_can_run(const coll_args_t *args, size_t total_bytes)
 {
     bool reduces = op_has(args->op, OP_REDUCES);
     bool has_type = type_of[args->dtype] != WORLD || dtype_is_half(args->dtype);
-    if (run_of[args->op] == NULL || (args->op == HVD_ALLGATHER && !blocks_are_alike(args))) {
+    bool gathers = op_infos[args->op].layout == LAYOUT_GATHERED;
+    if (run_of[args->op] == NULL || (gathers && !blocks_are_alike(args))) {
         return false;
     }
     // Widening doubles half types.

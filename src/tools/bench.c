@@ -156,16 +156,19 @@ static void prepare(bench_rank_t *r, workload_t *w, const char *op, size_t bytes
     size_t share = MAX(whole / element / n, 1) * element;
     *w = (workload_t){.op = op, .bytes = bytes};
     hvd_op_t code = op_named(op);
+    op_layout_t layout = op_infos[code].layout;
     bool many = strcmp(op, "many") == 0;
-    w->in_bytes = many                                                ? whole * MANY_TENSORS
-                  : code == HVD_ALLGATHER                             ? share
-                  : code == HVD_ALLTOALL || code == HVD_REDUCESCATTER ? share * n
-                                                                      : whole;
-    w->out_bytes = code == HVD_ALLGATHER       ? share * n
-                   : code == HVD_REDUCESCATTER ? share
-                                               : w->in_bytes;
-    bool in_place = (code == HVD_ALLREDUCE || code == HVD_BROADCAST) && !o->out_of_place &&
-                    strcmp(op, "memcpy") != 0;
+    bool gathers_here = layout == LAYOUT_GATHERED && (!op_has(code, OP_ROOTED) || r->rank == 0);
+    w->in_bytes = many                         ? whole * MANY_TENSORS
+                  : layout == LAYOUT_GATHERED  ? share
+                  : layout == LAYOUT_SCATTERED ? share * n
+                  : layout == LAYOUT_EXCHANGED ? share * n
+                                               : whole;
+    w->out_bytes = layout == LAYOUT_GATHERED    ? gathers_here * share * n
+                   : layout == LAYOUT_SCATTERED ? share
+                   : layout == LAYOUT_NOTHING   ? 0
+                                                : w->in_bytes;
+    bool in_place = layout == LAYOUT_WHOLE && !o->out_of_place && strcmp(op, "memcpy") != 0;
     w->in = memory(w->in_bytes);
     w->out = in_place ? w->in : memory(w->out_bytes);
     fill_ones(o->dtype, w->in, w->in_bytes);
@@ -177,7 +180,7 @@ static void prepare(bench_rank_t *r, workload_t *w, const char *op, size_t bytes
                                  .dtype = o->dtype,
                                  .reduce = o->reduce,
                                  .tensors = &w->tensor,
-                                 .n_tensors = 1};
+                                 .n_tensors = layout != LAYOUT_NOTHING};
     for (int i = 0; i < MANY_TENSORS; i++) {
         snprintf(w->many_names[i], sizeof w->many_names[i], "bench.many.%zu.%d", bytes, i);
     }
@@ -227,11 +230,8 @@ static void once(bench_rank_t *r, workload_t *w)
 static bool verify(bench_rank_t *r, workload_t *w)
 {
     hvd_op_t op = op_named(w->op);
-    bool reduces = (op == HVD_ALLREDUCE && strcmp(w->op, "memcpy") != 0) || op == HVD_REDUCESCATTER;
+    bool reduces = op_has(op, OP_REDUCES) && strcmp(w->op, "memcpy") != 0;
     int factor = reduces && r->options->reduce == HVD_SUM ? r->size : 1;
-    if (op == HVD_BARRIER) {
-        return true;
-    }
     return all_equal_scaled_one(r->options->dtype, w->out, w->out_bytes, factor);
 }
 

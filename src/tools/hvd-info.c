@@ -265,18 +265,14 @@ static void add_choices(table_t *table, const scene_t *scene, hvd_op_t op, hvd_r
 
 static void print_choices(const scene_t *scene)
 {
-    static const struct {
-        hvd_op_t op;
-        hvd_reduce_t reduce;
-    } cases[] = {
-        {HVD_ALLREDUCE, HVD_SUM}, {HVD_ALLREDUCE, HVD_ADASUM}, {HVD_ALLGATHER, HVD_SUM},
-        {HVD_BROADCAST, HVD_SUM}, {HVD_ALLTOALL, HVD_SUM},     {HVD_REDUCESCATTER, HVD_SUM},
-        {HVD_BARRIER, HVD_SUM},
-    };
     table_t table = {.n_columns = 3};
-
-    for (size_t i = 0; i < N_ELEMENTS(cases); i++) {
-        add_choices(&table, scene, cases[i].op, cases[i].reduce);
+    for (hvd_op_t op = 0; op < HVD_N_OPS; op++) {
+        if (op_infos[op].layout != LAYOUT_NOTHING || op_has(op, OP_INSTANT)) { // not join
+            add_choices(&table, scene, op, HVD_SUM);
+        }
+        if (op_has(op, OP_REDUCES) && !op_has(op, OP_SUMS_ONLY)) {
+            add_choices(&table, scene, op, HVD_ADASUM);
+        }
     }
     printf("chosen for %d rank%s on %d host%s (float32; size: what allgather returns, else what "
            "one rank gives)\n",

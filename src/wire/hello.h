@@ -11,7 +11,9 @@
 #include "base/base.h"
 
 #define HELLO_BYTES 64
-#define WIRE_VERSION 5
+#define WIRE_FORMAT 5 // goes up when the meaning of bytes changes
+// Numbers of operations are on the wire: one more is another version.
+#define WIRE_VERSION (WIRE_FORMAT << 8 | HVD_N_OPS)
 
 typedef enum hello_role { HELLO_KV = 1, HELLO_LINK = 2, HELLO_CHANNEL = 4 } hello_role_t;
 
