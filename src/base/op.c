@@ -24,21 +24,6 @@ const char *hvd_op_name(hvd_op_t op)
     return (unsigned)op < HVD_N_OPS ? op_infos[op].name : "unknown";
 }
 
-hvd_dtype_t acc_dtype(hvd_dtype_t dtype)
-{
-    return dtype_is_half(dtype) ? HVD_FLOAT32 : dtype;
-}
-
-bool dtype_is_half(hvd_dtype_t dtype)
-{
-    return dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16;
-}
-
-bool dtype_is_floating(hvd_dtype_t dtype)
-{
-    return dtype_is_half(dtype) || dtype == HVD_FLOAT32 || dtype == HVD_FLOAT64;
-}
-
 // --- Signatures ----------------------------------------------------------------------------------
 
 static bool same_bits(double a, double b)

@@ -90,9 +90,20 @@ bool signature_rides_with(const signature_t *signature, size_t n_elements, size_
 // How many sizes each of n_members tells.
 int signature_n_sizes(const signature_t *signature, int n_members);
 
-// The type in which values of `dtype` are added up: float32 for half types.
-hvd_dtype_t acc_dtype(hvd_dtype_t dtype);
-bool dtype_is_half(hvd_dtype_t dtype);
-bool dtype_is_floating(hvd_dtype_t dtype);
+static inline bool dtype_is_half(hvd_dtype_t dtype)
+{
+    return dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16;
+}
+
+// The type in which values of `dtype` are added up.
+static inline hvd_dtype_t acc_dtype(hvd_dtype_t dtype)
+{
+    return dtype_is_half(dtype) ? HVD_FLOAT32 : dtype;
+}
+
+static inline bool dtype_is_floating(hvd_dtype_t dtype)
+{
+    return dtype_is_half(dtype) || dtype == HVD_FLOAT32 || dtype == HVD_FLOAT64;
+}
 
 #endif

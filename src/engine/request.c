@@ -119,15 +119,6 @@ void requests_free(hvd_ctx_t *ctx)
     free(ctx->requests.by_name);
 }
 
-void *request_cut(request_t *request, size_t bytes)
-{
-    buf_t *storage = &request->storage;
-    size_t pad = -storage->len & 7;
-    storage->len += pad + bytes;
-    INVARIANT(storage->len <= storage->cap);
-    return storage->data + storage->len - bytes;
-}
-
 // --- Names in flight -----------------------------------------------------------------------------
 
 static request_t **chain_of(hvd_ctx_t *ctx, uint64_t hash)

@@ -113,6 +113,13 @@ void requests_wake(hvd_ctx_t *ctx); // threads that wait for what has been compl
 void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text); // everything in flight
 void requests_free(hvd_ctx_t *ctx);
 // Cuts memory, aligned, from the request's storage, which must have been reserved whole.
-void *request_cut(request_t *request, size_t bytes);
+static inline void *request_cut(request_t *request, size_t bytes)
+{
+    buf_t *storage = &request->storage;
+    size_t pad = -storage->len & 7;
+    storage->len += pad + bytes;
+    INVARIANT(storage->len <= storage->cap);
+    return storage->data + storage->len - bytes;
+}
 
 #endif
