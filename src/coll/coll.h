@@ -160,11 +160,4 @@ bool exec_moved(const exec_t *exec);
 // What the run waits for, in words, for reports of stalls.
 void exec_describe(const exec_t *exec, char *text, size_t bytes);
 
-// --- Reference (reference.c): slow and obvious, for tests ----------------------------------------
-// Computes what every member must end up with. inputs[m] is member m's tensor (in an alltoall: the
-// part of it that goes to this member); out is this member's.
-
-void reference_run(const coll_args_t *args, const void *const *inputs, double pre, double post,
-                   void *out);
-
 #endif

@@ -133,11 +133,6 @@ void acc_store(hvd_dtype_t dtype, void *dst, const void *acc, size_t n, double f
     }
 }
 
-void acc_add(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *src, size_t n)
-{
-    acc_add_scaled(dtype, op, acc, src, n, 1.0);
-}
-
 enum { BLOCK_BYTES = 4096 }; // of accumulators: two blocks stay in the first-level cache
 
 void acc_add_scaled(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *src, size_t n,

@@ -27,8 +27,6 @@ void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, doubl
 // Accumulators: float32 for half types, the dtype itself otherwise.
 // acc = factor * src
 void acc_load(hvd_dtype_t dtype, void *acc, const void *src, size_t n, double factor);
-// acc = acc op src
-void acc_add(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *src, size_t n);
 // acc = acc op factor * src
 void acc_add_scaled(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *src, size_t n,
                     double factor);

@@ -5,7 +5,7 @@
 // One element at a time, members in order, no vectors, no blocks and nothing shared with the code
 // under test: float32 and float64 in double, integers modulo 2^64, half types in float32 with
 // conversions by plain arithmetic. Pure functions, any thread.
-#include "coll/coll.h"
+#include "coll/testing.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 // reference. Every buffer lies between guard bytes.
 #include "cases.h"
 
-#include "coll/coll.h"
+#include "coll/testing.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -6,7 +6,7 @@
 // random part of what is asked for, members progress in random order, and everything follows from a
 // seed that failures print. A round in which nothing moves, with links in a generous mood, is a
 // deadlock. Values are whole numbers small enough that sums of floating types are exact.
-#include "coll/coll.h"
+#include "coll/testing.h"
 
 #include <setjmp.h>
 #include <stdio.h>

@@ -4,8 +4,8 @@
 //
 // Whole numbers where results must be exact; random ones where a bound on the error is enough; all
 // 65536 values of the half types where conversion is the point.
-#include "coll/coll.h"
 #include "coll/reduce_kernels.h"
+#include "coll/testing.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -210,7 +210,7 @@ static void test_accumulators(void **state)
             acc_load(dtype, acc, inputs[0], N, pre);
             acc_add_scaled(dtype, reduces[i], acc, inputs[1], N, pre);
             if (pre == 1) {
-                acc_add(dtype, reduces[i], acc, inputs[2], N);
+                acc_add_scaled(dtype, reduces[i], acc, inputs[2], N, 1.0);
             } else {
                 acc_add_scaled(dtype, reduces[i], acc, inputs[2], N, pre);
             }
