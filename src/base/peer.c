@@ -9,6 +9,7 @@
 // Threads: pure but for reading /proc; any thread.
 #define _GNU_SOURCE
 #include "base/peer.h"
+#include "base/testing.h"
 
 #include <fcntl.h>
 #include <signal.h>

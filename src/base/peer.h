@@ -36,7 +36,5 @@ bool peer_is_gone(const peers_t *peers, int rank);
 // What the process table says of a process, as above; "" if nothing.
 const char *process_state(int pid);
 bool process_is_stopped(int pid); // by a signal or a debugger
-// It runs no more code, though it may still have files open.
-bool process_is_ending(int pid);
 
 #endif

@@ -17,6 +17,7 @@
 // happens for a seed is in chaos_plan.h; test_agreement_sim does the same in virtual time.
 #define _GNU_SOURCE
 #include "base/peer.h"
+#include "base/testing.h"
 #include "chaos_plan.h"
 #include "hosts.h"
 
