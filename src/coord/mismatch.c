@@ -204,7 +204,7 @@ hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t 
 {
     const set_t *set = entry->set;
     int joined = 0;
-    while (joined + 1 < set->n_ranks && !coord->has_joined[set->ranks[joined]]) {
+    while (joined + 1 < set->n_ranks && !coord->joins.has_joined[set->ranks[joined]]) {
         joined++;
     }
     return fail(err, HVD_JOINED,
