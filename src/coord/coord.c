@@ -346,6 +346,7 @@ static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
 hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns,
                           err_t *err)
 {
+    SOUND(coord);
     hvd_status_t status;
     set_time(coord, now_ns);
     TRY(check_open(coord, err), done);
@@ -520,6 +521,7 @@ const int *coord_set_ranks(const coord_t *coord, int set, int *n_p)
 
 void coord_tick(coord_t *coord, uint64_t now_ns)
 {
+    SOUND(coord);
     set_time(coord, now_ns);
     stall_tick(coord);
     heartbeat_tick(coord);
@@ -535,6 +537,7 @@ uint64_t coord_next_tick(const coord_t *coord)
 
 void coord_shutdown(coord_t *coord, uint64_t now_ns)
 {
+    SOUND(coord);
     set_time(coord, now_ns);
     if (coord->ending.has_ended || coord->ending.has_asked_stop) {
         return;
@@ -551,6 +554,7 @@ void coord_shutdown(coord_t *coord, uint64_t now_ns)
 
 void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
 {
+    SOUND(coord);
     const char *sentence = text != NULL ? text : hvd_status_text(cause);
     size_t bytes = MIN(strlen(sentence), CONTROL_MAX_TEXT_BYTES - 1);
     control_line_t line = {.kind = LINE_ABORT, .status = cause, .text = {sentence, bytes}};

@@ -153,6 +153,7 @@ void decide_discard(coord_t *coord, verdict_t *verdict)
 
 void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 {
+    SOUND(coord);
     set_time(coord, now_ns);
     for (verdict_t **link = &coord->decisions.running; *link != NULL; link = &(*link)->next) {
         verdict_t *verdict = *link;
@@ -178,6 +179,7 @@ static void append_running(coord_t *coord, verdict_t *verdict)
 
 const decision_t *coord_next(coord_t *coord)
 {
+    SOUND(coord);
     if (coord->decisions.shown != NULL) {
         decide_discard(coord, coord->decisions.shown);
         coord->decisions.shown = NULL;

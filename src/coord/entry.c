@@ -232,6 +232,7 @@ static void drop_round_data(coord_t *coord, entry_t *entry)
 
 void entry_close_round(coord_t *coord, entry_t *entry)
 {
+    SOUND_ROUND(coord, entry);
     if (entry->is_open) {
         drop_round_data(coord, entry);
         chain_remove(&entry->open);

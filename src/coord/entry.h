@@ -94,6 +94,21 @@ typedef struct entry {
     uint64_t have[];  // bit per part
 } entry_t;
 
+// What holds of every round that is open, and of every entry without one.
+static inline bool round_is_sound(const entry_t *entry, int n_have_words)
+{
+    int n_have = 0;
+    for (int i = 0; i < n_have_words; i++) {
+        n_have += __builtin_popcountll(entry->have[i]);
+    }
+    bool is_queued = !chain_is_empty(&entry->queued);
+    return n_have == entry->n_have && n_have <= entry->set->n_parts &&
+           entry->is_open == !chain_is_empty(&entry->open) &&
+           (!entry->is_complete || (entry->is_open && n_have > 0)) &&
+           (!is_queued || entry->is_complete) && (entry->tag == 0 || entry->is_open) &&
+           entry->n_variants >= (n_have > 0) && entry->n_pins >= 0 && entry->n_acks >= 0;
+}
+
 typedef struct id_slot {
     uint32_t id; // 0: empty
     entry_t *entry;

@@ -619,6 +619,7 @@ static int branch_of_neighbour(const coord_t *coord, int from)
 hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t bytes,
                            uint64_t now_ns, err_t *err)
 {
+    SOUND(coord);
     int branch = branch_of_neighbour(coord, from);
     control_line_t line;
     hvd_status_t status = HVD_OK;

@@ -84,6 +84,24 @@ static inline bool is_sequencer(const coord_t *coord)
     return coord->n_parents == 0;
 }
 
+// What holds of a coordinator between two calls.
+static inline bool coord_is_sound(const coord_t *coord)
+{
+    const sequencer_t *s = &coord->sequencer;
+    bool has_queue = !chain_is_empty(&s->rides) || !chain_is_empty(&s->ready);
+    return coord->entries.n_pending >= 0 && coord->decisions.n_running >= 0 &&
+           coord->entries.n_ids * 2 <= coord->entries.n_slots && coord->joins.n >= 0 &&
+           coord->joins.n <= coord->params.size && has_queue == (s->n_queued > 0) &&
+           (!chain_is_empty(&s->ready) || s->ready_bytes == 0) && s->n_picked == 0 &&
+           (is_sequencer(coord) || (!has_queue && s->n_cached == 0));
+}
+
+// Only rank 0 may be here.
+#define SEQUENCER(coord) RULE("SEQUENCER", is_sequencer(coord))
+#define SOUND(coord) RULE("SOUND", coord_is_sound(coord))
+#define SOUND_ROUND(coord, entry)                                                                  \
+    RULE("SOUND_ROUND", round_is_sound(entry, (coord)->entries.n_have_words))
+
 // --- follow.c -----------------------------------------------------------------------------------
 
 // What a record does, on every rank alike.

@@ -143,6 +143,7 @@ static void fold_zeros(coord_t *coord, entry_t *entry, const sig_t *sig, uint8_t
 
 const uint8_t *merge_result(coord_t *coord, entry_t *entry)
 {
+    SEQUENCER(coord);
     const sig_t *sig = entry->variants[0].sig;
     if (sig->payload_bytes == 0) {
         return (const uint8_t *)"";
@@ -361,6 +362,7 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
     entry->have[(unsigned)part / 64] |= (uint64_t)1 << ((unsigned)part % 64);
     entry->n_have++;
     entry->has_zeros |= share->zeros;
+    SOUND_ROUND(coord, entry);
     if (UNLIKELY(coord->arrival != NULL)) {
         coord->arrival(coord->arrival_arg, entry->name, branch_rank(coord, branch));
     }

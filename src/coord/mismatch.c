@@ -202,6 +202,7 @@ hvd_status_t mismatch_of_variants(const entry_t *entry, err_t *err)
 
 hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t *err)
 {
+    SEQUENCER(coord);
     const set_t *set = entry->set;
     int joined = 0;
     while (joined + 1 < set->n_ranks && !coord->joins.has_joined[set->ranks[joined]]) {

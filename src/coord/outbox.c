@@ -82,6 +82,7 @@ size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p)
 void coord_sent(coord_t *coord, int i, size_t bytes)
 {
     outbox_t *box = &coord->outboxes[i];
+    INVARIANT(box->sent <= box->bytes.len && bytes <= box->bytes.len - box->sent);
     box->sent += MIN(bytes, box->bytes.len - box->sent);
     if (box->sent == box->bytes.len) {
         box->bytes.len = 0;

@@ -25,6 +25,7 @@
 // set NULL: to all children.
 static void publish(coord_t *coord, const set_t *set)
 {
+    SEQUENCER(coord);
     coord->no_memory |= coord->sequencer.record.failed;
     if (!coord->sequencer.record.failed) {
         outbox_to_children(coord, set, coord->sequencer.record.data, coord->sequencer.record.len);
@@ -54,6 +55,7 @@ static void publish_error(coord_t *coord, entry_t *entry, const err_t *err)
 
 void sequence_report(coord_t *coord, const char *text)
 {
+    SEQUENCER(coord);
     control_line_t line = {.kind = RECORD_REPORT,
                            .batch = coord->sequencer.next_batch++,
                            .text = {text, strlen(text)}};
@@ -92,6 +94,8 @@ static size_t bytes_to_run(const entry_t *entry, const sig_t *sig)
 
 void sequence_complete(coord_t *coord, entry_t *entry)
 {
+    SEQUENCER(coord);
+    SOUND_ROUND(coord, entry);
     const sig_t *sig = entry->variants[0].sig;
     err_t err;
     err.status = HVD_OK; // the text is long, and mostly not needed
@@ -121,6 +125,7 @@ void sequence_complete(coord_t *coord, entry_t *entry)
 
 static void unqueue(coord_t *coord, entry_t *entry)
 {
+    SOUND_ROUND(coord, entry);
     if (!chain_is_empty(&entry->queued)) {
         chain_remove(&entry->queued);
         coord->sequencer.n_queued--;
@@ -147,6 +152,7 @@ void sequence_discard(coord_t *coord, entry_t *entry)
 
 static void evict(coord_t *coord, entry_t *entry)
 {
+    SEQUENCER(coord);
     control_line_t line = {.kind = RECORD_EVICT, .id = entry->id};
     publish_line(coord, entry->set, &line);
     forget_cached(coord, entry);
@@ -217,6 +223,7 @@ static void identify_picked(coord_t *coord)
 
 static bool pick(coord_t *coord, entry_t *entry)
 {
+    SOUND_ROUND(coord, entry);
     if (coord->sequencer.n_picked == coord->sequencer.cap_picked) {
         int cap = MAX(16, coord->sequencer.cap_picked * 2);
         entry_t **picked = realloc(coord->sequencer.picked, (size_t)cap * sizeof *picked);
@@ -267,6 +274,7 @@ static void take_fresh_sizes(coord_t *coord, entry_t *entry)
 // Writes the record of the picked entries and applies it here.
 static void run_picked(coord_t *coord, bool rides)
 {
+    SEQUENCER(coord);
     const set_t *set = coord->sequencer.picked[0]->set;
     identify_picked(coord);
     uint64_t batch = coord->sequencer.next_batch++;
@@ -402,6 +410,7 @@ static hvd_status_t remove_set(coord_t *coord, entry_t *entry, control_line_t *l
 
 static void run_set_change(coord_t *coord, entry_t *entry)
 {
+    SEQUENCER(coord);
     bool adds = (int)entry->variants[0].sig->view.op == OP_ADD_SET;
     control_line_t line = {.batch = coord->sequencer.next_batch++,
                            .name = {entry->name, entry->name_bytes}};
@@ -459,6 +468,7 @@ static void flush_ready(coord_t *coord, bool ignore_limits)
 
 static void form_batches(coord_t *coord)
 {
+    SEQUENCER(coord);
     flush_rides(coord);
     flush_ready(coord, false);
     // Whoever joined cannot submit: when all have, what is queued is all that is left.
@@ -473,6 +483,7 @@ static void form_batches(coord_t *coord)
 
 void coord_form_batches(coord_t *coord)
 {
+    SOUND(coord);
     bool has_work = coord->sequencer.n_queued > 0 || coord->joins.n == coord->params.size;
     if (UNLIKELY(has_work) && !coord->ending.has_ended) {
         form_batches(coord);
@@ -494,6 +505,7 @@ uint64_t sequence_next_ns(const coord_t *coord)
 // What every member had submitted before somebody asked to stop still runs.
 void sequence_stop(coord_t *coord, int rank)
 {
+    SEQUENCER(coord);
     control_line_t line = {.kind = RECORD_SHUTDOWN, .rank = rank};
     flush_rides(coord);
     flush_ready(coord, true);

@@ -414,6 +414,7 @@ static void write_report(coord_t *coord, report_t *report)
 
 static void close_inquiry(coord_t *coord)
 {
+    SEQUENCER(coord);
     report_t report;
     report.len = 0;
     report.text[0] = '\0';
@@ -516,6 +517,7 @@ static bool is_early(const coord_t *coord)
 
 static void start_inquiry(coord_t *coord)
 {
+    SEQUENCER(coord);
     control_line_t line = {.kind = RECORD_INQUIRE, .inquiry = coord->stall.inquiry.number};
     line.n_items = coord->stall.inquiry.n_asked;
     if (!open_inquiry(coord)) {
