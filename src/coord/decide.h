@@ -10,7 +10,7 @@
 
 typedef struct held {
     entry_t *entry;
-    sig_t *sig;
+    kept_sig_t *sig;
     sizes_t *sizes;
     size_t result_at;
 } held_t;

@@ -54,7 +54,7 @@ static inline void chain_remove(chain_t *link)
 
 // A signature somebody submitted, and the lowest rank known to have done so.
 typedef struct variant {
-    sig_t *sig;
+    kept_sig_t *sig;
     int rank;
 } variant_t;
 
@@ -69,7 +69,7 @@ typedef struct entry {
     int n_pins;      // decisions that show it
     bool is_named;   // in set->names
     bool is_running; // this rank's submission is in a batch that is not done
-    sig_t *sig;      // of id or old_id, else NULL
+    kept_sig_t *sig; // of id or old_id, else NULL
     sizes_t *sizes;  // of the last run under sig
     // The round:
     bool is_open;     // somebody has it

@@ -323,7 +323,8 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
     if (entry->sig == NULL || !signature_equal(&entry->sig->view, &run->signature)) {
         bool is_known = entry->n_variants > 0 &&
                         signature_equal(&entry->variants[0].sig->view, &run->signature);
-        sig_t *sig = is_known ? sig_hold(entry->variants[0].sig) : sig_new(coord, &run->signature);
+        kept_sig_t *sig =
+            is_known ? sig_hold(entry->variants[0].sig) : sig_new(coord, &run->signature);
         if (sig == NULL) {
             fail(err, HVD_NO_MEMORY, "no memory for the shape of tensor '%s'", entry->name);
             return NULL;

@@ -71,7 +71,7 @@ void sequence_report(coord_t *coord, const char *text)
 // --- Complete rounds ----------------------------------------------------------------------------
 
 // What the entry adds to the buffer of a batch. Of blocks: what all members bring together.
-static size_t bytes_to_run(const entry_t *entry, const sig_t *sig)
+static size_t bytes_to_run(const entry_t *entry, const kept_sig_t *sig)
 {
     const sizes_t *sizes = entry->fresh != NULL ? entry->fresh : entry->sizes;
     if (op_infos[sig->view.op].sizes != SIZES_PER_TENSOR || sizes == NULL) {
@@ -96,7 +96,7 @@ void sequence_complete(coord_t *coord, entry_t *entry)
 {
     SEQUENCER(coord);
     SOUND_ROUND(coord, entry);
-    const sig_t *sig = entry->variants[0].sig;
+    const kept_sig_t *sig = entry->variants[0].sig;
     err_t err;
     err.status = HVD_OK; // the text is long, and mostly not needed
     if (entry->n_variants > 1) {
@@ -181,7 +181,7 @@ static bool make_room(coord_t *coord)
 // Gives the entry the signature of the round, and an id for it if it has none.
 static void identify(coord_t *coord, entry_t *entry)
 {
-    sig_t *sig = entry->variants[0].sig;
+    kept_sig_t *sig = entry->variants[0].sig;
     entry->is_news = entry->id == 0 || sig != entry->sig;
     if (!entry->is_news) {
         return;
@@ -310,7 +310,7 @@ static void run_picked(coord_t *coord, bool rides)
 // An upper bound of what the entry takes in a record.
 static size_t record_bytes(const entry_t *entry)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    const kept_sig_t *sig = entry->variants[0].sig;
     bool is_news = entry->id == 0 || sig != entry->sig;
     size_t news = is_news ? entry->name_bytes + (size_t)sig->view.n_dims_words * 10 + 64 : 16;
     return news + (entry->fresh != NULL ? (size_t)entry->fresh->n * 10 : 0) + sig->payload_bytes;
@@ -336,7 +336,7 @@ static void flush_rides(coord_t *coord)
 
 static bool may_fuse(const entry_t *a, const entry_t *b)
 {
-    const sig_t *x = a->variants[0].sig, *y = b->variants[0].sig;
+    const kept_sig_t *x = a->variants[0].sig, *y = b->variants[0].sig;
     return a->set == b->set && y->fuses && signature_fuses_with(&x->view, &y->view);
 }
 

@@ -20,7 +20,7 @@ void *store_take(store_t *store, size_t bytes); // NULL: no memory. Not zeroed
 void store_give(store_t *store, void *block, size_t bytes);
 void store_free(store_t *store); // every block must have been given back
 
-typedef struct sig {
+typedef struct kept_sig {
     int n_holders;
     size_t block_bytes;
     size_t tensor_bytes;  // of all tensors; dimensions left out count as 1
@@ -29,7 +29,7 @@ typedef struct sig {
     bool fuses;
     signature_t view; // dims lead to the words below
     int64_t words[];
-} sig_t;
+} kept_sig_t;
 
 typedef struct sizes {
     int n_holders;
@@ -38,13 +38,13 @@ typedef struct sizes {
     int64_t at[];
 } sizes_t;
 
-sig_t *sig_new(coord_t *coord, const signature_t *signature); // NULL: no memory
-static inline sig_t *sig_hold(sig_t *sig)
+kept_sig_t *sig_new(coord_t *coord, const signature_t *signature); // NULL: no memory
+static inline kept_sig_t *sig_hold(kept_sig_t *sig)
 {
     sig->n_holders++;
     return sig;
 }
-void sig_drop(coord_t *coord, sig_t *sig); // NULL is allowed
+void sig_drop(coord_t *coord, kept_sig_t *sig); // NULL is allowed
 sizes_t *sizes_new(coord_t *coord, int n);
 void sizes_drop(coord_t *coord, sizes_t *sizes); // NULL is allowed
 
