@@ -89,6 +89,7 @@ static inline void lock_free(lock_t *lock)
 static inline void lock_take(lock_t *lock) ACQUIRES(*lock);
 static inline void lock_take(lock_t *lock) NOT_ANALYSED
 {
+    INVARIANT(!owner_is_me(&lock->owner)); // it would wait for itself
     pthread_mutex_lock(&lock->mutex);
     owner_set(&lock->owner);
 }
@@ -96,6 +97,7 @@ static inline void lock_take(lock_t *lock) NOT_ANALYSED
 static inline void lock_release(lock_t *lock) RELEASES(*lock);
 static inline void lock_release(lock_t *lock) NOT_ANALYSED
 {
+    INVARIANT(owner_is_me(&lock->owner));
     owner_clear(&lock->owner);
     pthread_mutex_unlock(&lock->mutex);
 }
