@@ -5,7 +5,8 @@
 // Two nets. Clang's thread-safety analysis reads the annotations at compile time: a function that
 // REQUIRES a lock cannot be called without it. Where HVD_CHECKS is defined (debug, sanitizer and
 // fuzz builds) the same rules, and INVARIANTs besides, are checked as the program runs, and a
-// broken one stops it on the spot; in what users get they cost nothing.
+// broken one stops it on the spot with its name; in what users get they are compiled, so that they
+// stay true to the code, and never evaluated.
 #ifndef HVD_BASE_GUARD_H
 #define HVD_BASE_GUARD_H
 
@@ -28,12 +29,14 @@
 #define ASSERTS(...) THREAD_RULE(assert_capability(__VA_ARGS__))
 #define NOT_ANALYSED THREAD_RULE(no_thread_safety_analysis)
 
+// A rule by its name, and an invariant, which is its own name.
 #if defined(HVD_CHECKS)
-void invariant_broken(const char *what, const char *file, int line);
-#define INVARIANT(holds) ((holds) ? (void)0 : invariant_broken(#holds, __FILE__, __LINE__))
+void rule_broken(const char *rule, const char *function, const char *file, int line);
+#define RULE(name, holds) ((holds) ? (void)0 : rule_broken(name, __func__, __FILE__, __LINE__))
 #else
-#define INVARIANT(holds) ((void)0)
+#define RULE(name, holds) ((void)(false && (holds)))
 #endif
+#define INVARIANT(holds) RULE(#holds, holds)
 
 // Which thread has it, as far as checks want to know. 0: none.
 typedef struct owner {
@@ -70,6 +73,8 @@ typedef struct CAPABILITY("mutex") lock {
     owner_t owner;
 } lock_t;
 
+#define LOCK_INITIALIZER {.mutex = PTHREAD_MUTEX_INITIALIZER}
+
 static inline void lock_init(lock_t *lock)
 {
     pthread_mutex_init(&lock->mutex, NULL);
@@ -84,6 +89,7 @@ static inline void lock_free(lock_t *lock)
 static inline void lock_take(lock_t *lock) ACQUIRES(*lock);
 static inline void lock_take(lock_t *lock) NOT_ANALYSED
 {
+    INVARIANT(!owner_is_me(&lock->owner)); // it would wait for itself
     pthread_mutex_lock(&lock->mutex);
     owner_set(&lock->owner);
 }
@@ -91,8 +97,16 @@ static inline void lock_take(lock_t *lock) NOT_ANALYSED
 static inline void lock_release(lock_t *lock) RELEASES(*lock);
 static inline void lock_release(lock_t *lock) NOT_ANALYSED
 {
+    INVARIANT(owner_is_me(&lock->owner));
     owner_clear(&lock->owner);
     pthread_mutex_unlock(&lock->mutex);
+}
+
+// Tells the analysis what it cannot follow: a lock that is known by another name.
+static inline void lock_is_mine(const lock_t *lock) ASSERTS(*lock);
+static inline void lock_is_mine(const lock_t *lock) NOT_ANALYSED
+{
+    (void)lock;
 }
 
 #endif

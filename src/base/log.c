@@ -104,9 +104,9 @@ void log_write(const log_t *log, log_level_t level, const char *component, const
 }
 
 #if defined(HVD_CHECKS)
-void invariant_broken(const char *what, const char *file, int line)
+void rule_broken(const char *rule, const char *function, const char *file, int line)
 {
-    fprintf(stderr, "%s:%d: broken: %s\n", file, line, what);
+    fprintf(stderr, "%s:%d: %s breaks a rule: %s\n", file, line, function, rule);
     __builtin_trap();
 }
 #endif

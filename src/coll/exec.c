@@ -107,6 +107,8 @@ void exec_enqueue(exec_t *exec, queue_t *queue, int32_t s)
 
 void exec_dequeue(exec_t *exec, queue_t *queue)
 {
+    INVARIANT(exec->n_left > 0 &&
+              exec->states[queue->head].done == step_at(exec, queue->head)->bytes);
     queue->head = exec->states[queue->head].next_in_queue;
     exec->n_left--;
 }
@@ -119,6 +121,7 @@ static void release(exec_t *exec, int32_t s, bool begun)
         const int32_t next = edge / 2, which = edge % 2;
         state_t *state = &exec->states[next];
         const bool follows = step_at(exec, next)->stream && which == 0;
+        INVARIANT(follows != begun || state->waits_for > 0);
         if (follows == begun && --state->waits_for == 0 && is_local(step_at(exec, next))) {
             exec_enqueue(exec, &exec->locals, next);
         }
@@ -130,6 +133,7 @@ void exec_pass(exec_t *exec, int32_t s, size_t bytes)
 {
     state_t *state = &exec->states[s];
     const bool begins = state->done == 0;
+    INVARIANT(state->waits_for == 0 && bytes <= limit_of(exec, s) - state->done);
     state->done += bytes;
     exec->moved = true;
     if (begins) {

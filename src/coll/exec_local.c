@@ -90,6 +90,7 @@ void exec_run_locals(exec_t *exec)
         if (exec->states[s].done < step_at(exec, s)->bytes) {
             before = s;
         } else {
+            INVARIANT(exec->n_left > 0);
             exec->n_left--;
             if (before == NO_STEP) {
                 exec->locals.head = next;

@@ -200,6 +200,7 @@ static void worker_stop(mpi_worker_t *w)
 
 static void worker_ask(mpi_worker_t *w, work_t *work)
 {
+    INVARIANT(atomic_load(&w->state) == WORKER_IDLE);
     w->work = work;
     worker_tell(w, WORKER_ASKED);
 }

@@ -234,6 +234,7 @@ static uint64_t key(const stream_t *s, uint64_t slices)
 
 static void publish(stream_t *s, atomic_uint_fast64_t *counter, uint64_t slices)
 {
+    INVARIANT(slices <= END_OF_RUN && atomic_load(counter) < key(s, slices)); // they only grow
     atomic_store_explicit(counter, key(s, slices), memory_order_release);
     atomic_thread_fence(memory_order_seq_cst); // before looking who sleeps
     for (int m = 0; m < s->n; m++) {

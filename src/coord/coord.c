@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// coord.c - the functions of coord.h: a coordinator's life, submissions, and bytes for neighbours.
+// coord.c - the functions of coord.h: a coordinator's life, submissions, ends.
 //
 // A submission is checked, becomes the share of this rank's own branch, and takes the same way as
 // what children send. The common one, a name with a known id and an unchanged signature, costs a
-// hash, a comparison of the signature and a line of a few bytes. Lines for a neighbour are
-// collected in one frame until the engine asks for bytes. The holder of the engine calls; what is
-// returned belongs to the coordinator.
+// hash, a comparison of the signature and a line of a few bytes. The holder of the engine calls;
+// what is returned belongs to the coordinator.
 #include "coord/internal.h"
 #include "coord/testing.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#define MAX_OPEN_FRAME_BYTES (256 * KIB) // a longer frame is closed before the next line
-#define COMPACT_BYTES (64 * KIB)         // sent bytes in front of an outbox worth reclaiming
 #define UNKNOWN_BRANCH (-2)
 
 // --- Life ---------------------------------------------------------------------------------------
@@ -114,11 +111,11 @@ static void init_fields(coord_t *coord, const coord_params_t *params)
         coord->params.stall_fail_ns = 0;
     }
     coord->n_parents = params->rank != 0;
-    coord->next_id = 1;
-    chain_init(&coord->open);
-    chain_init(&coord->rides);
-    chain_init(&coord->ready);
-    chain_init(&coord->recent);
+    coord->sequencer.next_id = 1;
+    chain_init(&coord->entries.open);
+    chain_init(&coord->sequencer.rides);
+    chain_init(&coord->sequencer.ready);
+    chain_init(&coord->sequencer.recent);
 }
 
 hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *err)
@@ -134,15 +131,15 @@ hvd_status_t coord_new(const coord_params_t *params, coord_t **coord_p, err_t *e
     }
     init_fields(coord, params);
     coord->branch_of = calloc(size, sizeof(int));
-    coord->has_joined = calloc(size, 1);
-    coord->end_text = calloc(CONTROL_MAX_TEXT_BYTES, 1);
+    coord->joins.has_joined = calloc(size, 1);
+    coord->ending.text = calloc(CONTROL_MAX_TEXT_BYTES, 1);
     coord->fixed_bytes = sizeof *coord + size * (sizeof(int) + 1) + CONTROL_MAX_TEXT_BYTES;
-    if (coord->branch_of == NULL || coord->has_joined == NULL || coord->end_text == NULL) {
+    if (coord->branch_of == NULL || coord->joins.has_joined == NULL || coord->ending.text == NULL) {
         status = fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", params->size);
         goto free_coord;
     }
     TRY(find_branches(coord, params->parent, err), free_coord);
-    coord->n_have_words = (coord->n_children + 1 + 63) / 64;
+    coord->entries.n_have_words = (coord->n_children + 1 + 63) / 64;
     if (!make_outboxes(coord, params->parent) || !straggler_init(coord)) {
         status = fail(err, HVD_NO_MEMORY, "no memory for %d neighbours", coord->n_children + 1);
         goto free_coord;
@@ -157,8 +154,8 @@ free_coord:
 
 static void free_entries(coord_t *coord)
 {
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        set_t *set = coord->sets[id];
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        set_t *set = coord->sets.at[id];
         for (size_t i = 0; set != NULL && i < set->names.n_slots;) {
             size_t n_before = set->names.n_used;
             if (set->names.slots[i].value != NULL) {
@@ -184,14 +181,14 @@ void coord_free(coord_t *coord)
     }
     control_reader_free(&coord->reader);
     buf_free(&coord->gathered);
-    buf_free(&coord->record);
+    buf_free(&coord->sequencer.record);
     store_free(&coord->store);
     free(coord->outboxes);
     free(coord->neighbours);
-    free(coord->ids);
-    free(coord->picked);
-    free(coord->end_text);
-    free(coord->has_joined);
+    free(coord->entries.ids);
+    free(coord->sequencer.picked);
+    free(coord->ending.text);
+    free(coord->joins.has_joined);
     free(coord->branch_of);
     free(coord);
 }
@@ -200,11 +197,11 @@ void coord_free(coord_t *coord)
 
 static hvd_status_t check_open(const coord_t *coord, err_t *err)
 {
-    if (LIKELY(!coord->has_ended && !coord->has_asked_stop)) {
+    if (LIKELY(!coord->ending.has_ended && !coord->ending.has_asked_stop)) {
         return HVD_OK;
     }
-    if (coord->has_ended && coord->end_status != HVD_SHUTDOWN) {
-        return fail(err, coord->end_status, "%s", coord->end_text);
+    if (coord->ending.has_ended && coord->ending.status != HVD_SHUTDOWN) {
+        return fail(err, coord->ending.status, "%s", coord->ending.text);
     }
     return fail(err, HVD_SHUTDOWN,
                 "Horovod has been shut down. Nothing can be submitted any more: call init again to "
@@ -274,7 +271,7 @@ static hvd_status_t check_member(const coord_t *coord, const set_t *set, err_t *
             "its ranks.",
             coord->params.rank);
     }
-    if (coord->join_tag != 0) {
+    if (coord->joins.tag != 0) {
         return fail(err, HVD_JOINED,
                     "Rank %d has joined and cannot submit until all ranks have joined.",
                     coord->params.rank);
@@ -298,11 +295,11 @@ static hvd_status_t submit_join(coord_t *coord, const coord_request_t *request, 
         return fail(err, HVD_INVALID_ARGUMENT,
                     "join works on all ranks only, not on process set %d", request->set);
     }
-    if (coord->join_tag != 0) {
+    if (coord->joins.tag != 0) {
         return fail(err, HVD_DUPLICATE_NAME, "rank %d has joined already", coord->params.rank);
     }
-    coord->join_tag = request->tag;
-    coord->n_pending++;
+    coord->joins.tag = request->tag;
+    coord->entries.n_pending++;
     joins_add(coord, coord->params.rank);
     // After the lines of what became complete by it: the sequencer counts on that order.
     if (!is_sequencer(coord)) {
@@ -334,13 +331,13 @@ static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
         share.n_sizes = request->n_sizes;
     }
     entry->tag = request->tag;
-    coord->n_pending++;
+    coord->entries.n_pending++;
     coord->n_known += entry->id != 0 && is_known;
     coord->n_new += entry->id == 0 || !is_known;
     hvd_status_t status = merge_share(coord, entry, 0, &share, err);
     if (UNLIKELY(status != HVD_OK)) {
         entry->tag = 0;
-        coord->n_pending--;
+        coord->entries.n_pending--;
         coord->no_memory = true;
     }
     return status;
@@ -349,6 +346,7 @@ static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
 hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64_t now_ns,
                           err_t *err)
 {
+    SOUND(coord);
     hvd_status_t status;
     set_time(coord, now_ns);
     TRY(check_open(coord, err), done);
@@ -384,13 +382,13 @@ static hvd_status_t submit_change(coord_t *coord, int op, const int64_t *words, 
                                   uint64_t tag, uint64_t now_ns, err_t *err)
 {
     char name[48];
-    int bytes = snprintf(name, sizeof name, "process set change %u", coord->n_set_ops);
+    int bytes = snprintf(name, sizeof name, "process set change %u", coord->sets.n_ops);
     signature_t signature = {
         .op = (hvd_op_t)op, .prescale = 1, .postscale = 1, .dims = words, .n_dims_words = n_words};
     coord_request_t request = {
         .name = name, .name_bytes = (size_t)bytes, .signature = &signature, .tag = tag};
     hvd_status_t status = coord_submit(coord, &request, now_ns, err);
-    coord->n_set_ops += status == HVD_OK;
+    coord->sets.n_ops += status == HVD_OK;
     return status;
 }
 
@@ -493,16 +491,16 @@ done:
 int coord_set_count(const coord_t *coord)
 {
     int n = 0;
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        n += coord->sets[id] != NULL;
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        n += coord->sets.at[id] != NULL;
     }
     return n;
 }
 
 int coord_set_id(const coord_t *coord, int index)
 {
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        if (coord->sets[id] != NULL && index-- == 0) {
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        if (coord->sets.at[id] != NULL && index-- == 0) {
             return id;
         }
     }
@@ -523,6 +521,7 @@ const int *coord_set_ranks(const coord_t *coord, int set, int *n_p)
 
 void coord_tick(coord_t *coord, uint64_t now_ns)
 {
+    SOUND(coord);
     set_time(coord, now_ns);
     stall_tick(coord);
     heartbeat_tick(coord);
@@ -530,7 +529,7 @@ void coord_tick(coord_t *coord, uint64_t now_ns)
 
 uint64_t coord_next_tick(const coord_t *coord)
 {
-    if (coord->has_ended) {
+    if (coord->ending.has_ended) {
         return NEVER_NS;
     }
     return MIN(MIN(sequence_next_ns(coord), stall_next_ns(coord)), heartbeat_next_ns(coord));
@@ -538,26 +537,28 @@ uint64_t coord_next_tick(const coord_t *coord)
 
 void coord_shutdown(coord_t *coord, uint64_t now_ns)
 {
+    SOUND(coord);
     set_time(coord, now_ns);
-    if (coord->has_ended || coord->has_asked_stop) {
+    if (coord->ending.has_ended || coord->ending.has_asked_stop) {
         return;
     }
-    coord->has_asked_stop = true;
+    coord->ending.has_asked_stop = true;
     if (is_sequencer(coord)) {
         sequence_stop(coord, 0);
-    } else if (!coord->has_sent_stop) {
+    } else if (!coord->ending.has_sent_stop) {
         control_line_t line = {.kind = LINE_STOP, .rank = coord->params.rank};
-        coord->has_sent_stop = true;
+        coord->ending.has_sent_stop = true;
         control_put(line_to_parent(coord), &line);
     }
 }
 
 void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
 {
+    SOUND(coord);
     const char *sentence = text != NULL ? text : hvd_status_text(cause);
     size_t bytes = MIN(strlen(sentence), CONTROL_MAX_TEXT_BYTES - 1);
     control_line_t line = {.kind = LINE_ABORT, .status = cause, .text = {sentence, bytes}};
-    if (coord->has_ended) {
+    if (coord->ending.has_ended) {
         return;
     }
     for (int i = 0; i < coord_n_neighbours(coord); i++) {
@@ -569,95 +570,20 @@ void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
 hvd_status_t coord_has_ended(const coord_t *coord, err_t *end)
 {
     end->status = HVD_OK;
-    return coord->has_ended ? fail(end, coord->end_status, "%s", coord->end_text) : HVD_OK;
+    return coord->ending.has_ended ? fail(end, coord->ending.status, "%s", coord->ending.text)
+                                   : HVD_OK;
 }
 
 int coord_end_rank(const coord_t *coord)
 {
-    return coord->has_ended ? coord->end_decision.rank : -1;
-}
-
-// --- Bytes for neighbours -----------------------------------------------------------------------
-
-int coord_n_neighbours(const coord_t *coord)
-{
-    return coord->n_parents + coord->n_children;
-}
-
-int coord_neighbour(const coord_t *coord, int i)
-{
-    return coord->outboxes[i].rank;
-}
-
-static void close_frame(outbox_t *box)
-{
-    frame_write_header(box->bytes.data + box->frame_at,
-                       box->bytes.len - box->frame_at - FRAME_HEADER_BYTES);
-    box->is_open = false;
-}
-
-static void open_frame(outbox_t *box)
-{
-    if (box->sent > COMPACT_BYTES && box->sent > box->bytes.len / 2) {
-        box->bytes.len -= box->sent;
-        memmove(box->bytes.data, box->bytes.data + box->sent, box->bytes.len);
-        box->sent = 0;
-    }
-    box->frame_at = box->bytes.len;
-    box->is_open = buf_append(&box->bytes, NULL, FRAME_HEADER_BYTES) != NULL;
-}
-
-buf_t *outbox_line(coord_t *coord, int neighbour)
-{
-    outbox_t *box = &coord->outboxes[neighbour];
-    if (box->is_open && box->bytes.len - box->frame_at > MAX_OPEN_FRAME_BYTES) {
-        close_frame(box);
-    }
-    if (!box->is_open) {
-        open_frame(box);
-    }
-    return &box->bytes;
-}
-
-void outbox_to_children(coord_t *coord, const set_t *set, const void *line, size_t bytes)
-{
-    for (int i = 0; i < coord->n_children; i++) {
-        if (set == NULL || set->part_of[i + 1] >= 0) {
-            put_bytes(outbox_line(coord, coord->n_parents + i), line, bytes);
-        }
-    }
-}
-
-size_t coord_outgoing(coord_t *coord, int i, const void **bytes_p)
-{
-    outbox_t *box = &coord->outboxes[i];
-    if (UNLIKELY(box->bytes.failed)) {
-        // A line is cut in the middle: nothing more may go out, and the job must end.
-        coord->no_memory = true;
-        return 0;
-    }
-    if (box->is_open) {
-        close_frame(box);
-    }
-    *bytes_p = box->bytes.data != NULL ? box->bytes.data + box->sent : NULL;
-    return box->bytes.len - box->sent;
-}
-
-void coord_sent(coord_t *coord, int i, size_t bytes)
-{
-    outbox_t *box = &coord->outboxes[i];
-    box->sent += MIN(bytes, box->bytes.len - box->sent);
-    if (box->sent == box->bytes.len) {
-        box->bytes.len = 0;
-        box->sent = 0;
-    }
+    return coord->ending.has_ended ? coord->ending.decision.rank : -1;
 }
 
 // --- Queries ------------------------------------------------------------------------------------
 
 int coord_pending(const coord_t *coord)
 {
-    return coord->n_pending;
+    return coord->entries.n_pending;
 }
 
 coord_counters_t coord_counters(const coord_t *coord)
@@ -678,8 +604,9 @@ size_t coord_memory(const coord_t *coord)
 {
     size_t bytes = coord->fixed_bytes + coord->store.held_bytes + sets_memory(coord) +
                    decide_memory(coord) + coord->reader.words.cap + coord->gathered.cap +
-                   coord->record.cap + (size_t)coord->n_id_slots * sizeof(id_slot_t) +
-                   (size_t)coord->cap_picked * sizeof(entry_t *);
+                   coord->sequencer.record.cap +
+                   (size_t)coord->entries.n_slots * sizeof(id_slot_t) +
+                   (size_t)coord->sequencer.cap_picked * sizeof(entry_t *);
     for (int i = 0; i < coord_n_neighbours(coord); i++) {
         bytes += coord->outboxes[i].bytes.cap;
     }

@@ -16,9 +16,9 @@
 
 verdict_t *decide_open(coord_t *coord, decision_kind_t kind, uint64_t batch, int set)
 {
-    verdict_t *verdict = coord->spare;
+    verdict_t *verdict = coord->decisions.spare;
     if (verdict != NULL) {
-        coord->spare = verdict->next;
+        coord->decisions.spare = verdict->next;
     } else {
         verdict = calloc(1, sizeof *verdict);
         if (verdict == NULL) {
@@ -109,14 +109,14 @@ void decide_close(coord_t *coord, verdict_t *verdict)
         for (int i = 0; verdict->rides && i < decision->n_entries; i++) {
             verdict->entries[i].result = verdict->bytes.data + verdict->held[i].result_at;
         }
-        coord->n_running += !verdict->rides;
+        coord->decisions.n_running += !verdict->rides;
     }
-    if (coord->first == NULL) {
-        coord->first = verdict;
+    if (coord->decisions.first == NULL) {
+        coord->decisions.first = verdict;
     } else {
-        coord->last->next = verdict;
+        coord->decisions.last->next = verdict;
     }
-    coord->last = verdict;
+    coord->decisions.last = verdict;
 }
 
 void decide_fail(coord_t *coord, uint64_t tag, uint64_t batch, hvd_status_t status,
@@ -147,18 +147,19 @@ void decide_discard(coord_t *coord, verdict_t *verdict)
         }
     }
     verdict->decision.n_entries = 0;
-    verdict->next = coord->spare;
-    coord->spare = verdict;
+    verdict->next = coord->decisions.spare;
+    coord->decisions.spare = verdict;
 }
 
 void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 {
+    SOUND(coord);
     set_time(coord, now_ns);
-    for (verdict_t **link = &coord->running; *link != NULL; link = &(*link)->next) {
+    for (verdict_t **link = &coord->decisions.running; *link != NULL; link = &(*link)->next) {
         verdict_t *verdict = *link;
         if (verdict->decision.batch == batch) {
             *link = verdict->next;
-            coord->n_running--;
+            coord->decisions.n_running--;
             decide_discard(coord, verdict);
             return;
         }
@@ -169,7 +170,7 @@ void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 
 static void append_running(coord_t *coord, verdict_t *verdict)
 {
-    verdict_t **link = &coord->running;
+    verdict_t **link = &coord->decisions.running;
     while (*link != NULL) {
         link = &(*link)->next;
     }
@@ -178,24 +179,25 @@ static void append_running(coord_t *coord, verdict_t *verdict)
 
 const decision_t *coord_next(coord_t *coord)
 {
-    if (coord->shown != NULL) {
-        decide_discard(coord, coord->shown);
-        coord->shown = NULL;
+    SOUND(coord);
+    if (coord->decisions.shown != NULL) {
+        decide_discard(coord, coord->decisions.shown);
+        coord->decisions.shown = NULL;
     }
-    verdict_t *verdict = coord->first;
+    verdict_t *verdict = coord->decisions.first;
     if (verdict != NULL) {
-        coord->first = verdict->next;
+        coord->decisions.first = verdict->next;
         verdict->next = NULL;
         if (verdict->decision.kind == DECIDE_RUN && !verdict->rides) {
             append_running(coord, verdict);
         } else {
-            coord->shown = verdict;
+            coord->decisions.shown = verdict;
         }
         return &verdict->decision;
     }
-    if (coord->has_ended && !coord->end_shown) {
-        coord->end_shown = true;
-        return &coord->end_decision;
+    if (coord->ending.has_ended && !coord->ending.is_shown) {
+        coord->ending.is_shown = true;
+        return &coord->ending.decision;
     }
     return NULL;
 }
@@ -211,14 +213,14 @@ static void discard_all(coord_t *coord, verdict_t *list)
 
 void decide_free(coord_t *coord)
 {
-    discard_all(coord, coord->first);
-    discard_all(coord, coord->running);
-    if (coord->shown != NULL) {
-        decide_discard(coord, coord->shown);
+    discard_all(coord, coord->decisions.first);
+    discard_all(coord, coord->decisions.running);
+    if (coord->decisions.shown != NULL) {
+        decide_discard(coord, coord->decisions.shown);
     }
-    while (coord->spare != NULL) {
-        verdict_t *verdict = coord->spare;
-        coord->spare = verdict->next;
+    while (coord->decisions.spare != NULL) {
+        verdict_t *verdict = coord->decisions.spare;
+        coord->decisions.spare = verdict->next;
         free(verdict->entries);
         free(verdict->held);
         buf_free(&verdict->bytes);
@@ -238,6 +240,6 @@ static size_t list_bytes(const verdict_t *verdict)
 
 size_t decide_memory(const coord_t *coord)
 {
-    return list_bytes(coord->first) + list_bytes(coord->running) + list_bytes(coord->shown) +
-           list_bytes(coord->spare);
+    return list_bytes(coord->decisions.first) + list_bytes(coord->decisions.running) +
+           list_bytes(coord->decisions.shown) + list_bytes(coord->decisions.spare);
 }

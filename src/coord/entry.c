@@ -22,7 +22,7 @@ entry_t *entry_find(const set_t *set, const char *name, size_t name_bytes)
 
 static size_t block_bytes_of(const coord_t *coord)
 {
-    return sizeof(entry_t) + (size_t)coord->n_have_words * sizeof(uint64_t);
+    return sizeof(entry_t) + (size_t)coord->entries.n_have_words * sizeof(uint64_t);
 }
 
 static entry_t *entry_new(coord_t *coord, set_t *set, const char *name, size_t name_bytes)
@@ -95,28 +95,28 @@ void entry_settle(coord_t *coord, entry_t *entry)
 
 static id_slot_t *id_slot(const coord_t *coord, uint32_t id)
 {
-    uint32_t mask = coord->n_id_slots - 1;
+    uint32_t mask = coord->entries.n_slots - 1;
     uint32_t i = id & mask;
-    while (coord->ids[i].id != 0 && coord->ids[i].id != id) {
+    while (coord->entries.ids[i].id != 0 && coord->entries.ids[i].id != id) {
         i = (i + 1) & mask;
     }
-    return &coord->ids[i];
+    return &coord->entries.ids[i];
 }
 
 entry_t *entry_of_id(const coord_t *coord, uint32_t id)
 {
-    return coord->n_ids == 0 || id == 0 ? NULL : id_slot(coord, id)->entry;
+    return coord->entries.n_ids == 0 || id == 0 ? NULL : id_slot(coord, id)->entry;
 }
 
 static bool ids_grow(coord_t *coord)
 {
-    uint32_t n_old = coord->n_id_slots, n_new = MAX(SMALLEST_ID_SLOTS, n_old * 2);
-    id_slot_t *old = coord->ids, *slots = calloc(n_new, sizeof *slots);
+    uint32_t n_old = coord->entries.n_slots, n_new = MAX(SMALLEST_ID_SLOTS, n_old * 2);
+    id_slot_t *old = coord->entries.ids, *slots = calloc(n_new, sizeof *slots);
     if (slots == NULL) {
         return false;
     }
-    coord->ids = slots;
-    coord->n_id_slots = n_new;
+    coord->entries.ids = slots;
+    coord->entries.n_slots = n_new;
     for (uint32_t i = 0; i < n_old; i++) {
         if (old[i].id != 0) {
             *id_slot(coord, old[i].id) = old[i];
@@ -129,17 +129,17 @@ static bool ids_grow(coord_t *coord)
 // Removes the slot and moves back later ones that the hole would hide.
 static void id_remove(coord_t *coord, id_slot_t *slot)
 {
-    uint32_t mask = coord->n_id_slots - 1;
-    uint32_t hole = (uint32_t)(slot - coord->ids);
-    for (uint32_t i = (hole + 1) & mask; coord->ids[i].id != 0; i = (i + 1) & mask) {
-        uint32_t from_home = (i - coord->ids[i].id) & mask;
+    uint32_t mask = coord->entries.n_slots - 1;
+    uint32_t hole = (uint32_t)(slot - coord->entries.ids);
+    for (uint32_t i = (hole + 1) & mask; coord->entries.ids[i].id != 0; i = (i + 1) & mask) {
+        uint32_t from_home = (i - coord->entries.ids[i].id) & mask;
         if (from_home >= ((i - hole) & mask)) {
-            coord->ids[hole] = coord->ids[i];
+            coord->entries.ids[hole] = coord->entries.ids[i];
             hole = i;
         }
     }
-    coord->ids[hole] = (id_slot_t){0};
-    coord->n_ids--;
+    coord->entries.ids[hole] = (id_slot_t){0};
+    coord->entries.n_ids--;
 }
 
 void entry_forget_id(coord_t *coord, entry_t *entry, uint32_t id)
@@ -169,12 +169,12 @@ bool entry_set_id(coord_t *coord, entry_t *entry, uint32_t id)
     if (id == 0) {
         return true;
     }
-    if ((coord->n_ids + 1) * 2 > coord->n_id_slots && !ids_grow(coord)) {
+    if ((coord->entries.n_ids + 1) * 2 > coord->entries.n_slots && !ids_grow(coord)) {
         return false;
     }
     *id_slot(coord, id) = (id_slot_t){.id = id, .entry = entry};
-    coord->n_ids++;
-    coord->highest_id = MAX(coord->highest_id, id);
+    coord->entries.n_ids++;
+    coord->entries.highest_id = MAX(coord->entries.highest_id, id);
     entry->id = id;
     return true;
 }
@@ -208,7 +208,7 @@ void entry_open_round(coord_t *coord, entry_t *entry)
             stall_note_step(coord, coord->now_ns - entry->since_ns);
         }
         entry->since_ns = coord->now_ns;
-        chain_append(&coord->open, &entry->open);
+        chain_append(&coord->entries.open, &entry->open);
     }
 }
 
@@ -232,13 +232,14 @@ static void drop_round_data(coord_t *coord, entry_t *entry)
 
 void entry_close_round(coord_t *coord, entry_t *entry)
 {
+    SOUND_ROUND(coord, entry);
     if (entry->is_open) {
         drop_round_data(coord, entry);
         chain_remove(&entry->open);
-        for (int i = 0; i < coord->n_have_words; i++) {
+        for (int i = 0; i < coord->entries.n_have_words; i++) {
             entry->have[i] = 0;
         }
-        coord->n_pending -= entry->tag != 0;
+        coord->entries.n_pending -= entry->tag != 0;
         entry->is_open = entry->is_complete = entry->has_zeros = false;
         entry->n_have = 0;
         entry->tag = 0;

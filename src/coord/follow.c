@@ -98,38 +98,40 @@ void follow_joined(coord_t *coord, uint64_t batch, int last)
 {
     verdict_t *verdict = decide_open(coord, DECIDE_JOINED, batch, 0);
     if (verdict != NULL) {
-        verdict->decision.tag = coord->join_tag;
+        verdict->decision.tag = coord->joins.tag;
         verdict->decision.last_joined = last;
         decide_close(coord, verdict);
     }
-    coord->n_pending -= coord->join_tag != 0;
+    coord->entries.n_pending -= coord->joins.tag != 0;
     joins_clear(coord);
 }
 
 void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes)
 {
     size_t kept = MIN(text_bytes, CONTROL_MAX_TEXT_BYTES - 1);
-    memcpy(coord->end_text, text, kept);
-    coord->end_text[kept] = '\0';
-    coord->has_ended = true;
-    coord->end_status = status;
-    coord->end_decision = (decision_t){.kind = DECIDE_ENDED,
-                                       .batch = coord->next_batch,
-                                       .status = status,
-                                       .text = coord->end_text,
-                                       .rank = -1};
-    while (!chain_is_empty(&coord->open)) {
-        entry_t *entry = CHAIN_OWNER(coord->open.next, entry_t, open);
+    memcpy(coord->ending.text, text, kept);
+    coord->ending.text[kept] = '\0';
+    coord->ending.has_ended = true;
+    coord->ending.status = status;
+    coord->ending.decision = (decision_t){.kind = DECIDE_ENDED,
+                                          .batch = coord->sequencer.next_batch,
+                                          .status = status,
+                                          .text = coord->ending.text,
+                                          .rank = -1};
+    while (!chain_is_empty(&coord->entries.open)) {
+        entry_t *entry = CHAIN_OWNER(coord->entries.open.next, entry_t, open);
         if (entry->tag != 0) {
-            decide_fail(coord, entry->tag, coord->next_batch, status, coord->end_text, kept);
+            decide_fail(coord, entry->tag, coord->sequencer.next_batch, status, coord->ending.text,
+                        kept);
         }
         sequence_discard(coord, entry);
         entry_close_round(coord, entry);
     }
-    if (coord->join_tag != 0) {
-        decide_fail(coord, coord->join_tag, coord->next_batch, status, coord->end_text, kept);
-        coord->join_tag = 0;
-        coord->n_pending--;
+    if (coord->joins.tag != 0) {
+        decide_fail(coord, coord->joins.tag, coord->sequencer.next_batch, status,
+                    coord->ending.text, kept);
+        coord->joins.tag = 0;
+        coord->entries.n_pending--;
     }
 }
 
@@ -142,7 +144,7 @@ void follow_shutdown(coord_t *coord, int rank)
                          "exception on that rank, or call init again to start over.",
                          rank);
     follow_end(coord, HVD_SHUTDOWN, text, (size_t)bytes);
-    coord->end_decision.rank = rank;
+    coord->ending.decision.rank = rank;
 }
 
 // --- Lines from children ------------------------------------------------------------------------
@@ -165,7 +167,7 @@ static hvd_status_t on_ready(coord_t *coord, int branch, const control_line_t *l
     entry_t *entry = entry_of_id(coord, line->id);
     if (entry == NULL) {
         coord->n_stale_lines++;
-        return line->id != 0 && line->id <= coord->highest_id
+        return line->id != 0 && line->id <= coord->entries.highest_id
                    ? HVD_OK
                    : fail(err, HVD_PROTOCOL, "tensor id %u was never assigned", line->id);
     }
@@ -201,7 +203,7 @@ static hvd_status_t on_new(coord_t *coord, int branch, const control_line_t *lin
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
     if (set == NULL) {
         coord->n_stale_lines++;
-        return line->set < (uint32_t)coord->n_set_slots
+        return line->set < (uint32_t)coord->sets.n_slots
                    ? HVD_OK
                    : fail(err, HVD_PROTOCOL, "process set %u never existed", line->set);
     }
@@ -226,7 +228,7 @@ static hvd_status_t on_new(coord_t *coord, int branch, const control_line_t *lin
 static hvd_status_t on_join(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     if (line->rank >= coord->params.size || coord->branch_of[line->rank] != branch ||
-        coord->has_joined[line->rank]) {
+        coord->joins.has_joined[line->rank]) {
         return fail(err, HVD_PROTOCOL,
                     "rank %d cannot join: it does not exist, is elsewhere in the tree, or has "
                     "joined already",
@@ -277,8 +279,8 @@ static hvd_status_t on_stop(coord_t *coord, int branch, const control_line_t *li
     }
     if (is_sequencer(coord)) {
         sequence_stop(coord, line->rank);
-    } else if (!coord->has_sent_stop) {
-        coord->has_sent_stop = true;
+    } else if (!coord->ending.has_sent_stop) {
+        coord->ending.has_sent_stop = true;
         control_put(line_to_parent(coord), line);
     }
     return HVD_OK;
@@ -321,7 +323,8 @@ static entry_t *entry_of_run(coord_t *coord, set_t *set, const control_run_t *ru
     if (entry->sig == NULL || !signature_equal(&entry->sig->view, &run->signature)) {
         bool is_known = entry->n_variants > 0 &&
                         signature_equal(&entry->variants[0].sig->view, &run->signature);
-        sig_t *sig = is_known ? sig_hold(entry->variants[0].sig) : sig_new(coord, &run->signature);
+        kept_sig_t *sig =
+            is_known ? sig_hold(entry->variants[0].sig) : sig_new(coord, &run->signature);
         if (sig == NULL) {
             fail(err, HVD_NO_MEMORY, "no memory for the shape of tensor '%s'", entry->name);
             return NULL;
@@ -379,7 +382,7 @@ static hvd_status_t follow_run(coord_t *coord, set_t *set, bool rides, verdict_t
                     "that HOROVOD_INLINE_BYTES is the same on all ranks",
                     run.result_bytes, entry->name, entry->sig->payload_bytes);
     }
-    if (set->self >= 0 && entry->tag == 0 && coord->join_tag == 0) {
+    if (set->self >= 0 && entry->tag == 0 && coord->joins.tag == 0) {
         return fail(err, HVD_PROTOCOL, "a batch runs tensor '%s', which rank %d has not submitted",
                     entry->name, coord->params.rank);
     }
@@ -465,7 +468,7 @@ static hvd_status_t on_evict(coord_t *coord, int branch, const control_line_t *l
 static hvd_status_t on_joined(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     (void)branch;
-    if (coord->join_tag == 0 || line->rank >= coord->params.size) {
+    if (coord->joins.tag == 0 || line->rank >= coord->params.size) {
         return fail(err, HVD_PROTOCOL, "not all ranks have joined: rank %d has not",
                     coord->params.rank);
     }
@@ -477,7 +480,7 @@ static hvd_status_t on_joined(coord_t *coord, int branch, const control_line_t *
 // The entry that asked for a change of process sets; every rank has it open.
 static entry_t *entry_of_change(coord_t *coord, const control_line_t *line)
 {
-    return entry_find(coord->sets[0], line->name.at, line->name.bytes);
+    return entry_find(coord->sets.at[0], line->name.at, line->name.bytes);
 }
 
 static hvd_status_t on_set_add(coord_t *coord, int branch, const control_line_t *line, err_t *err)
@@ -617,6 +620,7 @@ static int branch_of_neighbour(const coord_t *coord, int from)
 hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t bytes,
                            uint64_t now_ns, err_t *err)
 {
+    SOUND(coord);
     int branch = branch_of_neighbour(coord, from);
     control_line_t line;
     hvd_status_t status = HVD_OK;
@@ -626,7 +630,7 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
     }
     set_time(coord, now_ns);
     control_open(&coord->reader, body, bytes);
-    while (!coord->has_ended && control_next(&coord->reader, &line)) {
+    while (!coord->ending.has_ended && control_next(&coord->reader, &line)) {
         handler_fn handler =
             branch < 0 ? handlers[line.kind].from_parent : handlers[line.kind].from_child;
         if (handler == NULL) {
@@ -636,7 +640,7 @@ hvd_status_t coord_receive(coord_t *coord, int from, const void *body, size_t by
         }
         TRY(handler(coord, branch, &line, err), bad);
     }
-    if (!control_bad(&coord->reader) || coord->has_ended) {
+    if (!control_bad(&coord->reader) || coord->ending.has_ended) {
         return HVD_OK;
     }
     return coord->reader.words.failed

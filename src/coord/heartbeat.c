@@ -29,12 +29,12 @@ static bool is_on(const coord_t *coord)
 uint64_t heartbeat_next_ns(const coord_t *coord)
 {
     bool alone = coord->n_parents + coord->n_children == 0;
-    return !is_on(coord) || alone ? NEVER_NS : coord->heartbeat_due_ns;
+    return !is_on(coord) || alone ? NEVER_NS : coord->heartbeat.due_ns;
 }
 
 void coord_set_activity(coord_t *coord, const coord_activity_t *activity)
 {
-    coord->activity = *activity;
+    coord->heartbeat.activity = *activity;
 }
 
 void coord_activity_text(const coord_activity_t *activity, char *text, size_t bytes)
@@ -60,7 +60,7 @@ void coord_activity_text(const coord_activity_t *activity, char *text, size_t by
 static void report(coord_t *coord, int rank, hvd_status_t status, uint64_t silent_ns,
                    const coord_activity_t *activity)
 {
-    verdict_t *verdict = decide_open(coord, DECIDE_SILENT, coord->next_batch, 0);
+    verdict_t *verdict = decide_open(coord, DECIDE_SILENT, coord->sequencer.next_batch, 0);
     if (verdict != NULL) {
         verdict->decision.rank = rank;
         verdict->decision.status = status;
@@ -75,14 +75,14 @@ static void report(coord_t *coord, int rank, hvd_status_t status, uint64_t silen
 static bool was_away(const coord_t *coord, uint64_t now_ns, uint64_t *away_ns_p)
 {
     const coord_params_t *params = &coord->params;
-    uint64_t late_ns = now_ns - MIN(coord->heartbeat_due_ns, now_ns);
+    uint64_t late_ns = now_ns - MIN(coord->heartbeat.due_ns, now_ns);
     *away_ns_p = late_ns + params->heartbeat_ns;
-    return coord->heartbeat_due_ns > 0 && late_ns > params->heartbeat_warn_ns / 2;
+    return coord->heartbeat.due_ns > 0 && late_ns > params->heartbeat_warn_ns / 2;
 }
 
 static void send_heartbeat(coord_t *coord, int neighbour)
 {
-    const coord_activity_t *activity = &coord->activity;
+    const coord_activity_t *activity = &coord->heartbeat.activity;
     const outbox_t *box = &coord->outboxes[neighbour];
     control_line_t line = {
         .kind = LINE_HEARTBEAT,
@@ -130,12 +130,12 @@ void heartbeat_tick(coord_t *coord)
         return;
     }
     if (was_away(coord, coord->now_ns, &away_ns)) {
-        coord->away_ns = away_ns;
-        coord->back_ns = coord->now_ns;
-        report(coord, coord->params.rank, HVD_IN_PROGRESS, away_ns, &coord->activity);
+        coord->heartbeat.away_ns = away_ns;
+        coord->heartbeat.back_ns = coord->now_ns;
+        report(coord, coord->params.rank, HVD_IN_PROGRESS, away_ns, &coord->heartbeat.activity);
     }
     for (int i = 0; i < n; i++) {
-        bool is_first = coord->heartbeat_due_ns == 0 || coord->back_ns == coord->now_ns;
+        bool is_first = coord->heartbeat.due_ns == 0 || coord->heartbeat.back_ns == coord->now_ns;
         if (is_first) {
             coord->neighbours[i].heard_ns = coord->now_ns;
         }
@@ -143,7 +143,7 @@ void heartbeat_tick(coord_t *coord)
         watch(coord, i);
     }
     progress_check(coord);
-    coord->heartbeat_due_ns = coord->now_ns + coord->params.heartbeat_ns;
+    coord->heartbeat.due_ns = coord->now_ns + coord->params.heartbeat_ns;
 }
 
 void heartbeat_heard(coord_t *coord, int i, const control_line_t *line)
@@ -182,6 +182,7 @@ uint64_t coord_absence_ns(const coord_t *coord, uint64_t now_ns)
     if (is_on(coord) && was_away(coord, now_ns, &away_ns)) {
         return away_ns;
     }
-    bool is_recent = coord->away_ns > 0 && now_ns - coord->back_ns < REMEMBERED_NS;
-    return is_recent ? coord->away_ns : 0;
+    bool is_recent =
+        coord->heartbeat.away_ns > 0 && now_ns - coord->heartbeat.back_ns < REMEMBERED_NS;
+    return is_recent ? coord->heartbeat.away_ns : 0;
 }

@@ -30,7 +30,7 @@ static bool passes_through(const coord_t *coord, const set_t *set)
 
 // The entry's own copy of a signature, held once more. Within an entry, equal signatures are one
 // object, so they are compared by address afterwards.
-static sig_t *intern(coord_t *coord, const entry_t *entry, const signature_t *signature)
+static kept_sig_t *intern(coord_t *coord, const entry_t *entry, const signature_t *signature)
 {
     if (signature == NULL ||
         (entry->sig != NULL && signature_equal(&entry->sig->view, signature))) {
@@ -45,7 +45,7 @@ static sig_t *intern(coord_t *coord, const entry_t *entry, const signature_t *si
 }
 
 // Takes over the caller's hold on sig.
-static void add_variant(coord_t *coord, entry_t *entry, sig_t *sig, int rank)
+static void add_variant(coord_t *coord, entry_t *entry, kept_sig_t *sig, int rank)
 {
     variant_t *lowest = &entry->variants[0], *other = &entry->variants[1];
     for (int i = 0; i < entry->n_variants; i++) {
@@ -103,7 +103,7 @@ static hvd_status_t keep_payload(coord_t *coord, entry_t *entry, int part, const
 }
 
 // Average travels as a sum; the engine divides at the end.
-static hvd_reduce_t payload_op(const sig_t *sig)
+static hvd_reduce_t payload_op(const kept_sig_t *sig)
 {
     return sig->view.reduce == HVD_AVERAGE ? HVD_SUM : sig->view.reduce;
 }
@@ -111,7 +111,7 @@ static hvd_reduce_t payload_op(const sig_t *sig)
 // The shares of all parts, reduced in their order, in the first slot that has one.
 static const uint8_t *fold_payloads(coord_t *coord, entry_t *entry)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    const kept_sig_t *sig = entry->variants[0].sig;
     hvd_dtype_t dtype = acc_dtype(sig->view.dtype);
     size_t n = sig->payload_bytes / hvd_dtype_bytes(dtype);
     uint8_t *total = NULL;
@@ -130,7 +130,7 @@ static const uint8_t *fold_payloads(coord_t *coord, entry_t *entry)
 }
 
 // Ranks that joined contribute zeros, which matters to everything but sums; once is enough.
-static void fold_zeros(coord_t *coord, entry_t *entry, const sig_t *sig, uint8_t *total)
+static void fold_zeros(coord_t *coord, entry_t *entry, const kept_sig_t *sig, uint8_t *total)
 {
     hvd_dtype_t dtype = acc_dtype(sig->view.dtype);
     void *zeros = payload_slot(entry, entry->set->n_parts);
@@ -143,7 +143,8 @@ static void fold_zeros(coord_t *coord, entry_t *entry, const sig_t *sig, uint8_t
 
 const uint8_t *merge_result(coord_t *coord, entry_t *entry)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    SEQUENCER(coord);
+    const kept_sig_t *sig = entry->variants[0].sig;
     if (sig->payload_bytes == 0) {
         return (const uint8_t *)"";
     }
@@ -157,8 +158,8 @@ const uint8_t *merge_result(coord_t *coord, entry_t *entry)
 // --- Sizes --------------------------------------------------------------------------------------
 
 // Sizes of all members under construction: the last ones, over which changed ones are written.
-static hvd_status_t keep_sizes(coord_t *coord, entry_t *entry, const part_t *part, const sig_t *sig,
-                               const share_t *share, err_t *err)
+static hvd_status_t keep_sizes(coord_t *coord, entry_t *entry, const part_t *part,
+                               const kept_sig_t *sig, const share_t *share, err_t *err)
 {
     const set_t *set = entry->set;
     int per_member = signature_n_sizes(&sig->view, set->n_ranks);
@@ -212,7 +213,7 @@ static void put_sizes(coord_t *coord, const entry_t *entry, const share_t *share
 }
 
 static const uint8_t *payload_for_line(coord_t *coord, entry_t *entry, const share_t *share,
-                                       const sig_t *sig)
+                                       const kept_sig_t *sig)
 {
     if (sig->payload_bytes == 0) {
         return NULL;
@@ -224,7 +225,7 @@ static const uint8_t *payload_for_line(coord_t *coord, entry_t *entry, const sha
 // share: the last one that came, if this round was completed by one.
 static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    const kept_sig_t *sig = entry->variants[0].sig;
     bool known = entry->id != 0 && sig == entry->sig && entry->n_variants == 1;
     if (LIKELY(known && !entry->has_zeros && op_infos[sig->view.op].sizes == SIZES_NONE)) {
         control_put_ready(line_to_parent(coord), entry->id,
@@ -286,7 +287,7 @@ static void complete(coord_t *coord, entry_t *entry, const share_t *share)
 
 // --- Shares -------------------------------------------------------------------------------------
 
-static hvd_status_t check_sizes(const entry_t *entry, const part_t *part, const sig_t *sig,
+static hvd_status_t check_sizes(const entry_t *entry, const part_t *part, const kept_sig_t *sig,
                                 const share_t *share, err_t *err)
 {
     int per_member = signature_n_sizes(&sig->view, entry->set->n_ranks);
@@ -302,7 +303,7 @@ static hvd_status_t check_sizes(const entry_t *entry, const part_t *part, const 
 static hvd_status_t keep_data(coord_t *coord, entry_t *entry, int part, const share_t *share,
                               err_t *err)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    const kept_sig_t *sig = entry->variants[0].sig;
     const part_t *place = &entry->set->parts[part];
     hvd_status_t status = HVD_OK;
     if (sig->payload_bytes != share->payload_bytes) {
@@ -335,7 +336,7 @@ static hvd_status_t add_signatures(coord_t *coord, entry_t *entry, const share_t
         return HVD_OK;
     }
     for (int i = 0; i < share->n_variants; i++) {
-        sig_t *sig = intern(coord, entry, share->signatures[i]);
+        kept_sig_t *sig = intern(coord, entry, share->signatures[i]);
         if (sig == NULL) {
             return fail(err, HVD_NO_MEMORY, "no memory for the shape of tensor '%s'", entry->name);
         }
@@ -361,6 +362,7 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
     entry->have[(unsigned)part / 64] |= (uint64_t)1 << ((unsigned)part % 64);
     entry->n_have++;
     entry->has_zeros |= share->zeros;
+    SOUND_ROUND(coord, entry);
     if (UNLIKELY(coord->arrival != NULL)) {
         coord->arrival(coord->arrival_arg, entry->name, branch_rank(coord, branch));
     }
@@ -376,7 +378,8 @@ done:
 
 void merge_recheck(coord_t *coord, set_t *set)
 {
-    for (chain_t *link = coord->open.next, *next; link != &coord->open; link = next) {
+    for (chain_t *link = coord->entries.open.next, *next; link != &coord->entries.open;
+         link = next) {
         entry_t *entry = CHAIN_OWNER(link, entry_t, open);
         next = link->next;
         if (entry->set == set && !entry->is_complete && entry->n_have > 0 && is_full(entry)) {

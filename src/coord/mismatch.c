@@ -202,9 +202,10 @@ hvd_status_t mismatch_of_variants(const entry_t *entry, err_t *err)
 
 hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t *err)
 {
+    SEQUENCER(coord);
     const set_t *set = entry->set;
     int joined = 0;
-    while (joined + 1 < set->n_ranks && !coord->has_joined[set->ranks[joined]]) {
+    while (joined + 1 < set->n_ranks && !coord->joins.has_joined[set->ranks[joined]]) {
         joined++;
     }
     return fail(err, HVD_JOINED,
@@ -216,7 +217,7 @@ hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t 
 
 hvd_status_t mismatch_of_scalars(const entry_t *entry, err_t *err)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    const kept_sig_t *sig = entry->variants[0].sig;
     for (int tensor = 0; tensor < sig->view.n_tensors; tensor++) {
         if (shape_of(&sig->view, tensor)[0] == 0) {
             return fail(err, HVD_MISMATCH,

@@ -25,7 +25,7 @@
 
 void coord_set_progress(coord_t *coord, const coord_progress_t *progress)
 {
-    coord->progress = *progress;
+    coord->watchdog.progress = *progress;
 }
 
 static void merge(coord_progress_t *all, const coord_progress_t *one)
@@ -48,7 +48,7 @@ static void merge(coord_progress_t *all, const coord_progress_t *one)
 static coord_progress_t gather(const coord_t *coord)
 {
     static const coord_progress_t unknown = {.is_running = true};
-    coord_progress_t all = coord->progress;
+    coord_progress_t all = coord->watchdog.progress;
     for (int i = coord->n_parents; i < coord->n_parents + coord->n_children; i++) {
         const neighbour_t *child = &coord->neighbours[i];
         uint64_t silent_ns = coord->now_ns - MIN(child->heard_ns, coord->now_ns);
@@ -96,10 +96,11 @@ void progress_check(coord_t *coord)
     }
     coord_progress_t all = gather(coord);
     bool is_stuck = all.is_running && all.least_ns >= limit_ns;
-    bool is_same = is_stuck && coord->n_stuck > 0 && coord->stuck_batch == all.batch;
-    coord->n_stuck = is_stuck ? (is_same ? coord->n_stuck : 0) + 1 : 0;
-    coord->stuck_batch = all.batch;
-    if (coord->n_stuck != CERTAIN_HEARTBEATS) {
+    bool is_same =
+        is_stuck && coord->watchdog.n_stuck > 0 && coord->watchdog.stuck_batch == all.batch;
+    coord->watchdog.n_stuck = is_stuck ? (is_same ? coord->watchdog.n_stuck : 0) + 1 : 0;
+    coord->watchdog.stuck_batch = all.batch;
+    if (coord->watchdog.n_stuck != CERTAIN_HEARTBEATS) {
         return;
     }
     verdict_t *verdict = decide_open(coord, DECIDE_STUCK, all.batch, 0);

@@ -25,16 +25,17 @@
 // set NULL: to all children.
 static void publish(coord_t *coord, const set_t *set)
 {
-    coord->no_memory |= coord->record.failed;
-    if (!coord->record.failed) {
-        outbox_to_children(coord, set, coord->record.data, coord->record.len);
+    SEQUENCER(coord);
+    coord->no_memory |= coord->sequencer.record.failed;
+    if (!coord->sequencer.record.failed) {
+        outbox_to_children(coord, set, coord->sequencer.record.data, coord->sequencer.record.len);
     }
-    buf_clear(&coord->record);
+    buf_clear(&coord->sequencer.record);
 }
 
 static void publish_line(coord_t *coord, const set_t *set, const control_line_t *line)
 {
-    control_put(&coord->record, line);
+    control_put(&coord->sequencer.record, line);
     publish(coord, set);
 }
 
@@ -42,7 +43,7 @@ static void publish_error(coord_t *coord, entry_t *entry, const err_t *err)
 {
     control_line_t line = {
         .kind = RECORD_ERROR,
-        .batch = coord->next_batch++,
+        .batch = coord->sequencer.next_batch++,
         .set = (uint32_t)entry->set->id,
         .name = {entry->name, entry->name_bytes},
         .status = err->status,
@@ -54,8 +55,10 @@ static void publish_error(coord_t *coord, entry_t *entry, const err_t *err)
 
 void sequence_report(coord_t *coord, const char *text)
 {
-    control_line_t line = {
-        .kind = RECORD_REPORT, .batch = coord->next_batch++, .text = {text, strlen(text)}};
+    SEQUENCER(coord);
+    control_line_t line = {.kind = RECORD_REPORT,
+                           .batch = coord->sequencer.next_batch++,
+                           .text = {text, strlen(text)}};
     verdict_t *verdict = decide_open(coord, DECIDE_REPORT, line.batch, 0);
     publish_line(coord, NULL, &line);
     if (verdict != NULL) {
@@ -68,7 +71,7 @@ void sequence_report(coord_t *coord, const char *text)
 // --- Complete rounds ----------------------------------------------------------------------------
 
 // What the entry adds to the buffer of a batch. Of blocks: what all members bring together.
-static size_t bytes_to_run(const entry_t *entry, const sig_t *sig)
+static size_t bytes_to_run(const entry_t *entry, const kept_sig_t *sig)
 {
     const sizes_t *sizes = entry->fresh != NULL ? entry->fresh : entry->sizes;
     if (op_infos[sig->view.op].sizes != SIZES_PER_TENSOR || sizes == NULL) {
@@ -91,7 +94,9 @@ static size_t bytes_to_run(const entry_t *entry, const sig_t *sig)
 
 void sequence_complete(coord_t *coord, entry_t *entry)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    SEQUENCER(coord);
+    SOUND_ROUND(coord, entry);
+    const kept_sig_t *sig = entry->variants[0].sig;
     err_t err;
     err.status = HVD_OK; // the text is long, and mostly not needed
     if (entry->n_variants > 1) {
@@ -105,25 +110,26 @@ void sequence_complete(coord_t *coord, entry_t *entry)
         publish_error(coord, entry, &err);
         return;
     }
-    coord->n_queued++;
+    coord->sequencer.n_queued++;
     if (sig->rides) {
-        chain_append(&coord->rides, &entry->queued);
+        chain_append(&coord->sequencer.rides, &entry->queued);
     } else {
-        if (chain_is_empty(&coord->ready)) {
-            coord->ready_since_ns = coord->now_ns;
+        if (chain_is_empty(&coord->sequencer.ready)) {
+            coord->sequencer.ready_since_ns = coord->now_ns;
         }
         entry->run_bytes = bytes_to_run(entry, sig);
-        coord->ready_bytes += entry->run_bytes;
-        chain_append(&coord->ready, &entry->queued);
+        coord->sequencer.ready_bytes += entry->run_bytes;
+        chain_append(&coord->sequencer.ready, &entry->queued);
     }
 }
 
 static void unqueue(coord_t *coord, entry_t *entry)
 {
+    SOUND_ROUND(coord, entry);
     if (!chain_is_empty(&entry->queued)) {
         chain_remove(&entry->queued);
-        coord->n_queued--;
-        coord->ready_bytes -= entry->run_bytes;
+        coord->sequencer.n_queued--;
+        coord->sequencer.ready_bytes -= entry->run_bytes;
         entry->run_bytes = 0;
     }
 }
@@ -132,7 +138,7 @@ static void forget_cached(coord_t *coord, entry_t *entry)
 {
     if (!chain_is_empty(&entry->recent)) {
         chain_remove(&entry->recent);
-        coord->n_cached--;
+        coord->sequencer.n_cached--;
     }
 }
 
@@ -146,6 +152,7 @@ void sequence_discard(coord_t *coord, entry_t *entry)
 
 static void evict(coord_t *coord, entry_t *entry)
 {
+    SEQUENCER(coord);
     control_line_t line = {.kind = RECORD_EVICT, .id = entry->id};
     publish_line(coord, entry->set, &line);
     forget_cached(coord, entry);
@@ -157,13 +164,13 @@ static void evict(coord_t *coord, entry_t *entry)
 // formed does not give up its seat; the newcomer then goes without an id.
 static bool make_room(coord_t *coord)
 {
-    if (coord->n_cached < coord->params.cache_capacity) {
+    if (coord->sequencer.n_cached < coord->params.cache_capacity) {
         return true;
     }
-    if (chain_is_empty(&coord->recent)) {
+    if (chain_is_empty(&coord->sequencer.recent)) {
         return false;
     }
-    entry_t *oldest = CHAIN_OWNER(coord->recent.next, entry_t, recent);
+    entry_t *oldest = CHAIN_OWNER(coord->sequencer.recent.next, entry_t, recent);
     if (oldest->is_picked) {
         return false;
     }
@@ -174,7 +181,7 @@ static bool make_room(coord_t *coord)
 // Gives the entry the signature of the round, and an id for it if it has none.
 static void identify(coord_t *coord, entry_t *entry)
 {
-    sig_t *sig = entry->variants[0].sig;
+    kept_sig_t *sig = entry->variants[0].sig;
     entry->is_news = entry->id == 0 || sig != entry->sig;
     if (!entry->is_news) {
         return;
@@ -186,29 +193,29 @@ static void identify(coord_t *coord, entry_t *entry)
         sizes_drop(coord, entry->sizes);
         entry->sizes = NULL;
     }
-    bool has_seat = coord->next_id != UINT32_MAX && make_room(coord);
-    if (!entry_set_id(coord, entry, has_seat ? coord->next_id : 0)) {
+    bool has_seat = coord->sequencer.next_id != UINT32_MAX && make_room(coord);
+    if (!entry_set_id(coord, entry, has_seat ? coord->sequencer.next_id : 0)) {
         coord->no_memory = true;
     }
     if (entry->id != 0) {
-        coord->next_id++;
-        coord->n_cached++;
-        chain_append(&coord->recent, &entry->recent);
+        coord->sequencer.next_id++;
+        coord->sequencer.n_cached++;
+        chain_append(&coord->sequencer.recent, &entry->recent);
     }
 }
 
 static void identify_picked(coord_t *coord)
 {
-    for (int i = 0; i < coord->n_picked; i++) {
-        entry_t *entry = coord->picked[i];
+    for (int i = 0; i < coord->sequencer.n_picked; i++) {
+        entry_t *entry = coord->sequencer.picked[i];
         entry->is_picked = true;
         if (!chain_is_empty(&entry->recent)) {
             chain_remove(&entry->recent);
-            chain_append(&coord->recent, &entry->recent);
+            chain_append(&coord->sequencer.recent, &entry->recent);
         }
     }
-    for (int i = 0; i < coord->n_picked; i++) {
-        identify(coord, coord->picked[i]);
+    for (int i = 0; i < coord->sequencer.n_picked; i++) {
+        identify(coord, coord->sequencer.picked[i]);
     }
 }
 
@@ -216,17 +223,18 @@ static void identify_picked(coord_t *coord)
 
 static bool pick(coord_t *coord, entry_t *entry)
 {
-    if (coord->n_picked == coord->cap_picked) {
-        int cap = MAX(16, coord->cap_picked * 2);
-        entry_t **picked = realloc(coord->picked, (size_t)cap * sizeof *picked);
+    SOUND_ROUND(coord, entry);
+    if (coord->sequencer.n_picked == coord->sequencer.cap_picked) {
+        int cap = MAX(16, coord->sequencer.cap_picked * 2);
+        entry_t **picked = realloc(coord->sequencer.picked, (size_t)cap * sizeof *picked);
         if (picked == NULL) {
             coord->no_memory = true;
             return false;
         }
-        coord->picked = picked;
-        coord->cap_picked = cap;
+        coord->sequencer.picked = picked;
+        coord->sequencer.cap_picked = cap;
     }
-    coord->picked[coord->n_picked++] = entry;
+    coord->sequencer.picked[coord->sequencer.n_picked++] = entry;
     unqueue(coord, entry);
     return true;
 }
@@ -251,7 +259,7 @@ static void put_run(coord_t *coord, const entry_t *entry, const uint8_t *result)
         run.result = result;
         run.result_bytes = entry->sig->payload_bytes;
     }
-    control_put_run(&coord->record, &run);
+    control_put_run(&coord->sequencer.record, &run);
 }
 
 static void take_fresh_sizes(coord_t *coord, entry_t *entry)
@@ -266,10 +274,12 @@ static void take_fresh_sizes(coord_t *coord, entry_t *entry)
 // Writes the record of the picked entries and applies it here.
 static void run_picked(coord_t *coord, bool rides)
 {
-    const set_t *set = coord->picked[0]->set;
+    SEQUENCER(coord);
+    const set_t *set = coord->sequencer.picked[0]->set;
     identify_picked(coord);
-    uint64_t batch = coord->next_batch++;
-    control_put_batch(&coord->record, batch, (uint32_t)set->id, rides, coord->n_picked);
+    uint64_t batch = coord->sequencer.next_batch++;
+    control_put_batch(&coord->sequencer.record, batch, (uint32_t)set->id, rides,
+                      coord->sequencer.n_picked);
     verdict_t *verdict = NULL;
     if (set->self >= 0) {
         verdict = decide_open(coord, DECIDE_RUN, batch, set->id);
@@ -277,8 +287,8 @@ static void run_picked(coord_t *coord, bool rides)
     if (verdict != NULL) {
         verdict->rides = rides;
     }
-    for (int i = 0; i < coord->n_picked; i++) {
-        entry_t *entry = coord->picked[i];
+    for (int i = 0; i < coord->sequencer.n_picked; i++) {
+        entry_t *entry = coord->sequencer.picked[i];
         const uint8_t *result = rides ? merge_result(coord, entry) : NULL;
         take_fresh_sizes(coord, entry);
         put_run(coord, entry, result);
@@ -290,17 +300,17 @@ static void run_picked(coord_t *coord, bool rides)
     if (verdict != NULL) {
         decide_close(coord, verdict);
     }
-    for (int i = 0; i < coord->n_picked; i++) {
-        coord->picked[i]->is_picked = false;
-        entry_close_round(coord, coord->picked[i]);
+    for (int i = 0; i < coord->sequencer.n_picked; i++) {
+        coord->sequencer.picked[i]->is_picked = false;
+        entry_close_round(coord, coord->sequencer.picked[i]);
     }
-    coord->n_picked = 0;
+    coord->sequencer.n_picked = 0;
 }
 
 // An upper bound of what the entry takes in a record.
 static size_t record_bytes(const entry_t *entry)
 {
-    const sig_t *sig = entry->variants[0].sig;
+    const kept_sig_t *sig = entry->variants[0].sig;
     bool is_news = entry->id == 0 || sig != entry->sig;
     size_t news = is_news ? entry->name_bytes + (size_t)sig->view.n_dims_words * 10 + 64 : 16;
     return news + (entry->fresh != NULL ? (size_t)entry->fresh->n * 10 : 0) + sig->payload_bytes;
@@ -308,17 +318,17 @@ static size_t record_bytes(const entry_t *entry)
 
 static void flush_rides(coord_t *coord)
 {
-    while (!chain_is_empty(&coord->rides) && !coord->no_memory) {
-        const set_t *set = CHAIN_OWNER(coord->rides.next, entry_t, queued)->set;
+    while (!chain_is_empty(&coord->sequencer.rides) && !coord->no_memory) {
+        const set_t *set = CHAIN_OWNER(coord->sequencer.rides.next, entry_t, queued)->set;
         size_t bytes = 0;
-        while (!chain_is_empty(&coord->rides) && bytes < MAX_RECORD_BYTES) {
-            entry_t *entry = CHAIN_OWNER(coord->rides.next, entry_t, queued);
+        while (!chain_is_empty(&coord->sequencer.rides) && bytes < MAX_RECORD_BYTES) {
+            entry_t *entry = CHAIN_OWNER(coord->sequencer.rides.next, entry_t, queued);
             if (entry->set != set || !pick(coord, entry)) {
                 break;
             }
             bytes += record_bytes(entry);
         }
-        if (coord->n_picked > 0) {
+        if (coord->sequencer.n_picked > 0) {
             run_picked(coord, true);
         }
     }
@@ -326,7 +336,7 @@ static void flush_rides(coord_t *coord)
 
 static bool may_fuse(const entry_t *a, const entry_t *b)
 {
-    const sig_t *x = a->variants[0].sig, *y = b->variants[0].sig;
+    const kept_sig_t *x = a->variants[0].sig, *y = b->variants[0].sig;
     return a->set == b->set && y->fuses && signature_fuses_with(&x->view, &y->view);
 }
 
@@ -343,7 +353,7 @@ static void run_with_compatible(coord_t *coord, entry_t *first)
     if (!pick(coord, first)) {
         return;
     }
-    while (fuses && link != &coord->ready && bytes < MAX_RECORD_BYTES) {
+    while (fuses && link != &coord->sequencer.ready && bytes < MAX_RECORD_BYTES) {
         entry_t *entry = CHAIN_OWNER(link, entry_t, queued);
         link = link->next;
         if (is_about_sets(entry)) {
@@ -400,8 +410,10 @@ static hvd_status_t remove_set(coord_t *coord, entry_t *entry, control_line_t *l
 
 static void run_set_change(coord_t *coord, entry_t *entry)
 {
+    SEQUENCER(coord);
     bool adds = (int)entry->variants[0].sig->view.op == OP_ADD_SET;
-    control_line_t line = {.batch = coord->next_batch++, .name = {entry->name, entry->name_bytes}};
+    control_line_t line = {.batch = coord->sequencer.next_batch++,
+                           .name = {entry->name, entry->name_bytes}};
     err_t err = {0};
     unqueue(coord, entry);
     if ((adds ? add_set : remove_set)(coord, entry, &line, &err) != HVD_OK) {
@@ -418,20 +430,22 @@ static void run_set_change(coord_t *coord, entry_t *entry)
 static bool must_wait(const coord_t *coord)
 {
     const coord_params_t *params = &coord->params;
-    return params->cycle_ns > 0 && coord->ready_bytes < params->fusion_bytes &&
-           coord->now_ns < coord->ready_since_ns + params->cycle_ns;
+    return params->cycle_ns > 0 && coord->sequencer.ready_bytes < params->fusion_bytes &&
+           coord->now_ns < coord->sequencer.ready_since_ns + params->cycle_ns;
 }
 
 // The first entry that may start: batches this rank is no member of do not count as running here,
 // so they are not held up by those that are. Nothing overtakes a change of process sets.
 static entry_t *first_startable(const coord_t *coord, bool ignore_limit)
 {
-    for (chain_t *link = coord->ready.next; link != &coord->ready; link = link->next) {
+    for (chain_t *link = coord->sequencer.ready.next; link != &coord->sequencer.ready;
+         link = link->next) {
         entry_t *entry = CHAIN_OWNER(link, entry_t, queued);
         if (is_about_sets(entry)) {
-            return link->prev == &coord->ready ? entry : NULL;
+            return link->prev == &coord->sequencer.ready ? entry : NULL;
         }
-        if (ignore_limit || coord->n_running < MAX_BATCHES_RUNNING || entry->set->self < 0) {
+        if (ignore_limit || coord->decisions.n_running < MAX_BATCHES_RUNNING ||
+            entry->set->self < 0) {
             return entry;
         }
     }
@@ -454,12 +468,14 @@ static void flush_ready(coord_t *coord, bool ignore_limits)
 
 static void form_batches(coord_t *coord)
 {
+    SEQUENCER(coord);
     flush_rides(coord);
     flush_ready(coord, false);
     // Whoever joined cannot submit: when all have, what is queued is all that is left.
-    if (coord->n_joined == coord->params.size && coord->n_queued == 0) {
-        control_line_t line = {
-            .kind = RECORD_JOINED, .batch = coord->next_batch++, .rank = coord->last_joined};
+    if (coord->joins.n == coord->params.size && coord->sequencer.n_queued == 0) {
+        control_line_t line = {.kind = RECORD_JOINED,
+                               .batch = coord->sequencer.next_batch++,
+                               .rank = coord->joins.last};
         publish_line(coord, NULL, &line);
         follow_joined(coord, line.batch, line.rank);
     }
@@ -467,8 +483,9 @@ static void form_batches(coord_t *coord)
 
 void coord_form_batches(coord_t *coord)
 {
-    bool has_work = coord->n_queued > 0 || coord->n_joined == coord->params.size;
-    if (UNLIKELY(has_work) && !coord->has_ended) {
+    SOUND(coord);
+    bool has_work = coord->sequencer.n_queued > 0 || coord->joins.n == coord->params.size;
+    if (UNLIKELY(has_work) && !coord->ending.has_ended) {
         form_batches(coord);
     }
     if (UNLIKELY(coord->no_memory)) {
@@ -478,20 +495,21 @@ void coord_form_batches(coord_t *coord)
 
 uint64_t sequence_next_ns(const coord_t *coord)
 {
-    if (!is_sequencer(coord) || chain_is_empty(&coord->ready) || !must_wait(coord) ||
+    if (!is_sequencer(coord) || chain_is_empty(&coord->sequencer.ready) || !must_wait(coord) ||
         first_startable(coord, false) == NULL) {
         return NEVER_NS;
     }
-    return coord->ready_since_ns + coord->params.cycle_ns;
+    return coord->sequencer.ready_since_ns + coord->params.cycle_ns;
 }
 
 // What every member had submitted before somebody asked to stop still runs.
 void sequence_stop(coord_t *coord, int rank)
 {
+    SEQUENCER(coord);
     control_line_t line = {.kind = RECORD_SHUTDOWN, .rank = rank};
     flush_rides(coord);
     flush_ready(coord, true);
-    line.batch = coord->next_batch++;
+    line.batch = coord->sequencer.next_batch++;
     publish_line(coord, NULL, &line);
     follow_shutdown(coord, rank);
 }

@@ -15,13 +15,13 @@
 
 set_t *sets_find(const coord_t *coord, int id)
 {
-    return id >= 0 && id < coord->n_set_slots ? coord->sets[id] : NULL;
+    return id >= 0 && id < coord->sets.n_slots ? coord->sets.at[id] : NULL;
 }
 
 set_t *sets_find_ranks(const coord_t *coord, const int64_t *ranks, int n_ranks)
 {
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        const set_t *set = coord->sets[id];
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        const set_t *set = coord->sets.at[id];
         if (set == NULL || set->n_ranks != n_ranks) {
             continue;
         }
@@ -30,7 +30,7 @@ set_t *sets_find_ranks(const coord_t *coord, const int64_t *ranks, int n_ranks)
             same++;
         }
         if (same == n_ranks) {
-            return coord->sets[id];
+            return coord->sets.at[id];
         }
     }
     return NULL;
@@ -124,7 +124,7 @@ static void set_divide(const coord_t *coord, set_t *set)
             part->lowest = set->ranks[i];
         }
         part->positions[part->n_members++] = i;
-        part->n_joined += coord->has_joined[set->ranks[i]];
+        part->n_joined += coord->joins.has_joined[set->ranks[i]];
     }
     for (int i = 0; i < set->n_parts; i++) {
         set->n_parts_joined += set->parts[i].n_joined == set->parts[i].n_members;
@@ -133,33 +133,33 @@ static void set_divide(const coord_t *coord, set_t *set)
 
 static bool reserve_slot(coord_t *coord, int id)
 {
-    if (id < coord->n_set_slots) {
+    if (id < coord->sets.n_slots) {
         return true;
     }
-    set_t **sets = realloc(coord->sets, ((size_t)id + 1) * sizeof(set_t *));
+    set_t **sets = realloc(coord->sets.at, ((size_t)id + 1) * sizeof(set_t *));
     if (sets == NULL) {
         return false;
     }
-    for (int i = coord->n_set_slots; i <= id; i++) {
+    for (int i = coord->sets.n_slots; i <= id; i++) {
         sets[i] = NULL;
     }
-    coord->sets = sets;
-    coord->n_set_slots = id + 1;
+    coord->sets.at = sets;
+    coord->sets.n_slots = id + 1;
     return true;
 }
 
 int sets_free_id(coord_t *coord)
 {
-    return coord->n_free_set_ids > 0 ? coord->free_set_ids[0] : coord->n_set_slots;
+    return coord->sets.n_free_ids > 0 ? coord->sets.free_ids[0] : coord->sets.n_slots;
 }
 
 static void take_id(coord_t *coord, int id)
 {
-    for (int i = 0; i < coord->n_free_set_ids; i++) {
-        if (coord->free_set_ids[i] == id) {
-            coord->n_free_set_ids--;
-            memmove(&coord->free_set_ids[i], &coord->free_set_ids[i + 1],
-                    (size_t)(coord->n_free_set_ids - i) * sizeof(int));
+    for (int i = 0; i < coord->sets.n_free_ids; i++) {
+        if (coord->sets.free_ids[i] == id) {
+            coord->sets.n_free_ids--;
+            memmove(&coord->sets.free_ids[i], &coord->sets.free_ids[i + 1],
+                    (size_t)(coord->sets.n_free_ids - i) * sizeof(int));
             return;
         }
     }
@@ -167,9 +167,9 @@ static void take_id(coord_t *coord, int id)
 
 hvd_status_t sets_register(coord_t *coord, int id, const int *ranks, int n_ranks, err_t *err)
 {
-    if (sets_find(coord, id) != NULL || id > coord->n_set_slots) {
+    if (sets_find(coord, id) != NULL || id > coord->sets.n_slots) {
         return fail(err, HVD_PROTOCOL, "process set %d cannot be added: the id is %s", id,
-                    id > coord->n_set_slots ? "not the next one" : "in use");
+                    id > coord->sets.n_slots ? "not the next one" : "in use");
     }
     set_t *set = set_alloc(coord, n_ranks);
     if (set == NULL || !reserve_slot(coord, id)) {
@@ -181,7 +181,7 @@ hvd_status_t sets_register(coord_t *coord, int id, const int *ranks, int n_ranks
     set->self = set_position(set, coord->params.rank);
     set_divide(coord, set);
     take_id(coord, id);
-    coord->sets[id] = set;
+    coord->sets.at[id] = set;
     return HVD_OK;
 }
 
@@ -195,20 +195,20 @@ static void set_free(set_t *set)
 
 void sets_remove(coord_t *coord, set_t *set)
 {
-    coord->sets[set->id] = NULL;
+    coord->sets.at[set->id] = NULL;
     set->removed = true;
-    if (coord->n_free_set_ids == coord->cap_free_set_ids) {
-        int cap = MAX(8, coord->cap_free_set_ids * 2);
-        int *ids = realloc(coord->free_set_ids, (size_t)cap * sizeof *ids);
+    if (coord->sets.n_free_ids == coord->sets.cap_free_ids) {
+        int cap = MAX(8, coord->sets.cap_free_ids * 2);
+        int *ids = realloc(coord->sets.free_ids, (size_t)cap * sizeof *ids);
         if (ids == NULL) {
             coord->no_memory = true;
             sets_drop(coord, set);
             return;
         }
-        coord->free_set_ids = ids;
-        coord->cap_free_set_ids = cap;
+        coord->sets.free_ids = ids;
+        coord->sets.cap_free_ids = cap;
     }
-    coord->free_set_ids[coord->n_free_set_ids++] = set->id;
+    coord->sets.free_ids[coord->sets.n_free_ids++] = set->id;
     sets_drop(coord, set);
 }
 
@@ -222,21 +222,21 @@ void sets_drop(coord_t *coord, set_t *set)
 
 void sets_free(coord_t *coord)
 {
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        if (coord->sets[id] != NULL) {
-            set_free(coord->sets[id]);
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        if (coord->sets.at[id] != NULL) {
+            set_free(coord->sets.at[id]);
         }
     }
-    free(coord->sets);
-    free(coord->free_set_ids);
+    free(coord->sets.at);
+    free(coord->sets.free_ids);
 }
 
 size_t sets_memory(const coord_t *coord)
 {
-    size_t bytes = (size_t)coord->n_set_slots * sizeof(set_t *) +
-                   (size_t)coord->cap_free_set_ids * sizeof(int);
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        const set_t *set = coord->sets[id];
+    size_t bytes = (size_t)coord->sets.n_slots * sizeof(set_t *) +
+                   (size_t)coord->sets.cap_free_ids * sizeof(int);
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        const set_t *set = coord->sets.at[id];
         if (set != NULL) {
             bytes += block_bytes_of(set->n_ranks, coord->n_children + 1) + set->name_bytes +
                      set->names.n_slots * sizeof(map_slot_t);
@@ -249,11 +249,11 @@ size_t sets_memory(const coord_t *coord)
 
 void joins_add(coord_t *coord, int rank)
 {
-    coord->has_joined[rank] = 1;
-    coord->n_joined++;
-    coord->last_joined = rank;
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        set_t *set = coord->sets[id];
+    coord->joins.has_joined[rank] = 1;
+    coord->joins.n++;
+    coord->joins.last = rank;
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        set_t *set = coord->sets.at[id];
         if (set == NULL || set_position(set, rank) < 0) {
             continue;
         }
@@ -267,11 +267,11 @@ void joins_add(coord_t *coord, int rank)
 
 void joins_clear(coord_t *coord)
 {
-    memset(coord->has_joined, 0, (size_t)coord->params.size);
-    coord->n_joined = 0;
-    coord->join_tag = 0;
-    for (int id = 0; id < coord->n_set_slots; id++) {
-        set_t *set = coord->sets[id];
+    memset(coord->joins.has_joined, 0, (size_t)coord->params.size);
+    coord->joins.n = 0;
+    coord->joins.tag = 0;
+    for (int id = 0; id < coord->sets.n_slots; id++) {
+        set_t *set = coord->sets.at[id];
         if (set == NULL) {
             continue;
         }

@@ -37,7 +37,7 @@ static size_t bitmap_bytes(const coord_t *coord)
 
 static uint8_t *bitmap_of(const coord_t *coord, int asked)
 {
-    return coord->inquiry.have + (size_t)asked * bitmap_bytes(coord);
+    return coord->stall.inquiry.have + (size_t)asked * bitmap_bytes(coord);
 }
 
 static bool bit_is_set(const uint8_t *bitmap, int rank)
@@ -45,7 +45,7 @@ static bool bit_is_set(const uint8_t *bitmap, int rank)
     return (bitmap[rank / 8] >> (rank % 8) & 1) != 0;
 }
 
-// --- When to wonder -----------------------------------------------------------------------------
+// --- When a stall is suspected ------------------------------------------------------------------
 
 static void note_in_span(span_t *span, uint64_t interval_ns)
 {
@@ -56,7 +56,7 @@ static void note_in_span(span_t *span, uint64_t interval_ns)
 // Many names come again in one step; one of them stands for it.
 void stall_note_step(coord_t *coord, uint64_t interval_ns)
 {
-    rhythm_t *rhythm = &coord->rhythm;
+    rhythm_t *rhythm = &coord->stall.rhythm;
     if (coord->now_ns - rhythm->noted_ns < interval_ns / 2) {
         return;
     }
@@ -74,13 +74,13 @@ void stall_note_step(coord_t *coord, uint64_t interval_ns)
 // How long an entry may wait before it is asked about for the first time.
 static uint64_t first_warn_ns(const coord_t *coord)
 {
-    const rhythm_t *rhythm = &coord->rhythm;
+    const rhythm_t *rhythm = &coord->stall.rhythm;
     uint64_t warn_ns = coord->params.stall_warn_ns;
     span_t recent = rhythm->before;
     note_in_span(&recent, rhythm->span.longest_ns);
     note_in_span(&recent, rhythm->span.second_ns);
     uint64_t learned_ns = MAX(LEARNED_LEAST_NS, LEARNED_FACTOR * recent.second_ns);
-    bool was_early = coord->early_ns != 0 && coord->now_ns - coord->early_ns < warn_ns;
+    bool was_early = coord->stall.early_ns != 0 && coord->now_ns - coord->stall.early_ns < warn_ns;
 
     return rhythm->is_known && !was_early ? MIN(warn_ns, learned_ns) : warn_ns;
 }
@@ -89,7 +89,7 @@ static uint64_t first_warn_ns(const coord_t *coord)
 
 static void clear_inquiry(coord_t *coord)
 {
-    inquiry_t *inquiry = &coord->inquiry;
+    inquiry_t *inquiry = &coord->stall.inquiry;
     for (int i = 0; i < inquiry->n_asked; i++) {
         store_give(&coord->store, inquiry->asked[i].name, inquiry->asked[i].name_bytes + 1);
     }
@@ -106,7 +106,7 @@ void stall_free(coord_t *coord)
 
 static bool add_asked(coord_t *coord, const set_t *set, const char *name, size_t name_bytes)
 {
-    inquiry_t *inquiry = &coord->inquiry;
+    inquiry_t *inquiry = &coord->stall.inquiry;
     char *copy = store_take(&coord->store, name_bytes + 1);
     if (copy == NULL) {
         return false;
@@ -144,7 +144,7 @@ static void say_progress(inquiry_t *inquiry, int rank, const char *before,
 // All entries are listed: waits for the children's answers, with this rank's own in place.
 static bool open_inquiry(coord_t *coord)
 {
-    inquiry_t *inquiry = &coord->inquiry;
+    inquiry_t *inquiry = &coord->stall.inquiry;
     int rank = coord->params.rank;
     bool lacks_some = false;
     inquiry->have_bytes = MAX(bitmap_bytes(coord) * (size_t)inquiry->n_asked, 1);
@@ -162,11 +162,11 @@ static bool open_inquiry(coord_t *coord)
         if (entry != NULL && entry->tag != 0) {
             bitmap_of(coord, i)[rank / 8] |= (uint8_t)(1 << (rank % 8));
         } else {
-            lacks_some |= set != NULL && set->self >= 0 && coord->join_tag == 0;
+            lacks_some |= set != NULL && set->self >= 0 && coord->joins.tag == 0;
         }
     }
     if (lacks_some) {
-        say_progress(inquiry, rank, "", &coord->activity);
+        say_progress(inquiry, rank, "", &coord->heartbeat.activity);
     }
     inquiry->n_missing = coord->n_children;
     inquiry->is_open = true;
@@ -175,7 +175,7 @@ static bool open_inquiry(coord_t *coord)
 
 static void send_answer(coord_t *coord)
 {
-    const inquiry_t *inquiry = &coord->inquiry;
+    const inquiry_t *inquiry = &coord->stall.inquiry;
     control_line_t line = {.kind = LINE_ANSWER,
                            .inquiry = inquiry->number,
                            .n_items = inquiry->n_asked,
@@ -189,7 +189,7 @@ static void send_answer(coord_t *coord)
 hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *err)
 {
     clear_inquiry(coord);
-    coord->inquiry.number = line->inquiry;
+    coord->stall.inquiry.number = line->inquiry;
     for (int i = 0; i < line->n_items; i++) {
         control_asked_t asked;
         if (!control_next_asked(&coord->reader, &asked)) {
@@ -203,7 +203,7 @@ hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *er
     if (!open_inquiry(coord)) {
         return fail(err, HVD_NO_MEMORY, "no memory for a question about stalled tensors");
     }
-    if (coord->inquiry.n_missing == 0) {
+    if (coord->stall.inquiry.n_missing == 0) {
         send_answer(coord);
     }
     return HVD_OK;
@@ -242,12 +242,12 @@ static void report_name(report_t *report, const asked_t *asked)
 static bool is_missing(const coord_t *coord, int asked, const entry_t *entry, int rank)
 {
     return entry != NULL && !bit_is_set(bitmap_of(coord, asked), rank) &&
-           !coord->has_joined[rank] && set_position(entry->set, rank) >= 0;
+           !coord->joins.has_joined[rank] && set_position(entry->set, rank) >= 0;
 }
 
 static void report_rank(const coord_t *coord, report_t *report, entry_t *const *entries, int rank)
 {
-    const inquiry_t *inquiry = &coord->inquiry;
+    const inquiry_t *inquiry = &coord->stall.inquiry;
     int n_names = 0;
     for (int i = 0; i < inquiry->n_asked; i++) {
         if (!is_missing(coord, i, entries[i], rank)) {
@@ -277,7 +277,7 @@ static void report_ready(const coord_t *coord, report_t *report, int asked)
     const uint8_t *bitmap = bitmap_of(coord, asked);
     int size = coord->params.size, n_shown = 0;
     report_add(report, "\n[");
-    report_name(report, &coord->inquiry.asked[asked]);
+    report_name(report, &coord->stall.inquiry.asked[asked]);
     report_add(report, "]");
     for (int rank = 0; rank < size && n_shown < MAX_RANKS_SHOWN; rank++) {
         int last = rank;
@@ -296,7 +296,7 @@ static void report_ready(const coord_t *coord, report_t *report, int asked)
 // What only the answers know: who has the entries, and what the others were doing.
 static void report_doings(coord_t *coord, report_t *report, entry_t *const *entries)
 {
-    inquiry_t *inquiry = &coord->inquiry;
+    inquiry_t *inquiry = &coord->stall.inquiry;
     int n_names = 0;
     for (int child = 0; child < coord->n_children; child++) {
         int i = coord->n_parents + child;
@@ -352,7 +352,7 @@ static bool have_no_rank_in_common(const coord_t *coord, int a, int b)
 // waits under two names.
 static void report_mixed_up(const coord_t *coord, report_t *report, entry_t *const *entries)
 {
-    const inquiry_t *inquiry = &coord->inquiry;
+    const inquiry_t *inquiry = &coord->stall.inquiry;
     for (int a = 0; a < inquiry->n_asked; a++) {
         for (int b = a + 1; b < inquiry->n_asked; b++) {
             if (entries[a] != NULL && entries[b] != NULL &&
@@ -372,8 +372,8 @@ static void write_report(coord_t *coord, report_t *report)
 {
     const coord_params_t *params = &coord->params;
     entry_t *entries[CONTROL_MAX_ASKED];
-    for (int i = 0; i < coord->inquiry.n_asked; i++) {
-        entry_t *entry = entry_of_asked(coord, &coord->inquiry.asked[i]);
+    for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
+        entry_t *entry = entry_of_asked(coord, &coord->stall.inquiry.asked[i]);
         bool still_waits = entry != NULL && entry->is_open && !entry->is_complete;
         entries[i] = still_waits ? entry : NULL;
         if (still_waits) {
@@ -387,7 +387,7 @@ static void write_report(coord_t *coord, report_t *report)
                "subset of ranks and are waiting for remainder of ranks for more than %g seconds. "
                "Look for ranks that take a different path through the program, wait for something "
                "else, or have stopped.\nMissing ranks:",
-               (double)(coord->inquiry.warn_ns / NS_PER_MS) / 1000);
+               (double)(coord->stall.inquiry.warn_ns / NS_PER_MS) / 1000);
     for (int rank = 0; rank < params->size; rank++) {
         report_rank(coord, report, entries, rank);
     }
@@ -398,7 +398,7 @@ static void write_report(coord_t *coord, report_t *report)
         report_doings(coord, report, entries);
         report_mixed_up(coord, report, entries);
     }
-    if (coord->inquiry.warn_ns < params->stall_warn_ns) {
+    if (coord->stall.inquiry.warn_ns < params->stall_warn_ns) {
         report_add(report,
                    "\nThis report comes early because the job's steps have been much shorter so "
                    "far; the next one comes after %g seconds (HOROVOD_STALL_CHECK_TIME_SECONDS).",
@@ -414,6 +414,7 @@ static void write_report(coord_t *coord, report_t *report)
 
 static void close_inquiry(coord_t *coord)
 {
+    SEQUENCER(coord);
     report_t report;
     report.len = 0;
     report.text[0] = '\0';
@@ -434,7 +435,7 @@ static void close_inquiry(coord_t *coord)
 
 hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err)
 {
-    inquiry_t *inquiry = &coord->inquiry;
+    inquiry_t *inquiry = &coord->stall.inquiry;
     // Too late, or for a question that was given up.
     if (!inquiry->is_open || line->inquiry != inquiry->number || inquiry->answered[child]) {
         return HVD_OK;
@@ -471,14 +472,14 @@ static uint64_t slack_ns(const coord_t *coord)
 uint64_t stall_next_ns(const coord_t *coord)
 {
     uint64_t warn_ns = first_warn_ns(coord), next_ns = NEVER_NS;
-    if (warn_ns == 0 || coord->has_ended || chain_is_empty(&coord->open)) {
+    if (warn_ns == 0 || coord->ending.has_ended || chain_is_empty(&coord->entries.open)) {
         return NEVER_NS;
     }
-    const entry_t *oldest = CHAIN_OWNER(coord->open.next, entry_t, open);
+    const entry_t *oldest = CHAIN_OWNER(coord->entries.open.next, entry_t, open);
     next_ns =
-        MAX(oldest->since_ns + warn_ns + slack_ns(coord), coord->stall_checked_ns + warn_ns / 8);
-    if (is_sequencer(coord) && coord->inquiry.is_open) {
-        next_ns = MIN(next_ns, coord->inquiry.deadline_ns);
+        MAX(oldest->since_ns + warn_ns + slack_ns(coord), coord->stall.checked_ns + warn_ns / 8);
+    if (is_sequencer(coord) && coord->stall.inquiry.is_open) {
+        next_ns = MIN(next_ns, coord->stall.inquiry.deadline_ns);
     }
     return next_ns;
 }
@@ -505,8 +506,8 @@ static bool is_due(const coord_t *coord, const entry_t *entry)
 // Are the entries asked about only because the job is out of its rhythm?
 static bool is_early(const coord_t *coord)
 {
-    for (int i = 0; i < coord->inquiry.n_asked; i++) {
-        const entry_t *entry = entry_of_asked(coord, &coord->inquiry.asked[i]);
+    for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
+        const entry_t *entry = entry_of_asked(coord, &coord->stall.inquiry.asked[i]);
         if (entry != NULL && coord->now_ns - entry->since_ns >= coord->params.stall_warn_ns) {
             return false;
         }
@@ -516,29 +517,31 @@ static bool is_early(const coord_t *coord)
 
 static void start_inquiry(coord_t *coord)
 {
-    control_line_t line = {.kind = RECORD_INQUIRE, .inquiry = coord->inquiry.number};
-    line.n_items = coord->inquiry.n_asked;
+    SEQUENCER(coord);
+    control_line_t line = {.kind = RECORD_INQUIRE, .inquiry = coord->stall.inquiry.number};
+    line.n_items = coord->stall.inquiry.n_asked;
     if (!open_inquiry(coord)) {
         coord->no_memory = true;
         return;
     }
-    coord->inquiry.warn_ns = is_early(coord) ? first_warn_ns(coord) : coord->params.stall_warn_ns;
-    coord->inquiry.deadline_ns = coord->now_ns + coord->inquiry.warn_ns / 2;
-    if (coord->inquiry.warn_ns < coord->params.stall_warn_ns) {
-        coord->early_ns = coord->now_ns;
+    coord->stall.inquiry.warn_ns =
+        is_early(coord) ? first_warn_ns(coord) : coord->params.stall_warn_ns;
+    coord->stall.inquiry.deadline_ns = coord->now_ns + coord->stall.inquiry.warn_ns / 2;
+    if (coord->stall.inquiry.warn_ns < coord->params.stall_warn_ns) {
+        coord->stall.early_ns = coord->now_ns;
     }
-    buf_clear(&coord->record);
-    control_put(&coord->record, &line);
-    for (int i = 0; i < coord->inquiry.n_asked; i++) {
-        const asked_t *asked = &coord->inquiry.asked[i];
+    buf_clear(&coord->sequencer.record);
+    control_put(&coord->sequencer.record, &line);
+    for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
+        const asked_t *asked = &coord->stall.inquiry.asked[i];
         control_asked_t item = {.set = (uint32_t)asked->set,
                                 .name = {asked->name, asked->name_bytes}};
-        control_put_asked(&coord->record, &item);
+        control_put_asked(&coord->sequencer.record, &item);
     }
-    coord->no_memory |= coord->record.failed;
-    outbox_to_children(coord, NULL, coord->record.data, coord->record.len);
-    buf_clear(&coord->record);
-    if (coord->inquiry.n_missing == 0) {
+    coord->no_memory |= coord->sequencer.record.failed;
+    outbox_to_children(coord, NULL, coord->sequencer.record.data, coord->sequencer.record.len);
+    buf_clear(&coord->sequencer.record);
+    if (coord->stall.inquiry.n_missing == 0) {
         close_inquiry(coord);
     }
 }
@@ -549,14 +552,15 @@ void stall_tick(coord_t *coord)
     if (coord->now_ns < stall_next_ns(coord)) {
         return;
     }
-    coord->stall_checked_ns = coord->now_ns;
-    if (coord->inquiry.is_open && is_sequencer(coord)) {
-        if (coord->now_ns >= coord->inquiry.deadline_ns) {
+    coord->stall.checked_ns = coord->now_ns;
+    if (coord->stall.inquiry.is_open && is_sequencer(coord)) {
+        if (coord->now_ns >= coord->stall.inquiry.deadline_ns) {
             close_inquiry(coord);
         }
         return;
     }
-    for (chain_t *link = coord->open.next; link != &coord->open; link = link->next) {
+    for (chain_t *link = coord->entries.open.next; link != &coord->entries.open;
+         link = link->next) {
         entry_t *entry = CHAIN_OWNER(link, entry_t, open);
         if (coord->now_ns - entry->since_ns < warn_ns) {
             break;
@@ -569,12 +573,12 @@ void stall_tick(coord_t *coord)
             if (entry->asked_ns == 0) {
                 tell_sequencer(coord, entry);
             }
-        } else if (coord->inquiry.n_asked < CONTROL_MAX_ASKED) {
+        } else if (coord->stall.inquiry.n_asked < CONTROL_MAX_ASKED) {
             coord->no_memory |= !add_asked(coord, entry->set, entry->name, entry->name_bytes);
         }
     }
-    if (is_sequencer(coord) && coord->inquiry.n_asked > 0) {
-        coord->inquiry.number = coord->next_inquiry++;
+    if (is_sequencer(coord) && coord->stall.inquiry.n_asked > 0) {
+        coord->stall.inquiry.number = coord->stall.next_inquiry++;
         start_inquiry(coord);
     }
 }
@@ -603,7 +607,8 @@ hvd_status_t stall_question(coord_t *coord, const control_line_t *line, err_t *e
     entry->since_ns = since_ns;
     chain_t *before = entry->open.prev;
     chain_remove(&entry->open);
-    while (before != &coord->open && CHAIN_OWNER(before, entry_t, open)->since_ns > since_ns) {
+    while (before != &coord->entries.open &&
+           CHAIN_OWNER(before, entry_t, open)->since_ns > since_ns) {
         before = before->prev;
     }
     chain_append(before->next, &entry->open); // in front of the first younger one

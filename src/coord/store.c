@@ -63,15 +63,15 @@ void store_free(store_t *store)
 
 // --- Signatures ---------------------------------------------------------------------------------
 
-sig_t *sig_new(coord_t *coord, const signature_t *signature)
+kept_sig_t *sig_new(coord_t *coord, const signature_t *signature)
 {
     size_t words_bytes = (size_t)signature->n_dims_words * sizeof(int64_t);
-    size_t block_bytes = sizeof(sig_t) + words_bytes;
-    sig_t *sig = store_take(&coord->store, block_bytes);
+    size_t block_bytes = sizeof(kept_sig_t) + words_bytes;
+    kept_sig_t *sig = store_take(&coord->store, block_bytes);
     if (sig == NULL) {
         return NULL;
     }
-    *sig = (sig_t){.n_holders = 1, .block_bytes = block_bytes, .view = *signature};
+    *sig = (kept_sig_t){.n_holders = 1, .block_bytes = block_bytes, .view = *signature};
     sig->view.dims = sig->words;
     if (words_bytes > 0) {
         memcpy(sig->words, signature->dims, words_bytes);
@@ -85,7 +85,7 @@ sig_t *sig_new(coord_t *coord, const signature_t *signature)
     return sig;
 }
 
-void sig_drop(coord_t *coord, sig_t *sig)
+void sig_drop(coord_t *coord, kept_sig_t *sig)
 {
     if (sig != NULL && --sig->n_holders == 0) {
         store_give(&coord->store, sig, sig->block_bytes);

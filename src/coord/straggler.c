@@ -92,11 +92,6 @@ void straggler_note(coord_t *coord, entry_t *entry, int branch)
     }
 }
 
-int branch_rank(const coord_t *coord, int branch)
-{
-    return branch == 0 ? coord->params.rank : coord->outboxes[coord->n_parents + branch - 1].rank;
-}
-
 coord_straggler_t coord_straggler(const coord_t *coord, int branch)
 {
     const stragglers_t *stragglers = &coord->stragglers;

@@ -22,9 +22,9 @@ hvd_status_t check_context(const hvd_ctx_t *ctx, err_t *err)
     return HVD_OK;
 }
 
-// Under lock.
 hvd_status_t check_running(const hvd_ctx_t *ctx, err_t *err)
 {
+    LOCKED(ctx);
     if (ctx->ended.status != HVD_OK) {
         return fail(err, ctx->ended.status, "%s", ctx->ended.text);
     }

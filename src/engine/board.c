@@ -126,9 +126,11 @@ static board_place_t *find_place(board_t *x, uint64_t hash)
     return NULL;
 }
 
-// Under lock. Where this request should be tried, or NULL for the long way.
-static board_seen_t *look_up(board_t *x, request_t *r, const process_set_t *set)
+// Where this request should be tried, or NULL for the long way.
+static board_seen_t *look_up(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
+    REQUIRES(ctx->lock)
 {
+    board_t *x = ctx->board;
     uint64_t hash = hash_of(r, set);
     board_seen_t *seen = &x->seen[hash % N_SEEN];
     if (UNLIKELY(seen->hash != hash)) {
@@ -221,7 +223,7 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsign
     if (!is_eligible(ctx, r, set, flags)) {
         return false;
     }
-    board_seen_t *seen = look_up(x, r, set);
+    board_seen_t *seen = look_up(ctx, r, set);
     if (seen == NULL) {
         return false;
     }
@@ -342,8 +344,9 @@ static bool wait_for_round(hvd_ctx_t *ctx, request_t *r)
     return full;
 }
 
-void board_note(request_t *r, bool full)
+void board_note(hvd_ctx_t *ctx, request_t *r, bool full)
 {
+    LOCKED(ctx);
     if (r->board.seen->place == r->board.place) { // still about the same hash
         note(r->board.seen, full);
     }
@@ -364,7 +367,7 @@ void board_reopen(request_t *r)
 static void go_on_to_engine(hvd_ctx_t *ctx, request_t *request, bool full)
 {
     lock_take(&ctx->lock);
-    board_note(request, full);
+    board_note(ctx, request, full);
     bool over = ctx->ended.status != HVD_OK;
     if (over) {
         atomic_store(&ctx->board_busy, false);

@@ -151,28 +151,45 @@ struct hvd_ctx {
     bool has_left; // farewells exchanged: links may be cut
 };
 
-#define LOCKED(ctx) INVARIANT(owner_is_me(&(ctx)->lock.owner))
-#define HELD(ctx) INVARIANT(owner_is_me(&(ctx)->baton.holder))
+// This thread has the lock; holds the engine. For functions that REQUIRES says the same of, and for
+// those that are called through a pointer, which the analysis does not follow.
+#define LOCKED(ctx) (RULE("LOCKED", owner_is_me(&(ctx)->lock.owner)), lock_is_mine(&(ctx)->lock))
+#define HELD(ctx) (RULE("HELD", owner_is_me(&(ctx)->baton.holder)), baton_is_mine(&(ctx)->baton))
+
+static inline void baton_is_mine(const baton_t *baton) ASSERTS(*baton);
+static inline void baton_is_mine(const baton_t *baton) NOT_ANALYSED
+{
+    (void)baton;
+}
 
 // The context may be used by this thread of this process.
 hvd_status_t check_context(const hvd_ctx_t *ctx, err_t *err);
 hvd_status_t check_running(const hvd_ctx_t *ctx, err_t *err) REQUIRES(ctx->lock);
 
-// --- request.c, the part under lock --------------------------------------------------------------
+// --- request.c -----------------------------------------------------------------------------------
 
 request_t *request_new(hvd_ctx_t *ctx) REQUIRES(ctx->lock); // NULL: no memory
+void request_recycle(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock);
 request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name)
     REQUIRES(ctx->lock);
 void request_register(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock); // now in flight
 void request_enqueue(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock);  // for the engine
+// The oldest, and how many there are in all.
+int requests_in_flight(hvd_ctx_t *ctx, const trace_t **oldest, int n_oldest) REQUIRES(ctx->lock);
+// By the holder, or by the thread that looks after it on the board.
+void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, const char *text)
+    EXCLUDES(ctx->lock);
+void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text) // everything in flight
+    REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
+void requests_free(hvd_ctx_t *ctx) EXCLUDES(ctx->lock);
 
 // --- process_sets.c ------------------------------------------------------------------------------
 
 process_set_t *set_find(const hvd_ctx_t *ctx, int id); // under lock, or by the holder
-bool set_register(hvd_ctx_t *ctx, int id);
-void set_forget(hvd_ctx_t *ctx, int id);
+bool set_register(hvd_ctx_t *ctx, int id) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
+void set_forget(hvd_ctx_t *ctx, int id) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 // All ranks have joined: whatever each had submitted by then, they count alike again.
-void sets_count_anew(hvd_ctx_t *ctx);
+void sets_count_anew(hvd_ctx_t *ctx) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 void process_sets_free(hvd_ctx_t *ctx);
 
 // --- wait.c --------------------------------------------------------------------------------------
@@ -196,11 +213,12 @@ void keep_house(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton);
 bool queue_is_empty(hvd_ctx_t *ctx);
 bool receive_frames(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton);
 bool send_frames(hvd_ctx_t *ctx) REQUIRES(ctx->baton);
-void engine_fail(hvd_ctx_t *ctx, const err_t *err); // a peer is lost: tells everyone
+// A peer is lost: tells everyone.
+void engine_fail(hvd_ctx_t *ctx, const err_t *err) REQUIRES(ctx->baton);
 // A data link broke: its peer may only have left because of a failure elsewhere. Nothing runs until
 // that is known.
-void engine_suspect(hvd_ctx_t *ctx, const err_t *err);
-void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text);
+void engine_suspect(hvd_ctx_t *ctx, const err_t *err) REQUIRES(ctx->baton);
+void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text) REQUIRES(ctx->baton);
 
 // --- leave.c -------------------------------------------------------------------------------------
 
@@ -212,13 +230,15 @@ void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns) REQUIRES(ctx->baton);
 
 hvd_status_t runner_new(hvd_ctx_t *ctx, runner_t **runner_p, err_t *err);
 void runner_free(runner_t *runner);
-void run_decided(hvd_ctx_t *ctx, const decision_t *decision);
-void run_board_stream(hvd_ctx_t *ctx, request_t *request); // agreed by the board; runs next
-bool run_progress(hvd_ctx_t *ctx); // moves the oldest batch on; true if anything moved
-void batches_drop(hvd_ctx_t *ctx); // the job has ended
+void run_decided(hvd_ctx_t *ctx, const decision_t *decision) REQUIRES(ctx->baton);
+// Agreed by the board; runs next.
+void run_board_stream(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->baton);
+// Moves the oldest batch on; true if anything moved.
+bool run_progress(hvd_ctx_t *ctx) REQUIRES(ctx->baton);
+void batches_drop(hvd_ctx_t *ctx) REQUIRES(ctx->baton); // the job has ended
 void batches_free(hvd_ctx_t *ctx);
 // What the oldest waits for, of which other rank. False: that cannot be told.
-bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes);
+bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes) REQUIRES(ctx->baton);
 
 // --- board.c -------------------------------------------------------------------------------------
 
@@ -228,9 +248,10 @@ void board_free(board_t *board);
 bool board_arrive(hvd_ctx_t *ctx, request_t *request, const process_set_t *set, unsigned flags)
     REQUIRES(ctx->lock);
 // For one that waits on the board: completes it, or hands it to the engine.
-void board_finish(hvd_ctx_t *ctx, request_t *request);
-void board_note(request_t *request, bool full); // under lock: learns from it
-void board_reopen(request_t *request);          // the long way is through
+void board_finish(hvd_ctx_t *ctx, request_t *request) EXCLUDES(ctx->lock, ctx->board_lock);
+// Learns from it.
+void board_note(hvd_ctx_t *ctx, request_t *request, bool full) REQUIRES(ctx->lock);
+void board_reopen(request_t *request); // the long way is through
 static inline bool board_is_busy(hvd_ctx_t *ctx)
 {
     return atomic_load_explicit(&ctx->board_busy, memory_order_acquire);
@@ -238,11 +259,12 @@ static inline bool board_is_busy(hvd_ctx_t *ctx)
 
 // --- failure_text.c ------------------------------------------------------------------------------
 
-void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns); // now and then, from housekeeping
-void report_silence(hvd_ctx_t *ctx, const decision_t *decision);
-void report_stuck(hvd_ctx_t *ctx, const decision_t *decision);
+// Now and then, from housekeeping.
+void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
+void report_silence(hvd_ctx_t *ctx, const decision_t *decision) REQUIRES(ctx->baton);
+void report_stuck(hvd_ctx_t *ctx, const decision_t *decision) REQUIRES(ctx->baton);
 // Adds to the cause of an end what only this rank knows: that it was absent, what it waited for.
-void explain_end(hvd_ctx_t *ctx, err_t *end);
+void explain_end(hvd_ctx_t *ctx, err_t *end) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 
 // --- observed.c, start.c -------------------------------------------------------------------------
 

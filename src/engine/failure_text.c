@@ -20,7 +20,7 @@
 // What runs here, and since when nothing of it has moved. Links that are being made count as
 // moving: how long that may take has limits of its own. What the board agreed to is not told of:
 // it needs nothing but shared memory.
-static coord_progress_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns)
+static coord_progress_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton)
 {
     const batch_t *batch = ctx->running;
     coord_progress_t progress = {0};
@@ -41,6 +41,7 @@ static coord_progress_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns)
 
 void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns)
 {
+    HELD(ctx);
     if (now_ns < ctx->next_activity_ns) {
         return;
     }
@@ -91,6 +92,7 @@ static void warn_of_absence(hvd_ctx_t *ctx, uint64_t away_ns)
 
 void report_silence(hvd_ctx_t *ctx, const decision_t *d)
 {
+    HELD(ctx);
     char who[PEER_TEXT_BYTES], text[HVD_TEXT_BYTES - 256];
     double seconds = (double)d->silent_ns / (double)NS_PER_S;
     err_t err;
@@ -121,6 +123,7 @@ void report_silence(hvd_ctx_t *ctx, const decision_t *d)
 
 void report_stuck(hvd_ctx_t *ctx, const decision_t *d)
 {
+    HELD(ctx);
     err_t err;
     fail(&err, HVD_PEER_LOST,
          "%s. Nothing has moved on any rank for %.1f s, although all of them are alive: data was "
@@ -134,7 +137,7 @@ void report_stuck(hvd_ctx_t *ctx, const decision_t *d)
 
 // --- The end ------------------------------------------------------------------------------------
 
-static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end)
+static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end) REQUIRES(ctx->baton)
 {
     char told[HVD_TEXT_BYTES];
     memcpy(told, end->text, sizeof told);
@@ -163,7 +166,7 @@ static bool find_waiting(hvd_ctx_t *ctx, bool or_agreed, char *name, size_t byte
 }
 
 // What was agreed before a shutdown is finished, so nobody waits for that in vain.
-static void explain_shutdown(hvd_ctx_t *ctx, int rank, err_t *end)
+static void explain_shutdown(hvd_ctx_t *ctx, int rank, err_t *end) REQUIRES(ctx->baton)
 {
     char who[PEER_TEXT_BYTES], name[128];
     bool waits = find_waiting(ctx, false, name, sizeof name);
@@ -178,6 +181,7 @@ static void explain_shutdown(hvd_ctx_t *ctx, int rank, err_t *end)
 
 void explain_end(hvd_ctx_t *ctx, err_t *end)
 {
+    HELD(ctx);
     char name[128];
     int rank = coord_end_rank(ctx->coord);
     uint64_t away_ns = coord_absence_ns(ctx->coord, clock_ns());

@@ -19,7 +19,7 @@ static bool is_gone(const control_link_t *c)
 }
 
 // True when it is on its way, or nobody is there to hear it.
-static bool say_farewell(hvd_ctx_t *ctx, int i)
+static bool say_farewell(hvd_ctx_t *ctx, int i) REQUIRES(ctx->baton)
 {
     control_link_t *c = &ctx->control[i];
     const void *unsent;
@@ -35,7 +35,7 @@ static bool say_farewell(hvd_ctx_t *ctx, int i)
     return c->farewell_sent == sizeof frame;
 }
 
-static void take_leave(hvd_ctx_t *ctx)
+static void take_leave(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     int n_parents = ctx->job.rank > 0 ? 1 : 0; // it comes first
     for (int i = n_parents; i < ctx->n_control; i++) {
@@ -56,6 +56,7 @@ static void take_leave(hvd_ctx_t *ctx)
 // The last part of a job that was shut down.
 void finish_job(hvd_ctx_t *ctx)
 {
+    HELD(ctx);
     if (ctx->ended.status == HVD_OK && (ctx->running == NULL || clock_ns() >= ctx->ending_by_ns)) {
         end_job(ctx, ctx->ending.status, ctx->ending.text);
     }
@@ -69,6 +70,7 @@ void finish_job(hvd_ctx_t *ctx)
 // socket closed with unread bytes would cut theirs off.
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns)
 {
+    HELD(ctx);
     bool open = true;
     while (open && clock_ns() < deadline_ns) {
         net_progress(ctx->net);

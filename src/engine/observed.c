@@ -14,7 +14,9 @@ static const char *way_name(int way)
 
 static int list_in_flight(void *owner, const trace_t **oldest, int n_oldest)
 {
-    return requests_in_flight(owner, oldest, n_oldest);
+    hvd_ctx_t *ctx = owner;
+    LOCKED(ctx);
+    return requests_in_flight(ctx, oldest, n_oldest);
 }
 
 static void free_context(void *owner)

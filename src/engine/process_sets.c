@@ -10,6 +10,7 @@
 
 process_set_t *set_find(const hvd_ctx_t *ctx, int id)
 {
+    RULE("LOCKED or HELD", owner_is_me(&ctx->lock.owner) || owner_is_me(&ctx->baton.holder));
     for (int i = 0; i < ctx->n_sets; i++) {
         if (ctx->sets[i]->id == id) {
             return ctx->sets[i];
@@ -20,6 +21,7 @@ process_set_t *set_find(const hvd_ctx_t *ctx, int id)
 
 void sets_count_anew(hvd_ctx_t *ctx)
 {
+    HELD(ctx);
     lock_take(&ctx->lock);
     ctx->n_joins++;
     for (int i = 0; i < ctx->n_sets; i++) {
@@ -49,6 +51,7 @@ static process_set_t *set_copy(hvd_ctx_t *ctx, int id)
 
 bool set_register(hvd_ctx_t *ctx, int id)
 {
+    HELD(ctx);
     process_set_t *set = set_copy(ctx, id);
     lock_take(&ctx->lock);
     process_set_t **sets = realloc(ctx->sets, (size_t)(ctx->n_sets + 1) * sizeof *sets);
@@ -67,6 +70,7 @@ bool set_register(hvd_ctx_t *ctx, int id)
 
 void set_forget(hvd_ctx_t *ctx, int id)
 {
+    HELD(ctx);
     lock_take(&ctx->lock);
     for (int i = 0; i < ctx->n_sets; i++) {
         if (ctx->sets[i]->id == id) {
@@ -127,7 +131,7 @@ static hvd_status_t check_set_ranks(const hvd_ctx_t *ctx, const int *ranks, int 
     return HVD_OK;
 }
 
-// Under lock: a request object that asks coord for something else than an operation.
+// A request object that asks coord for something else than an operation.
 static request_t *new_question(hvd_ctx_t *ctx, hvd_op_t op, const int *ranks, int n, err_t *err)
     REQUIRES(ctx->lock)
 {

@@ -28,7 +28,7 @@ static request_t *request_at(hvd_ctx_t *ctx, uint32_t index)
     return &chunk[index - FIRST_CHUNK * ((1u << k) - 1)];
 }
 
-static request_t *grow_table(hvd_ctx_t *ctx)
+static request_t *grow_table(hvd_ctx_t *ctx) REQUIRES(ctx->lock)
 {
     uint32_t index = atomic_load_explicit(&ctx->requests.n, memory_order_relaxed);
     int k = chunk_of(index);
@@ -48,6 +48,11 @@ static request_t *grow_table(hvd_ctx_t *ctx)
     return request;
 }
 
+static int state_of(const request_t *request)
+{
+    return atomic_load_explicit(&request->state, memory_order_relaxed);
+}
+
 request_t *request_new(hvd_ctx_t *ctx)
 {
     LOCKED(ctx);
@@ -57,6 +62,7 @@ request_t *request_new(hvd_ctx_t *ctx)
     } else if ((request = grow_table(ctx)) == NULL) {
         return NULL;
     }
+    INVARIANT(state_of(request) == REQUEST_FREE);
     request->next = NULL;
     request->status = HVD_OK;
     request->last_joined = -1;
@@ -88,6 +94,8 @@ request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle)
 
 void request_recycle(hvd_ctx_t *ctx, request_t *request)
 {
+    LOCKED(ctx);
+    INVARIANT(state_of(request) != REQUEST_FREE);
     for (int i = 0; i < request->signature.n_tensors; i++) {
         free(request->owned[i]);
     }
@@ -106,13 +114,15 @@ void request_recycle(hvd_ctx_t *ctx, request_t *request)
 void requests_free(hvd_ctx_t *ctx)
 {
     uint32_t n = atomic_load(&ctx->requests.n);
+    lock_take(&ctx->lock);
     for (uint32_t i = 0; i < n; i++) {
         request_t *request = request_at(ctx, i);
-        if (atomic_load(&request->state) != REQUEST_FREE) {
+        if (state_of(request) != REQUEST_FREE) {
             request_recycle(ctx, request);
         }
         buf_free(&request->storage);
     }
+    lock_release(&ctx->lock);
     for (int k = 0; k < N_REQUEST_CHUNKS; k++) {
         free(atomic_load(&ctx->requests.chunks[k]));
     }
@@ -121,13 +131,14 @@ void requests_free(hvd_ctx_t *ctx)
 
 // --- Names in flight -----------------------------------------------------------------------------
 
-static request_t **chain_of(hvd_ctx_t *ctx, uint64_t hash)
+static request_t **chain_of(hvd_ctx_t *ctx, uint64_t hash) REQUIRES(ctx->lock)
 {
     return &ctx->requests.by_name[hash & (uint64_t)(ctx->requests.n_by_name - 1)];
 }
 
 request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name)
 {
+    LOCKED(ctx);
     if (ctx->requests.n_by_name == 0) {
         return NULL;
     }
@@ -139,14 +150,14 @@ request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *n
     return NULL;
 }
 
-static void name_insert(hvd_ctx_t *ctx, request_t *request)
+static void name_insert(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
 {
     request_t **chain = chain_of(ctx, request->hash);
     request->next_same_hash = *chain;
     *chain = request;
 }
 
-static void name_remove(hvd_ctx_t *ctx, request_t *request)
+static void name_remove(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
 {
     for (request_t **link = chain_of(ctx, request->hash); *link != NULL;
          link = &(*link)->next_same_hash) {
@@ -158,7 +169,7 @@ static void name_remove(hvd_ctx_t *ctx, request_t *request)
 }
 
 // Keeps the chains short. Failing to grow only makes them longer.
-static void names_grow(hvd_ctx_t *ctx)
+static void names_grow(hvd_ctx_t *ctx) REQUIRES(ctx->lock)
 {
     int n = ctx->requests.n_by_name > 0 ? 2 * ctx->requests.n_by_name : 1024;
     request_t **table = calloc((size_t)n, sizeof *table);
@@ -193,6 +204,7 @@ void request_register(hvd_ctx_t *ctx, request_t *request)
 void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 {
     LOCKED(ctx);
+    INVARIANT(state_of(request) == REQUEST_IN_FLIGHT);
     atomic_fetch_add_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
     atomic_store_explicit(&request->board.waits, false, memory_order_relaxed);
     if (request->trace.submitted == 0) {
@@ -217,6 +229,7 @@ void requests_wake(hvd_ctx_t *ctx)
 // so after the lock here either it has seen DONE or it is seen.
 void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, const char *text)
 {
+    INVARIANT(state_of(request) == REQUEST_IN_FLIGHT);
     hvd_done_fn done = request->done;
     void *arg = request->arg;
     hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
@@ -233,9 +246,10 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
     if (atomic_load_explicit(&request->board.waits,
                              memory_order_relaxed)) { // never had by the engine
-        board_note(request, status == HVD_OK);
+        board_note(ctx, request, status == HVD_OK);
         atomic_store_explicit(&request->board.waits, false, memory_order_relaxed);
     } else {
+        INVARIANT(atomic_load(&ctx->requests.n_in_flight) > 0);
         atomic_fetch_sub_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
         board_reopen(request);
     }
@@ -252,6 +266,7 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
 
 void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
 {
+    HELD(ctx);
     lock_take(&ctx->lock);
     if (ctx->ended.status == HVD_OK) {
         fail(&ctx->ended, status, "%s", text);
@@ -274,6 +289,7 @@ void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
 
 int requests_in_flight(hvd_ctx_t *ctx, const trace_t **oldest, int n_oldest)
 {
+    LOCKED(ctx);
     int n_found = 0;
     int n_kept = 0;
     uint32_t n = atomic_load_explicit(&ctx->requests.n, memory_order_relaxed);

@@ -93,10 +93,7 @@ typedef struct request_table {
 
 // --- request.c -----------------------------------------------------------------------------------
 
-void request_recycle(hvd_ctx_t *ctx, request_t *request);
-request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name);
-// The oldest, and how many there are in all.
-int requests_in_flight(hvd_ctx_t *ctx, const trace_t **oldest, int n_oldest);
+// What a thread must have for the rest of request.c says engine.h.
 request_t *request_find(hvd_ctx_t *ctx, hvd_handle_t handle); // any thread; NULL: unknown, released
 
 static inline uint64_t tag_of(request_t *request)
@@ -108,10 +105,7 @@ static inline request_t *request_of_tag(uint64_t tag) // NULL for tag 0
     return (request_t *)(uintptr_t)tag;
 }
 
-void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, const char *text);
 void requests_wake(hvd_ctx_t *ctx); // threads that wait for what has been completed
-void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text); // everything in flight
-void requests_free(hvd_ctx_t *ctx);
 // Cuts memory, aligned, from the request's storage, which must have been reserved whole.
 static inline void *request_cut(request_t *request, size_t bytes)
 {

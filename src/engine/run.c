@@ -81,7 +81,7 @@ void *scratch(buf_t *buf, size_t bytes)
 
 // --- The queue of batches ------------------------------------------------------------------------
 
-static batch_t *batch_take(hvd_ctx_t *ctx, int n_entries)
+static batch_t *batch_take(hvd_ctx_t *ctx, int n_entries) REQUIRES(ctx->baton)
 {
     batch_t *b = ctx->free_batches;
     if (b != NULL) {
@@ -105,7 +105,7 @@ static batch_t *batch_take(hvd_ctx_t *ctx, int n_entries)
     return b;
 }
 
-static void batch_put_back(hvd_ctx_t *ctx, batch_t *b)
+static void batch_put_back(hvd_ctx_t *ctx, batch_t *b) REQUIRES(ctx->baton)
 {
     b->next = ctx->free_batches;
     ctx->free_batches = b;
@@ -122,14 +122,14 @@ void batches_free(hvd_ctx_t *ctx)
     }
 }
 
-static void fail_no_memory(hvd_ctx_t *ctx)
+static void fail_no_memory(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     err_t err;
     fail(&err, HVD_NO_MEMORY, "rank %d has no memory to run a batch", ctx->job.rank);
     engine_fail(ctx, &err);
 }
 
-static void append(hvd_ctx_t *ctx, batch_t *b)
+static void append(hvd_ctx_t *ctx, batch_t *b) REQUIRES(ctx->baton)
 {
     ctx->moved_ns = ctx->running == NULL ? ctx->now_ns : ctx->moved_ns;
     *ctx->running_last = b;
@@ -138,6 +138,7 @@ static void append(hvd_ctx_t *ctx, batch_t *b)
 
 void batches_drop(hvd_ctx_t *ctx)
 {
+    HELD(ctx);
     while (ctx->running != NULL) {
         batch_t *b = ctx->running;
         ctx->running = b->next;
@@ -150,6 +151,7 @@ void batches_drop(hvd_ctx_t *ctx)
 // --- Running -------------------------------------------------------------------------------------
 
 static void complete_batch(hvd_ctx_t *ctx, const batch_t *b, hvd_status_t status)
+    REQUIRES(ctx->baton)
 {
     for (int i = 0; i < b->n_entries; i++) {
         if (b->requests[i] != NULL) {
@@ -218,7 +220,7 @@ static bool some_host_has_several(const host_split_t *split, int n)
     return false;
 }
 
-static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b)
+static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b) REQUIRES(ctx->baton)
 {
     bool one_host = split_by_hosts(ctx, &r->split, b->set);
     way_case_t given = {
@@ -235,6 +237,7 @@ static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b)
 }
 
 static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *err)
+    REQUIRES(ctx->baton)
 {
     uint64_t ticks = ticks_now();
     observe_cycle(ctx->observe, ticks);
@@ -259,6 +262,7 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *
 
 bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
 {
+    HELD(ctx);
     const runner_t *r = ctx->runner;
     bool in_host = r->way == &ways[WAY_TWO_LEVEL] && r->two_level.phase != PHASE_BETWEEN_HOSTS;
     if (r->batch == NULL || !r->way->by_plan || in_host) {
@@ -268,7 +272,7 @@ bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
     return text[0] != '\0';
 }
 
-static void finish_batch(hvd_ctx_t *ctx, batch_t *b)
+static void finish_batch(hvd_ctx_t *ctx, batch_t *b) REQUIRES(ctx->baton)
 {
     ctx->running = b->next;
     if (ctx->running == NULL) {

@@ -303,6 +303,7 @@ static hvd_status_t open_coord(hvd_ctx_t *ctx, err_t *err)
 }
 
 static hvd_status_t define_sets(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
+    REQUIRES(ctx->baton)
 {
     bool ok = set_register(ctx, 0);
     for (int s = 0; ok && options != NULL && s < options->n_process_sets; s++) {
@@ -338,7 +339,7 @@ static hvd_status_t link_tree(hvd_ctx_t *ctx, err_t *err)
 
 // --- Up and down ---------------------------------------------------------------------------------
 
-static void take_down(hvd_ctx_t *ctx)
+static void take_down(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     bool is_alone = observe_stop(ctx->observe);
     if (ctx->runner != NULL) {
@@ -469,6 +470,7 @@ hear_neighbours(hvd_ctx_t *ctx, err_t *err) NOT_ANALYSED // takes the engine bac
 }
 
 static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t *err)
+    REQUIRES(ctx->baton)
 {
     hvd_status_t status;
     answers_t answers = {0};

@@ -28,6 +28,7 @@ void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
 
 void engine_fail(hvd_ctx_t *ctx, const err_t *err)
 {
+    HELD(ctx);
     if (ctx->ended.status != HVD_OK) {
         return; // links of a job that is over may well break
     }
@@ -45,6 +46,7 @@ void engine_fail(hvd_ctx_t *ctx, const err_t *err)
 // silent give it up at different times, up to a heartbeat apart, and the first to do so may leave.
 void engine_suspect(hvd_ctx_t *ctx, const err_t *err)
 {
+    HELD(ctx);
     if (ctx->suspicion.status == HVD_OK) {
         ctx->suspicion = *err;
         uint64_t heartbeat_ns = (uint64_t)(ctx->config.heartbeat_interval * (double)NS_PER_S);
@@ -54,7 +56,7 @@ void engine_suspect(hvd_ctx_t *ctx, const err_t *err)
 
 // --- Take ----------------------------------------------------------------------------------------
 
-static void take_one(hvd_ctx_t *ctx, request_t *r, uint64_t now_ns)
+static void take_one(hvd_ctx_t *ctx, request_t *r, uint64_t now_ns) REQUIRES(ctx->baton)
 {
     err_t err;
     hvd_status_t status;
@@ -102,7 +104,7 @@ bool queue_is_empty(hvd_ctx_t *ctx)
     return atomic_load_explicit(&ctx->requests.queue, memory_order_acquire) == NULL;
 }
 
-static bool take_queue(hvd_ctx_t *ctx)
+static bool take_queue(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     if (LIKELY(queue_is_empty(ctx))) {
         return false;
@@ -122,7 +124,7 @@ static bool take_queue(hvd_ctx_t *ctx)
 
 // Gives coord every whole frame at `data`; returns the bytes used, or a negative status.
 static ssize_t take_frames(hvd_ctx_t *ctx, control_link_t *c, const uint8_t *data, size_t bytes,
-                           uint64_t now_ns, err_t *err)
+                           uint64_t now_ns, err_t *err) REQUIRES(ctx->baton)
 {
     size_t used = 0, body;
     hvd_status_t status;
@@ -145,6 +147,7 @@ broken:
 
 // Frames mostly arrive whole and are read where they lie; torn ones are put together first.
 static ssize_t receive_control(hvd_ctx_t *ctx, control_link_t *c, uint64_t now_ns, err_t *err)
+    REQUIRES(ctx->baton)
 {
     const void *data;
     ssize_t available = link_peek(c->link, &data);
@@ -176,6 +179,7 @@ static ssize_t receive_control(hvd_ctx_t *ctx, control_link_t *c, uint64_t now_n
 // A broken link counts after all have been read: another neighbour may know more of what happened.
 bool receive_frames(hvd_ctx_t *ctx, uint64_t now_ns)
 {
+    HELD(ctx);
     bool moved = false;
     err_t broken = {.status = HVD_OK};
     for (int i = 0; i < ctx->n_control; i++) {
@@ -195,6 +199,7 @@ bool receive_frames(hvd_ctx_t *ctx, uint64_t now_ns)
 
 bool send_frames(hvd_ctx_t *ctx)
 {
+    HELD(ctx);
     bool moved = false;
     for (int i = 0; i < ctx->n_control; i++) {
         const void *bytes;
@@ -214,7 +219,7 @@ bool send_frames(hvd_ctx_t *ctx)
     return moved;
 }
 
-static void complete_tag(hvd_ctx_t *ctx, const decision_t *d)
+static void complete_tag(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->baton)
 {
     if (d->tag == 0) {
         return;
@@ -227,7 +232,7 @@ static void complete_tag(hvd_ctx_t *ctx, const decision_t *d)
                      with_job ? ctx->cause.text : d->text);
 }
 
-static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
+static void carry_out(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->baton)
 {
     switch (d->kind) {
     case DECIDE_RUN:
@@ -272,7 +277,7 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d)
 }
 
 // Nobody shall find a request that failed with the job in a job that still looks healthy.
-static void note_end(hvd_ctx_t *ctx)
+static void note_end(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     err_t end;
     bool finishes_first = coord_has_ended(ctx->coord, &end) == HVD_SHUTDOWN && ctx->running != NULL;
@@ -306,6 +311,7 @@ static bool agree(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 // What need not happen in every step: slow links, lost peers, timers, a request to stop.
 void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
 {
+    HELD(ctx);
     err_t err;
     ctx->now_ns = MAX(ctx->now_ns, now_ns);
     if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_CONTROL, &err) != HVD_OK) {
@@ -352,7 +358,7 @@ static void look_at_clock(hvd_ctx_t *ctx, bool has_news) REQUIRES(ctx->baton)
     }
 }
 
-static void tell(hvd_ctx_t *ctx)
+static void tell(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     if (atomic_load_explicit(&ctx->baton.has_completed, memory_order_relaxed)) {
         atomic_store_explicit(&ctx->baton.has_completed, false, memory_order_relaxed);

@@ -271,8 +271,8 @@ static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_r
 
 // --- Submitting ----------------------------------------------------------------------------------
 
-// Under lock. The set this rank may use, or an error.
-static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err)
+// The set this rank may use, or an error.
+static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err) REQUIRES(ctx->lock)
 {
     process_set_t *set = set_find(ctx, id);
     if (set == NULL) {
@@ -289,7 +289,7 @@ static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err)
 // Ranks submit nameless operations in the same order, so counting names them alike. Each join has
 // numbers of its own: what was submitted before may still be in flight.
 static const char *name_of(const hvd_ctx_t *ctx, const hvd_request_t *asked, process_set_t *set,
-                           char *made, size_t bytes)
+                           char *made, size_t bytes) REQUIRES(ctx->lock)
 {
     if (asked->name != NULL) {
         return asked->name;

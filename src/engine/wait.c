@@ -38,6 +38,7 @@ static bool try_hold(hvd_ctx_t *ctx) NOT_ANALYSED
     bool held = atomic_load_explicit(&ctx->baton.held, memory_order_relaxed) == 0 &&
                 atomic_compare_exchange_strong(&ctx->baton.held, &free_engine, 1);
     if (held) {
+        INVARIANT(atomic_load(&ctx->baton.holder.thread) == 0);
         owner_set(&ctx->baton.holder);
     }
     return held;
@@ -250,6 +251,7 @@ bool engine_wait(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns) NOT_AN
         atomic_fetch_add(&ctx->baton.n_waiting, 1);
         engine_nudge(ctx); // whoever drives may sleep, and not have seen what we submitted
         done = wait_in_line(ctx, state, deadline_ns, &held);
+        INVARIANT(atomic_load(&ctx->baton.n_waiting) > 0);
         atomic_fetch_sub(&ctx->baton.n_waiting, 1);
     }
     if (held) {
@@ -274,6 +276,7 @@ void engine_wait_a_little(hvd_ctx_t *ctx)
 static void serve(hvd_ctx_t *ctx) RELEASES(ctx->baton)
 {
     pause_t p = {0};
+    INVARIANT(!atomic_load(&ctx->baton.thread_sleeps) && !atomic_load(&ctx->baton.thread_dozes));
     net_after_sleep(ctx->net);
     for (;;) {
         if (atomic_load_explicit(&ctx->baton.n_waiting, memory_order_relaxed) > 0 ||
@@ -313,6 +316,7 @@ static void doze(hvd_ctx_t *ctx)
 {
     unsigned lent = atomic_load(&ctx->baton.n_lent);
     unsigned ticket = atomic_load(&ctx->baton.duty_word);
+    INVARIANT(!owner_is_me(&ctx->baton.holder) && !atomic_load(&ctx->baton.thread_sleeps));
     atomic_store(&ctx->baton.thread_dozes, true);
     bool held = atomic_load(&ctx->baton.held) != 0;
     bool work = !held && atomic_load(&ctx->requests.n_in_flight) > 0;

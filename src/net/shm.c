@@ -397,6 +397,7 @@ static ssize_t shm_send(net_link_t *link, const void *data, size_t bytes)
     if (capacity - (l->head - l->seen_tail) < bytes) {
         l->seen_tail = atomic_load_explicit(&l->out->tail, memory_order_acquire);
     }
+    INVARIANT(l->head - l->seen_tail <= capacity && atomic_load(&l->out->head) == l->head);
     size_t n = (size_t)MIN(bytes, capacity - (l->head - l->seen_tail));
     if (n == 0) {
         return 0;
@@ -420,6 +421,7 @@ static ssize_t shm_peek(net_link_t *link, const void **data_p)
             return 0;
         }
     }
+    INVARIANT(l->seen_head - l->tail <= l->in_bytes);
     size_t at = (size_t)(l->tail & (l->in_bytes - 1));
     *data_p = l->in->bytes + at;
     return (ssize_t)MIN(l->seen_head - l->tail, l->in_bytes - at);
@@ -428,6 +430,7 @@ static ssize_t shm_peek(net_link_t *link, const void **data_p)
 static void shm_consume(net_link_t *link, size_t bytes)
 {
     shm_link_t *l = (shm_link_t *)link;
+    INVARIANT(bytes <= l->seen_head - l->tail && atomic_load(&l->in->tail) == l->tail);
     l->tail += bytes;
     atomic_store_explicit(&l->in->tail, l->tail, memory_order_release);
     // A sender that sleeps found its ring full, so by the time its last bytes are seen here at

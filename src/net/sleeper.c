@@ -142,6 +142,7 @@ hvd_status_t sleeper_watch(sleeper_t *s, int fd, err_t *err)
                     "before it is shared",
                     SLEEPER_MAX_FDS);
     }
+    INVARIANT(s->fds[s->n_fds - 1].fd == s->bell); // the last, always
     s->fds[s->n_fds] = s->fds[s->n_fds - 1];
     s->fds[s->n_fds - 1] = (struct pollfd){.fd = fd, .events = POLLIN};
     s->n_fds++;

@@ -246,6 +246,7 @@ static ssize_t peek_plain(net_link_t *base, const void **data_p)
 static void consume_plain(net_link_t *base, size_t bytes)
 {
     tcp_link_t *link = (tcp_link_t *)base;
+    INVARIANT(link->stage_at <= link->stage_len && bytes <= link->stage_len - link->stage_at);
     link->stage_at += bytes;
 }
 

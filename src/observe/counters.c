@@ -49,8 +49,9 @@ static uint64_t between(uint64_t from, uint64_t to)
     return to > from ? to - from : 0;
 }
 
-static void add(const observe_t *o, counters_t *c, const record_t *record)
+static void add(const observe_t *o, counters_t *c, const record_t *record) REQUIRES(*o->job.lock)
 {
+    INVARIANT(c->in_flight > 0);
     c->in_flight--;
     c->operations[record->op]++;
     c->bytes[record->op] += record->bytes;
@@ -66,8 +67,10 @@ static void add(const observe_t *o, counters_t *c, const record_t *record)
 
 void counters_catch_up(observe_t *o)
 {
+    JOB_LOCKED(o);
     const recorder_t *recorder = o->recorder;
     counters_t *c = o->counters;
+    INVARIANT(c->n_records <= recorder->n && recorder->n - c->n_records < RECORDER_SLOTS);
     for (; c->n_records < recorder->n; c->n_records++) {
         add(o, c, &recorder->ring[c->n_records % RECORDER_SLOTS]);
     }
@@ -121,7 +124,7 @@ static void on_arrival(void *arg, const char *name, int rank)
     observe_t *o = arg;
     lock_take(o->job.lock);
     if (o->timeline != NULL) {
-        timeline_add_arrival(o->timeline, name, rank, ticks_now());
+        timeline_add_arrival(o, o->timeline, name, rank, ticks_now());
     }
     lock_release(o->job.lock);
 }

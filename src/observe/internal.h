@@ -11,6 +11,10 @@
 
 #include <poll.h>
 
+// This thread has the lock of the engine, which it may know by that name only.
+#define JOB_LOCKED(o)                                                                              \
+    (RULE("LOCKED", owner_is_me(&(o)->job.lock->owner)), lock_is_mine((o)->job.lock))
+
 // --- recorder.c ---------------------------------------------------------------------------------
 
 #define RECORDED_OPERATIONS 1000
@@ -56,9 +60,9 @@ typedef struct snapshot {
     double pace;  // nanoseconds a tick
 } snapshot_t;
 
-recorder_t *recorder_new(void);                                   // NULL: no memory; free() ends it
-void recorder_snapshot(observe_t *observe, snapshot_t *snapshot); // takes the lock
-const record_t *snapshot_last(const snapshot_t *snapshot);        // NULL: none yet
+recorder_t *recorder_new(void); // NULL: no memory; free() ends it
+void recorder_snapshot(observe_t *observe, snapshot_t *snapshot) EXCLUDES(*observe->job.lock);
+const record_t *snapshot_last(const snapshot_t *snapshot); // NULL: none yet
 const char *snapshot_state(const snapshot_t *snapshot); // "idle", "ended", or of the oldest flight
 // One line for the log; a page for people; lines of "key<tab>value" for hvd-info.
 void snapshot_summary(const snapshot_t *snapshot, buf_t *out);
@@ -68,23 +72,29 @@ void snapshot_status(const observe_t *observe, const snapshot_t *snapshot, buf_t
 
 // --- counters.c ---------------------------------------------------------------------------------
 
-counters_t *counters_new(int n_branches); // NULL: no memory
-void counters_free(counters_t *counters); // safe on NULL
-// Under lock: one more is in flight; adds the records that are not in the sums yet.
-void counters_submitted(observe_t *observe);
-void counters_catch_up(observe_t *observe);
-void counters_page(observe_t *observe, buf_t *out); // Prometheus text
+counters_t *counters_new(int n_branches);                                 // NULL: no memory
+void counters_free(counters_t *counters);                                 // safe on NULL
+void counters_submitted(observe_t *observe) REQUIRES(*observe->job.lock); // one more is in flight
+// Adds the records that are not in the sums yet.
+void counters_catch_up(observe_t *observe) REQUIRES(*observe->job.lock);
+void counters_page(observe_t *observe, buf_t *out) EXCLUDES(*observe->job.lock); // Prometheus text
 
 // --- timeline.c ---------------------------------------------------------------------------------
 
 hvd_status_t timeline_open(observe_t *observe, const char *path, bool mark_cycles,
                            timeline_t **timeline_p, err_t *err);
-// Under lock. Cheap: events are written out later.
-void timeline_add(timeline_t *timeline, const trace_t *trace, const record_t *record);
-void timeline_add_cycle(timeline_t *timeline, uint64_t ticks); // a batch starts
+// Cheap: events are written out later.
+void timeline_add(observe_t *observe, timeline_t *timeline, const trace_t *trace,
+                  const record_t *record) REQUIRES(*observe->job.lock);
+// A batch starts.
+void timeline_add_cycle(observe_t *observe, timeline_t *timeline, uint64_t ticks)
+    REQUIRES(*observe->job.lock);
 // A rank's share of a tensor has come to rank 0.
-void timeline_add_arrival(timeline_t *timeline, const char *tensor, int rank, uint64_t ticks);
-bool timeline_is_filling(const timeline_t *timeline); // it is time to write
+void timeline_add_arrival(observe_t *observe, timeline_t *timeline, const char *tensor, int rank,
+                          uint64_t ticks) REQUIRES(*observe->job.lock);
+// It is time to write.
+bool timeline_is_filling(const observe_t *observe, const timeline_t *timeline)
+    REQUIRES(*observe->job.lock);
 // By the monitor thread.
 void timeline_write(observe_t *observe, timeline_t *timeline);
 void timeline_close(observe_t *observe, timeline_t *timeline); // writes the rest; safe on NULL

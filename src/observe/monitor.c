@@ -53,7 +53,7 @@ struct monitor {
     snapshot_t *scratch;
     uint64_t next_dump_ns[N_DUMP_REASONS];
 
-    pthread_mutex_t timeline_lock; // one change at a time
+    lock_t timeline_lock; // one change at a time
     timeline_t *next_timeline;
     atomic_uint n_changes; // futex: timelines changed so far
     atomic_uint parting;   // futex: who was through first
@@ -81,11 +81,11 @@ void monitor_wake(observe_t *o)
 // --- SIGUSR2 -------------------------------------------------------------------------------------
 
 static struct {
-    pthread_mutex_t lock;
+    lock_t lock;
     atomic_int bells[MAX_BELLS]; // eventfd + 1; 0: none
     atomic_int pid;              // whose they are: a forked child must not ring its parent's
     atomic_int n_inside;         // handlers that may still hold a bell
-} signalled = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} signalled = {.lock = LOCK_INITIALIZER};
 
 static void on_signal(int number)
 {
@@ -134,7 +134,7 @@ static void forget_parents_bells(void)
 
 static void hear_signals(monitor_t *m)
 {
-    pthread_mutex_lock(&signalled.lock);
+    lock_take(&signalled.lock);
     if (is_ours() || replace_default()) {
         forget_parents_bells();
         for (int i = 0; i < MAX_BELLS && !m->hears_signals; i++) {
@@ -143,13 +143,13 @@ static void hear_signals(monitor_t *m)
                 atomic_compare_exchange_strong(&signalled.bells[i], &none, m->bell + 1);
         }
     }
-    pthread_mutex_unlock(&signalled.lock);
+    lock_release(&signalled.lock);
 }
 
 static void ignore_signals(monitor_t *m)
 {
     bool any = false;
-    pthread_mutex_lock(&signalled.lock);
+    lock_take(&signalled.lock);
     for (int i = 0; m->hears_signals && i < MAX_BELLS; i++) {
         int mine = m->bell + 1;
         atomic_compare_exchange_strong(&signalled.bells[i], &mine, 0);
@@ -159,7 +159,7 @@ static void ignore_signals(monitor_t *m)
         struct sigaction usual = {.sa_handler = SIG_DFL};
         sigaction(SIGUSR2, &usual, NULL);
     }
-    pthread_mutex_unlock(&signalled.lock);
+    lock_release(&signalled.lock);
     while (atomic_load(&signalled.n_inside) > 0) { // the bell must outlive its last ring
         sched_yield();
     }
@@ -259,7 +259,7 @@ static hvd_status_t set_timeline(observe_t *o, timeline_t *timeline, err_t *err)
 {
     monitor_t *m = o->monitor;
     uint64_t deadline_ns = clock_ns() + ANSWER_NS;
-    pthread_mutex_lock(&m->timeline_lock);
+    lock_take(&m->timeline_lock);
     unsigned seen = atomic_load(&m->n_changes);
     m->next_timeline = timeline;
     ask(m, ASKED_TIMELINE);
@@ -267,7 +267,7 @@ static hvd_status_t set_timeline(observe_t *o, timeline_t *timeline, err_t *err)
         futex_wait(&m->n_changes, seen, deadline_ns);
     }
     bool done = atomic_load(&m->n_changes) != seen;
-    pthread_mutex_unlock(&m->timeline_lock);
+    lock_release(&m->timeline_lock);
     return done ? HVD_OK
                 : fail(err, HVD_TIMEOUT,
                        "the disk did not take the pending part of the timeline within %d s; the "
@@ -330,7 +330,7 @@ static void monitor_free(monitor_t *m)
     if (m->bell >= 0) {
         close(m->bell);
     }
-    pthread_mutex_destroy(&m->timeline_lock);
+    lock_free(&m->timeline_lock);
     free(m->scratch);
     free(m);
 }
@@ -375,7 +375,7 @@ hvd_status_t monitor_start(observe_t *o, err_t *err)
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
     m->observe = o;
-    pthread_mutex_init(&m->timeline_lock, NULL);
+    lock_init(&m->timeline_lock);
     m->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int code = m->bell < 0 ? errno : 0;
     m->scratch = malloc(sizeof *m->scratch);

@@ -128,7 +128,7 @@ static inline bool observe_has_timeline(const observe_t *observe)
     return UNLIKELY(atomic_load_explicit(&observe->timeline_on, memory_order_relaxed));
 }
 
-void observe_mark_cycle(observe_t *observe, uint64_t ticks);
+void observe_mark_cycle(observe_t *observe, uint64_t ticks) EXCLUDES(*observe->job.lock);
 
 // By the holder: a batch starts.
 static inline void observe_cycle(observe_t *observe, uint64_t ticks)

@@ -61,6 +61,7 @@ static void complete(record_t *record, const trace_t *trace, hvd_status_t status
 
 void observe_submitted(observe_t *o, trace_t *trace, bool is_next)
 {
+    JOB_LOCKED(o);
     if (HVD_UNRECORDED) {
         return;
     }
@@ -77,6 +78,7 @@ void observe_submitted(observe_t *o, trace_t *trace, bool is_next)
 
 void observe_completed(observe_t *o, const trace_t *trace, hvd_status_t status)
 {
+    JOB_LOCKED(o);
     recorder_t *recorder = o->recorder;
     if (UNLIKELY(op_is_about_sets(trace->signature->op)) || HVD_UNRECORDED) {
         return;
@@ -93,8 +95,8 @@ void observe_completed(observe_t *o, const trace_t *trace, hvd_status_t status)
         counters_catch_up(o);
     }
     if (observe_has_timeline(o) && o->timeline != NULL) {
-        timeline_add(o->timeline, trace, record);
-        if (timeline_is_filling(o->timeline)) {
+        timeline_add(o, o->timeline, trace, record);
+        if (timeline_is_filling(o, o->timeline)) {
             monitor_wake(o);
         }
     }
@@ -104,7 +106,7 @@ void observe_mark_cycle(observe_t *o, uint64_t ticks)
 {
     lock_take(o->job.lock);
     if (o->timeline != NULL) {
-        timeline_add_cycle(o->timeline, ticks);
+        timeline_add_cycle(o, o->timeline, ticks);
     }
     lock_release(o->job.lock);
 }

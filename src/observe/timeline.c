@@ -110,9 +110,11 @@ static int32_t pid_of(timeline_t *t, const char *tensor)
     return (int32_t)++t->n_pids;
 }
 
-static event_t *new_event(timeline_t *t, event_kind_t kind)
+static event_t *new_event(observe_t *o, timeline_t *t, event_kind_t kind) REQUIRES(*o->job.lock)
 {
+    JOB_LOCKED(o);
     backlog_t *backlog = &t->filling;
+    INVARIANT(backlog->n_events <= MAX_EVENTS);
     if (backlog->n_events == MAX_EVENTS) {
         backlog->n_dropped++;
         return NULL;
@@ -122,14 +124,15 @@ static event_t *new_event(timeline_t *t, event_kind_t kind)
     return event;
 }
 
-bool timeline_is_filling(const timeline_t *t)
+bool timeline_is_filling(const observe_t *o, const timeline_t *t)
 {
+    JOB_LOCKED(o);
     return t->filling.n_events == MAX_EVENTS / 2;
 }
 
-void timeline_add(timeline_t *t, const trace_t *trace, const record_t *record)
+void timeline_add(observe_t *o, timeline_t *t, const trace_t *trace, const record_t *record)
 {
-    event_t *e = new_event(t, EVENT_OPERATION);
+    event_t *e = new_event(o, t, EVENT_OPERATION);
     if (e == NULL) {
         return;
     }
@@ -156,17 +159,17 @@ void timeline_add(timeline_t *t, const trace_t *trace, const record_t *record)
     }
 }
 
-void timeline_add_cycle(timeline_t *t, uint64_t ticks)
+void timeline_add_cycle(observe_t *o, timeline_t *t, uint64_t ticks)
 {
-    event_t *e = t->mark_cycles ? new_event(t, EVENT_CYCLE) : NULL;
+    event_t *e = t->mark_cycles ? new_event(o, t, EVENT_CYCLE) : NULL;
     if (e != NULL) {
         e->submitted = ticks;
     }
 }
 
-void timeline_add_arrival(timeline_t *t, const char *tensor, int rank, uint64_t ticks)
+void timeline_add_arrival(observe_t *o, timeline_t *t, const char *tensor, int rank, uint64_t ticks)
 {
-    event_t *e = new_event(t, EVENT_ARRIVAL);
+    event_t *e = new_event(o, t, EVENT_ARRIVAL);
     if (e != NULL) {
         e->pid = pid_of(t, tensor);
         e->rank = rank;

@@ -351,6 +351,14 @@ int rename(const char *from, const char *to)
     return result;
 }
 
+static void add_event(hvd_ctx_t *ctx, timeline_t *timeline, const trace_t *trace,
+                      const record_t *record)
+{
+    lock_take(ctx->observe->job.lock);
+    timeline_add(ctx->observe, timeline, trace, record);
+    lock_release(ctx->observe->job.lock);
+}
+
 // Through several sizes of the file, with events of all lengths, from beginning to end.
 static void the_file_parses_at_every_moment(void **state)
 {
@@ -369,7 +377,7 @@ static void the_file_parses_at_every_moment(void **state)
     for (int i = 0; i < 600; i++) {
         memset(name, 'a' + i % 26, sizeof name);
         name[1 + i % 500] = '\0';
-        timeline_add(timeline, &trace, &record);
+        add_event(ctx, timeline, &trace, &record);
         if (i % 7 == 0) {
             timeline_write(ctx->observe, timeline);
         }
@@ -490,10 +498,10 @@ static void a_flood_is_counted(void **state)
     trace_t trace = {.signature = &signature, .name = "flood"};
     assert_int_equal(timeline_open(ctx->observe, t.path, false, &timeline, &err), HVD_OK);
     for (int i = 0; i < 20000; i++) {
-        timeline_add(timeline, &trace, &record);
+        add_event(ctx, timeline, &trace, &record);
     }
     timeline_write(ctx->observe, timeline);
-    timeline_add(timeline, &trace, &record);
+    add_event(ctx, timeline, &trace, &record);
     timeline_close(ctx->observe, timeline);
     char *text = read_text_file(t.path);
     assert_true(json_is_valid(text));
