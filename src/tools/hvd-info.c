@@ -308,17 +308,17 @@ static int print_algorithms(const info_options_t *options)
 static int print_launcher(const info_options_t *options)
 {
     table_t table = {.n_columns = 2};
-    const char *way, *launcher;
+    const char *name, *title;
     config_t config;
     (void)options;
     if (!info_load_knobs(&config)) {
         return 1;
     }
-    boot_describe(&config, &way, &launcher);
+    boot_describe(&config, &name, &title);
     table_add(&table, "launched by");
-    table_add(&table, "%s", launcher);
-    table_add(&table, "way");
-    table_add(&table, "%s", way);
+    table_add(&table, "%s", title);
+    table_add(&table, "recognised as");
+    table_add(&table, "%s", name);
     for (int id = KNOB_rank; id <= KNOB_secret_fd; id++) {
         if (config.origin[id] == FROM_ENVIRONMENT) {
             char value[256];

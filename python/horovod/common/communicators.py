@@ -16,8 +16,8 @@ from horovod.common.memory_file import memory_file
 
 # Whatever else these say is about the job of the launcher, which is not the one that begins here.
 PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-MEETING = ("RENDEZVOUS_ADDR", "RENDEZVOUS_PORT", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT",
-            "SECRET_FILE", "SECRET_FD")
+RENDEZVOUS = ("RENDEZVOUS_ADDR", "RENDEZVOUS_PORT", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT",
+              "SECRET_FILE", "SECRET_FD")
 
 
 def is_communicator(value):
@@ -73,19 +73,19 @@ def own_addresses():
 def job_of(comm):
     """While it lasts, the environment describes the job of a communicator; yields its handle."""
     rank, server = comm.Get_rank(), None
-    card = None
+    ticket = None
     if rank == 0:
         secret = secrets.token_bytes(32)
         server, port = _core.rendezvous_start("*", 0, secret)
-        card = (secret.hex(), port, own_addresses())
-    secret, port, addresses = comm.bcast(card, root=0)
+        ticket = (secret.hex(), port, own_addresses())
+    secret, port, addresses = comm.bcast(ticket, root=0)
     # The library opens it by its path, so that each side closes what is its own: a number closed
     # twice may be somebody else's by then.
     secret_file = memory_file("hvd-secret", secret.encode())
     values = {"RANK": rank, "SIZE": comm.Get_size(), "RENDEZVOUS_ADDR": addresses,
               "RENDEZVOUS_PORT": port, "SECRET_FILE": f"/proc/self/fd/{secret_file}"}
     before = {name: os.environ.pop(name) for name in
-              (f"HOROVOD_{word}" for word in PLACE + MEETING) if name in os.environ}
+              (f"HOROVOD_{word}" for word in PLACE + RENDEZVOUS) if name in os.environ}
     os.environ.update({f"HOROVOD_{word}": str(value) for word, value in values.items()})
     try:
         yield _handle_of(comm)

@@ -395,11 +395,11 @@ class _BesideOthers(_Collectives, getattr(torch._C._distributed_c10d, "Backend",
 
 # What the environment says of the launcher's job, and may say of nobody else's.
 _OF_ANOTHER_JOB = ("HOROVOD_TIMELINE", "HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER",
-                   *(f"HOROVOD_{word}" for word in communicators.PLACE + communicators.MEETING))
+                   *(f"HOROVOD_{word}" for word in communicators.PLACE + communicators.RENDEZVOUS))
 
 
 @contextlib.contextmanager
-def _meeting(store, rank, size):
+def _job_of(store, rank, size):
     """The variables with which ranks that share a store of torch's find each other.
 
     Rank 0 serves the rendezvous until it is left: everybody has joined then.
@@ -428,7 +428,7 @@ def _join_world(store, rank, size):
     if basics.is_initialized() or size == 1 or launched:
         basics.init()
     else:
-        with _meeting(store, rank, size) as variables:
+        with _job_of(store, rank, size) as variables:
             os.environ.update(variables)
             try:
                 basics.init()
@@ -443,7 +443,7 @@ def _join_world(store, rank, size):
 def _join_group(store, rank, size):
     """A job of the group's ranks alone: the others do not take part in making it."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
-    with _meeting(store, rank, size) as variables:
+    with _job_of(store, rank, size) as variables:
         kept.update(variables)
         group = ProcessSet(range(size))
         group.process_set_id = _core.open(tuple(f"{name}={value}" for name, value in kept.items()))
