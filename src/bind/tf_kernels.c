@@ -73,18 +73,20 @@ static void fail_context(TF_OpKernelContext *context, int code, const char *text
     tf_api.DeleteStatus(status);
 }
 
-// What elastic training may recover from names the operation: in a graph TensorFlow tells the node
-// only, whose name is the user's, and elastic.run must know whose failure it is.
+// In a graph TensorFlow tells the node only, whose name is the user's, so the sentence names the
+// operation. The payload is for programs: it has the status of the library, and elastic.run knows
+// by it whose failure this is.
 static void fail_collective(TF_OpKernelContext *context, const tf_collective_t *row,
                             hvd_status_t status, const char *text)
 {
     char named[HVD_TEXT_BYTES + 64];
+    TF_Status *failure = tf_api.NewStatus();
     int code = code_of(status);
-    if (code == TF_UNKNOWN) {
-        snprintf(named, sizeof named, "%s: %s", row->name, text);
-        text = named;
-    }
-    fail_context(context, code, text);
+    snprintf(named, sizeof named, "%s: %s", row->name, text);
+    tf_api.SetStatus(failure, code, code == TF_UNKNOWN ? named : text);
+    tf_api.SetPayload(failure, "horovod.status", hvd_status_name(status));
+    tf_api.OpKernelContext_Failure(context, failure);
+    tf_api.DeleteStatus(failure);
 }
 
 // --- Kernels -------------------------------------------------------------------------------------
