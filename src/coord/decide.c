@@ -154,10 +154,10 @@ void decide_discard(coord_t *coord, verdict_t *verdict)
 void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 {
     set_time(coord, now_ns);
-    for (verdict_t **link = &coord->running; *link != NULL; link = &(*link)->next) {
-        verdict_t *verdict = *link;
+    for (verdict_t **at = &coord->running; *at != NULL; at = &(*at)->next) {
+        verdict_t *verdict = *at;
         if (verdict->decision.batch == batch) {
-            *link = verdict->next;
+            *at = verdict->next;
             coord->n_running--;
             decide_discard(coord, verdict);
             return;
@@ -169,11 +169,11 @@ void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 
 static void append_running(coord_t *coord, verdict_t *verdict)
 {
-    verdict_t **link = &coord->running;
-    while (*link != NULL) {
-        link = &(*link)->next;
+    verdict_t **at = &coord->running;
+    while (*at != NULL) {
+        at = &(*at)->next;
     }
-    *link = verdict;
+    *at = verdict;
 }
 
 const decision_t *coord_next(coord_t *coord)
