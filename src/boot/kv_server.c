@@ -442,7 +442,9 @@ static hvd_status_t open_polling(hvd_rendezvous_t *server, err_t *err)
     if (server->epoll_fd < 0 || server->stop_fd < 0 ||
         epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, door_fd(server->door), &door) != 0 ||
         epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &stop) != 0) {
-        return fail_errno(err, errno, "the rendezvous server cannot set up epoll");
+        return fail_errno(err, errno,
+                          "the rendezvous server cannot watch sockets; raise the limit of open "
+                          "files (ulimit -n)");
     }
     return HVD_OK;
 }
