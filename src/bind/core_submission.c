@@ -100,7 +100,7 @@ static bool describe_into(submission_t *submission, PyObject *tensor, bool writa
     }
     if (submission->views == NULL) {
         PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_TypeError, "a group mixes buffers and other tensors");
+        PyErr_SetString(PyExc_TypeError, "a group cannot mix buffers with other tensors");
         return false;
     }
     submission->views[submission->n_views++] = view;

@@ -191,7 +191,7 @@ void *tf_collective_create(TF_OpKernelConstruction *construction, const tf_colle
     TF_Status *status = tf_api.NewStatus();
     collective_kernel_t *kernel = calloc(1, sizeof *kernel);
     if (kernel == NULL) {
-        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a kernel of Horovod");
+        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a Horovod kernel");
     } else {
         int32_t process_set = 0;
         int32_t root = 0;
@@ -507,7 +507,7 @@ void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t 
 {
     tf_run_t *job = job_new(kernel, context);
     if (job == NULL) {
-        fail_context(context, TF_RESOURCE_EXHAUSTED, "no memory for an operation of Horovod");
+        fail_context(context, TF_RESOURCE_EXHAUSTED, "no memory for a Horovod operation");
         tf_api.RunAsyncOpKernelDoneCallback(done);
         return;
     }
@@ -547,7 +547,7 @@ void *tf_question_create(TF_OpKernelConstruction *construction, const tf_questio
     TF_Status *status = tf_api.NewStatus();
     question_kernel_t *kernel = calloc(1, sizeof *kernel);
     if (kernel == NULL) {
-        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a kernel of Horovod");
+        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a Horovod kernel");
     } else {
         kernel->row = row;
         if (row->about_set) {

@@ -69,16 +69,14 @@ static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *told, con
         size_t host_bytes = strnlen((const char *)told[r], lengths[r]) + 1 + PROCESS_BYTES;
         size_t mine = strlen(ctx->job.host) + 1 + PROCESS_BYTES;
         if (host_bytes > lengths[r]) {
-            return fail(err, HVD_PROTOCOL, "rank %d introduced itself with something unreadable",
-                        r);
+            return fail(err, HVD_PROTOCOL, "rank %d sent a malformed introduction", r);
         }
         size_t my_bytes = lengths[ctx->job.rank] - mine;
         if (lengths[r] - host_bytes != my_bytes ||
             memcmp(told[r] + host_bytes, told[ctx->job.rank] + mine, my_bytes) != 0) {
             return fail(err, HVD_INVALID_ARGUMENT,
                         "ranks %d and %d were started with different process sets: pass the same "
-                        "list, in the same "
-                        "order, to init on every rank",
+                        "list, in the same order, to init on every rank",
                         ctx->job.rank, r);
         }
         note_peer(ctx, r, (const char *)told[r], told[r] + host_bytes - PROCESS_BYTES);
@@ -210,7 +208,7 @@ static hvd_status_t settle(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
         if (whole && answers->values[r][1] != mine[1]) {
             status = fail(err, HVD_INVALID_ARGUMENT,
                           "ranks %d and %d disagree about HOROVOD_CPU_OPERATIONS: one uses MPI, "
-                          "the other does not; set it alike on all",
+                          "the other does not; set it to the same value on all ranks",
                           ctx->job.rank, r);
         }
     }
@@ -433,11 +431,12 @@ static hvd_status_t attach_mpi(hvd_ctx_t *ctx, const hvd_options_t *options, err
     }
     log_debug(&ctx->log, "start", "collectives by %s", mpi_library_name(ctx->mpi));
     if (ctx->config.encrypt == ENCRYPT_AUTO && ctx->n_hosts > 1 && ctx->job.rank == 0) {
-        log_warn(&ctx->log, "start",
-                 "tensors between hosts travel by %s, which does not encrypt them; without "
-                 "HOROVOD_CPU_OPERATIONS=MPI they are, HOROVOD_ENCRYPT=never says that it is meant "
-                 "so",
-                 mpi_library_name(ctx->mpi));
+        log_warn(
+            &ctx->log, "start",
+            "tensors between hosts travel by %s, which does not encrypt them; without "
+            "HOROVOD_CPU_OPERATIONS=MPI they are encrypted, and HOROVOD_ENCRYPT=never silences "
+            "this warning",
+            mpi_library_name(ctx->mpi));
     }
     return mpi_attach(ctx->mpi, comm, ctx->job.rank, ctx->job.size, net_has_spare_cores(ctx->net),
                       deadline, err);

@@ -223,7 +223,7 @@ static void describe_way(const scene_t *scene, coll_args_t args, char text[CHOIC
     if (ways[way].by_plan) {
         inner = plan_name(scene, &args, &err);
     } else if (way == WAY_RIDING && may_take_board) {
-        inner = "; short ones waited for at once meet on the host's board";
+        inner = "; short ones that are waited for at once use the host's board";
     }
     snprintf(text, CHOICE_BYTES, "%s%s", ways[way].tells, inner);
 }
