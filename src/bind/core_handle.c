@@ -347,7 +347,8 @@ static PyObject *handle_memory(PyObject *self, PyObject *index)
     }
     if (handle->flight == NULL || handle->state == IN_FLIGHT || i < 0 ||
         i >= handle->flight->n_outputs || handle->flight->outputs[i].data == NULL) {
-        return PyErr_Format(PyExc_IndexError, "the handle has no memory %ld to give", i);
+        return PyErr_Format(PyExc_IndexError,
+                            "the handle has no output %ld, or it was taken before", i);
     }
     struct output *output = &handle->flight->outputs[i];
     size_t bytes = handle->flight->element_bytes;

@@ -164,7 +164,7 @@ static PyObject *init(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-// One job more, described by an environment of its own: a tuple of "NAME=value".
+// Another job, described by an environment of its own: a tuple of "NAME=value".
 static PyObject *open_job(PyObject *module, PyObject *env)
 {
     (void)module;
@@ -175,7 +175,8 @@ static PyObject *open_job(PyObject *module, PyObject *env)
     if (core_context() == NULL || !PyTuple_Check(env) || number == CORE_JOBS) {
         return PyErr_Occurred()
                    ? NULL
-                   : PyErr_Format(PyExc_ValueError, "open() takes a tuple, for at most %d groups",
+                   : PyErr_Format(PyExc_ValueError,
+                                  "open() takes a tuple, and at most %d groups can be open",
                                   CORE_JOBS - 1);
     }
     Py_ssize_t n = PyTuple_Size(env);
@@ -430,8 +431,8 @@ static PyMethodDef methods[] = {
      "communicator with the ranks of the job."},
     {"shutdown", shutdown, METH_NOARGS, "shutdown(): leaves the job, and those of open()."},
     {"open", open_job, METH_O,
-     "open(environment) -> process set: joins one job more, of ranks that form a group; its ranks\n"
-     "are counted anew. environment: a tuple of NAME=value."},
+     "open(environment) -> process set: joins another job, whose ranks form a group and are\n"
+     "numbered from 0. environment: a tuple of NAME=value."},
     {"close", close_job, METH_O, "close(process set): leaves a job of open()."},
     {"is_initialized", is_initialized, METH_NOARGS, "is_initialized() -> bool"},
     {"context", context, METH_NOARGS, "context(): address of the hvd_ctx_t, for other bindings."},
@@ -458,7 +459,7 @@ static PyMethodDef methods[] = {
      "postscale=1.0, inputs=None, outputs=None, splits=None, waits=False, result=None,\n"
      "finish=None) -> Handle\n\n"
      "process_set: a ProcessSet or its number.\n"
-     "inputs: a tensor, a tuple of them, or None; outputs: alike, or None to have memory made.\n"
+     "inputs: a tensor, a tuple of them, or None; outputs: the same, or None to allocate.\n"
      "The handle's wait() returns result, or finish(handle)."},
     {"wait_all", core_wait_all, METH_O, "wait_all(handles) -> list of results"},
     {"rendezvous_start", core_rendezvous_start, METH_VARARGS,

@@ -116,7 +116,8 @@ bool core_read_ints(PyObject *sequence, int32_t **values_p, int *n_p)
         long value = item != NULL ? PyLong_AsLong(item) : -1;
         Py_XDECREF(item);
         if (!PyErr_Occurred() && value != (int32_t)value) {
-            PyErr_Format(PyExc_ValueError, "%ld, at position %zd, has more than 32 bits", value, i);
+            PyErr_Format(PyExc_ValueError, "%ld at position %zd does not fit into 32 bits", value,
+                         i);
         }
         if (PyErr_Occurred()) {
             free(values);

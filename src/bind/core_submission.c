@@ -51,15 +51,15 @@ static submission_t *submission_new(const core_args_t *args, int n_tensors)
 
 void core_sweep_dropped(void)
 {
-    submission_t **link = &core.dropped;
-    while (*link != NULL) {
-        submission_t *submission = *link;
+    submission_t **at = &core.dropped;
+    while (*at != NULL) {
+        submission_t *submission = *at;
         hvd_ctx_t *ctx = submission->job->ctx;
         if (ctx != NULL && hvd_poll(ctx, submission->id) == HVD_IN_PROGRESS) {
-            link = &submission->next;
+            at = &submission->next;
             continue;
         }
-        *link = submission->next;
+        *at = submission->next;
         if (ctx != NULL) {
             hvd_release(ctx, submission->id);
         }
@@ -100,7 +100,7 @@ static bool describe_into(submission_t *submission, PyObject *tensor, bool writa
     }
     if (submission->views == NULL) {
         PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_TypeError, "a group mixes buffers and other tensors");
+        PyErr_SetString(PyExc_TypeError, "a group cannot mix buffers with other tensors");
         return false;
     }
     submission->views[submission->n_views++] = view;

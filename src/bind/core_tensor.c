@@ -10,8 +10,8 @@
 static bool check_dims(Py_ssize_t n_dims)
 {
     if (n_dims < 0 || n_dims > HVD_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "a tensor of %zd dimensions; %d are the limit", n_dims,
-                     HVD_MAX_DIMS);
+        PyErr_Format(PyExc_ValueError, "a tensor has %zd dimensions; at most %d are allowed",
+                     n_dims, HVD_MAX_DIMS);
         return false;
     }
     return true;

@@ -70,6 +70,7 @@ typedef void (*tf_shape_fn)(TF_ShapeInferenceContext *context, TF_Status *status
     X(TF_Status *, NewStatus, (void))                                                              \
     X(void, DeleteStatus, (TF_Status *))                                                           \
     X(void, SetStatus, (TF_Status *, int code, const char *text))                                  \
+    X(void, SetPayload, (TF_Status *, const char *key, const char *value))                         \
     X(int, GetCode, (const TF_Status *))                                                           \
     X(const char *, Message, (const TF_Status *))                                                  \
     X(TF_OpDefinitionBuilder *, NewOpDefinitionBuilder, (const char *name))                        \

@@ -73,18 +73,20 @@ static void fail_context(TF_OpKernelContext *context, int code, const char *text
     tf_api.DeleteStatus(status);
 }
 
-// What elastic training may recover from names the operation: in a graph TensorFlow tells the node
-// only, whose name is the user's, and elastic.run must know whose failure it is.
+// In a graph TensorFlow tells the node only, whose name is the user's, so the sentence names the
+// operation. The payload is for programs: it has the status of the library, and elastic.run knows
+// by it whose failure this is.
 static void fail_collective(TF_OpKernelContext *context, const tf_collective_t *row,
                             hvd_status_t status, const char *text)
 {
     char named[HVD_TEXT_BYTES + 64];
+    TF_Status *failure = tf_api.NewStatus();
     int code = code_of(status);
-    if (code == TF_UNKNOWN) {
-        snprintf(named, sizeof named, "%s: %s", row->name, text);
-        text = named;
-    }
-    fail_context(context, code, text);
+    snprintf(named, sizeof named, "%s: %s", row->name, text);
+    tf_api.SetStatus(failure, code, code == TF_UNKNOWN ? named : text);
+    tf_api.SetPayload(failure, "horovod.status", hvd_status_name(status));
+    tf_api.OpKernelContext_Failure(context, failure);
+    tf_api.DeleteStatus(failure);
 }
 
 // --- Kernels -------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ void *tf_collective_create(TF_OpKernelConstruction *construction, const tf_colle
     TF_Status *status = tf_api.NewStatus();
     collective_kernel_t *kernel = calloc(1, sizeof *kernel);
     if (kernel == NULL) {
-        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a kernel of Horovod");
+        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a Horovod kernel");
     } else {
         int32_t process_set = 0;
         int32_t root = 0;
@@ -505,7 +507,7 @@ void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t 
 {
     tf_run_t *job = job_new(kernel, context);
     if (job == NULL) {
-        fail_context(context, TF_RESOURCE_EXHAUSTED, "no memory for an operation of Horovod");
+        fail_context(context, TF_RESOURCE_EXHAUSTED, "no memory for a Horovod operation");
         tf_api.RunAsyncOpKernelDoneCallback(done);
         return;
     }
@@ -545,7 +547,7 @@ void *tf_question_create(TF_OpKernelConstruction *construction, const tf_questio
     TF_Status *status = tf_api.NewStatus();
     question_kernel_t *kernel = calloc(1, sizeof *kernel);
     if (kernel == NULL) {
-        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a kernel of Horovod");
+        tf_api.SetStatus(status, TF_RESOURCE_EXHAUSTED, "no memory for a Horovod kernel");
     } else {
         kernel->row = row;
         if (row->about_set) {

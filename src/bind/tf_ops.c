@@ -269,7 +269,7 @@ __attribute__((constructor)) static void register_all(void)
     const char *missing = NULL;
     if (!tf_api_load(&missing)) {
         snprintf(problem, sizeof problem,
-                 "%s is not in this process: import tensorflow (2.12 or later) first", missing);
+                 "%s is not loaded: import tensorflow (2.12 or later) first", missing);
         return;
     }
     TF_Status *status = tf_api.NewStatus();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// boot.c - finds the job by the first way of being launched that fits, and meets its other ranks.
+// boot.c - finds the job by the first launcher that looks right, and meets the other ranks.
 //
 // A rank enters the rendezvous under the name "rank/<r>" and holds it until it has started: two
 // processes that claim one rank are found out there, and so is one that dies meanwhile. How often
@@ -8,7 +8,7 @@
 // (shutdown and init again) does not read what was said the time before. Keys of an exchange are
 // "<turn>/<round>/<rank>"; an exchange costs each rank two round trips. Where rank 0 hosts the
 // rendezvous it waits at the end until every rank has said that it no longer needs it.
-#include "boot/way.h"
+#include "boot/launcher.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,9 +16,9 @@
 
 // In order: ours, then the launcher that is nearest to the process (torchrun may run under srun,
 // mpirun inside an allocation of Slurm); the last always matches.
-static const boot_way_t *const ways[] = {
-    &boot_way_env,     &boot_way_torchrun, &boot_way_pmix,      &boot_way_pmi,
-    &boot_way_openmpi, &boot_way_slurm,    &boot_way_torch_env, &boot_way_self,
+static const launcher_t *const launchers[] = {
+    &launcher_env,     &launcher_torchrun, &launcher_pmix,      &launcher_pmi,
+    &launcher_openmpi, &launcher_slurm,    &launcher_torch_env, &launcher_self,
 };
 
 #define GOODBYE_MS 10000
@@ -26,7 +26,7 @@ static const boot_way_t *const ways[] = {
 struct boot {
     int rank, size;
     double timeout_s;
-    meeting_t meeting; // empty in a world of one
+    rendezvous_t rendezvous; // empty in a world of one
     uint64_t turn;
 };
 
@@ -35,20 +35,20 @@ static uint64_t deadline_of(double timeout_s)
     return deadline_in_ms((int64_t)(timeout_s * 1000));
 }
 
-static const boot_way_t *find_way(const config_t *config)
+static const launcher_t *find_launcher(const config_t *config)
 {
-    const boot_way_t *const *way = ways;
-    while (!(*way)->looks_right(config)) {
-        way++;
+    const launcher_t *const *launcher = launchers;
+    while (!(*launcher)->looks_right(config)) {
+        launcher++;
     }
-    return *way;
+    return *launcher;
 }
 
-void boot_describe(const config_t *config, const char **way_p, const char **launcher_p)
+void boot_describe(const config_t *config, const char **name_p, const char **title_p)
 {
-    const boot_way_t *way = find_way(config);
-    *way_p = way->name;
-    *launcher_p = way->launcher;
+    const launcher_t *launcher = find_launcher(config);
+    *name_p = launcher->name;
+    *title_p = launcher->title;
 }
 
 static hvd_status_t enter(boot_t *boot, const boot_job_t *job, uint64_t deadline_ns, err_t *err)
@@ -56,23 +56,23 @@ static hvd_status_t enter(boot_t *boot, const boot_job_t *job, uint64_t deadline
     char name[32], who[96];
     snprintf(name, sizeof name, "rank/%d", job->rank);
     snprintf(who, sizeof who, "host %.64s, pid %d", boot_host_name(job->host), (int)getpid());
-    return kv_enter(boot->meeting.client, name, who, deadline_ns, &boot->turn, err);
+    return kv_enter(boot->rendezvous.client, name, who, deadline_ns, &boot->turn, err);
 }
 
 hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job_p, boot_t **boot_p,
                        err_t *err)
 {
     uint64_t deadline_ns = deadline_of(config->start_timeout);
-    const boot_way_t *way = find_way(config);
+    const launcher_t *launcher = find_launcher(config);
     boot_job_t job = {0};
     hvd_status_t status;
     boot_t *boot = calloc(1, sizeof *boot);
     if (boot == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
-    snprintf(job.how, sizeof job.how, "%s", way->name);
+    snprintf(job.how, sizeof job.how, "%s", launcher->name);
     boot_host_identity(config, job.host);
-    TRY(way->join(way, config, deadline_ns, &job, &boot->meeting, err), undo);
+    TRY(launcher->join(launcher, config, deadline_ns, &job, &boot->rendezvous, err), undo);
     boot->rank = job.rank;
     boot->size = job.size;
     boot->timeout_s = config->start_timeout;
@@ -113,7 +113,7 @@ hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, s
     uint64_t deadline_ns = deadline_of(boot->timeout_s);
     char prefix[192], key[208];
     hvd_status_t status;
-    if (boot->meeting.client == NULL) {
+    if (boot->rendezvous.client == NULL) {
         return exchange_alone(value, bytes, values, lengths, storage, err);
     }
     int len = snprintf(prefix, sizeof prefix, "%llu/%s/", (unsigned long long)boot->turn, round);
@@ -122,9 +122,9 @@ hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, s
                     "the name of an exchange is too long: %zu characters", strlen(round));
     }
     snprintf(key, sizeof key, "%s%d", prefix, boot->rank);
-    TRY(kv_put(boot->meeting.client, key, value, bytes, deadline_ns, err), out);
-    TRY(kv_gather(boot->meeting.client, prefix, boot->size, deadline_ns, values, lengths, storage,
-                  err),
+    TRY(kv_put(boot->rendezvous.client, key, value, bytes, deadline_ns, err), out);
+    TRY(kv_gather(boot->rendezvous.client, prefix, boot->size, deadline_ns, values, lengths,
+                  storage, err),
         out);
 out:
     return status;
@@ -136,7 +136,7 @@ out:
 static void say_goodbye(boot_t *boot)
 {
     uint64_t deadline_ns = deadline_in_ms(GOODBYE_MS);
-    kv_client_t *client = boot->meeting.client;
+    kv_client_t *client = boot->rendezvous.client;
     const uint8_t **values = calloc((size_t)boot->size, sizeof *values);
     size_t *lengths = calloc((size_t)boot->size, sizeof *lengths);
     buf_t storage = {0};
@@ -158,7 +158,7 @@ static void say_goodbye(boot_t *boot)
 
 void boot_leave(boot_t *boot)
 {
-    if (boot->meeting.is_hosted) {
+    if (boot->rendezvous.is_hosted) {
         say_goodbye(boot);
     }
     boot_close(boot);
@@ -167,7 +167,7 @@ void boot_leave(boot_t *boot)
 void boot_close(boot_t *boot)
 {
     if (boot != NULL) {
-        meeting_close(&boot->meeting);
+        rendezvous_close(&boot->rendezvous);
         free(boot);
     }
 }

@@ -11,14 +11,14 @@
 #include "base/base.h"
 #include "wire/door.h"
 
-// This process's place in the job, filled by whichever way of being launched matched.
+// This process's place in the job, filled by the launcher that was recognised.
 typedef struct boot_job {
     int rank, size;
     int local_rank, local_size; // -1 where the environment does not say: see boot_place
     int cross_rank, cross_size; // likewise
     char host[256];             // equal for ranks that may share memory; see boot_host_identity
     uint8_t secret[32];         // wiped by whoever has made keys of it; zeros in a world of one
-    char how[32];               // name of the row in boot.c that matched: "self", "env", "pmi"
+    char how[32];               // the launcher's name: "self", "env", "pmi"
 } boot_job_t;
 
 typedef struct boot boot_t;
@@ -40,8 +40,8 @@ void boot_leave(boot_t *boot);
 // Leaves it at once, as after a failure. Safe on NULL.
 void boot_close(boot_t *boot);
 
-// Which way this process would be launched by, without trying: the row's name and its launcher.
-void boot_describe(const config_t *config, const char **way_p, const char **launcher_p);
+// The launcher that boot_open would join the job by: its name as in boot_job_t, and its title.
+void boot_describe(const config_t *config, const char **name_p, const char **title_p);
 
 // Fills the local and cross values that are -1 from the host index of every rank, as a launcher
 // would have set them: ranks of a host are counted in order, and so are hosts by first rank.

@@ -6,7 +6,7 @@
 // What a user can get wrong is checked here, one sentence each, naming the variable and what it
 // should be.
 #define _GNU_SOURCE
-#include "boot/way.h"
+#include "boot/launcher.h"
 
 #include <stdio.h>
 
@@ -115,22 +115,23 @@ out:
     return status;
 }
 
-static hvd_status_t env_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
-                             boot_job_t *job, meeting_t *meeting, err_t *err)
+static hvd_status_t env_join(const launcher_t *launcher, const config_t *config,
+                             uint64_t deadline_ns, boot_job_t *job, rendezvous_t *rendezvous,
+                             err_t *err)
 {
     hvd_status_t status;
-    (void)way;
+    (void)launcher;
     TRY(env_find(config, deadline_ns, job, err), out);
     if (job->size > 1) {
         TRY(kv_connect(config->rendezvous_addr, (int)config->rendezvous_port, job->secret,
-                       deadline_ns, &meeting->client, err),
+                       deadline_ns, &rendezvous->client, err),
             out);
     }
 out:
     return status;
 }
 
-const boot_way_t boot_way_env = {.name = "env",
-                                 .launcher = "horovodrun (HOROVOD_RANK and HOROVOD_SIZE)",
+const launcher_t launcher_env = {.name = "env",
+                                 .title = "horovodrun (HOROVOD_RANK and HOROVOD_SIZE)",
                                  .looks_right = env_looks_right,
                                  .join = env_join};

@@ -40,14 +40,14 @@ static uint64_t listener_at(const char *table, int port)
 
 static bool has_socket(const char *pid, const char *wanted)
 {
-    char path[64], link[320], target[64];
+    char path[64], entry_path[320], target[64];
     const struct dirent *entry;
     bool found = false;
     snprintf(path, sizeof path, "/proc/%.16s/fd", pid);
     DIR *folder = opendir(path);
     while (folder != NULL && !found && (entry = readdir(folder)) != NULL) {
-        snprintf(link, sizeof link, "%s/%.200s", path, entry->d_name);
-        ssize_t n = readlink(link, target, sizeof target - 1);
+        snprintf(entry_path, sizeof entry_path, "%s/%.200s", path, entry->d_name);
+        ssize_t n = readlink(entry_path, target, sizeof target - 1);
         target[MAX(n, 0)] = '\0';
         found = strcmp(target, wanted) == 0;
     }

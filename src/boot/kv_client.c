@@ -315,7 +315,7 @@ static hvd_status_t recv_exactly(kv_client_t *client, void *data, size_t bytes,
 static hvd_status_t recv_answer(kv_client_t *client, uint64_t deadline_ns, buf_t *storage,
                                 err_t *err)
 {
-    uint8_t head[KV_FRAME_HEAD_BYTES];
+    uint8_t head[KV_HEAD_BYTES];
     size_t bytes;
     hvd_status_t status;
     TRY(recv_exactly(client, head, sizeof head, deadline_ns, err), out);

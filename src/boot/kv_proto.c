@@ -3,7 +3,7 @@
 // kv_proto.c - requests and answers of the rendezvous, to bytes and back.
 //
 // A decoder accepts exactly what the encoder can make: unknown ops, keys with odd characters,
-// values where none belong and bytes left over are all refused. Cost is linear in the frame;
+// values where none belong and bytes left over are all refused. Cost is linear in the message;
 // nothing is allocated.
 #include "boot/kv_proto.h"
 
@@ -87,14 +87,14 @@ hvd_status_t kv_decode_request(const void *body, size_t bytes, kv_request_t *req
     return HVD_OK;
 }
 
-hvd_status_t kv_decode_head(const uint8_t head[KV_FRAME_HEAD_BYTES], size_t limit, size_t *bytes_p,
+hvd_status_t kv_decode_head(const uint8_t head[KV_HEAD_BYTES], size_t limit, size_t *bytes_p,
                             err_t *err)
 {
-    reader_t r = reader_of(head, KV_FRAME_HEAD_BYTES);
+    reader_t r = reader_of(head, KV_HEAD_BYTES);
     size_t bytes = get_u32(&r);
     if (bytes < 1 || bytes > limit) {
         return fail(err, HVD_PROTOCOL,
-                    "a rendezvous frame claims %zu bytes; at most %zu are allowed", bytes, limit);
+                    "a rendezvous message claims %zu bytes; at most %zu are allowed", bytes, limit);
     }
     *bytes_p = bytes;
     return HVD_OK;

@@ -2,8 +2,8 @@
 //
 // kv_proto.h - what the rendezvous client and server say to each other, inside the secure channel.
 //
-// A connection carries one request at a time: the client sends a frame and waits for one frame.
-// A frame is a u32 body length and the body; all integers are little-endian.
+// A connection carries one request at a time: the client sends a message and waits for one message.
+// A message is a u32 body length and the body; all integers are little-endian.
 //
 //     request   op u8, wait_ms u32, n u32, key length u16, key, value (the rest)
 //               value: put: to be stored; enter: who enters, for sentences
@@ -28,7 +28,7 @@
 #define KV_STORED_LIMIT (1024 * MIB)
 #define KV_GATHER_LIMIT ((uint32_t)1048576)
 #define KV_WHO_LIMIT ((size_t)128)
-#define KV_FRAME_HEAD_BYTES ((size_t)4)
+#define KV_HEAD_BYTES ((size_t)4)
 #define KV_REQUEST_HEAD_BYTES ((size_t)11)
 #define KV_REQUEST_LIMIT (KV_REQUEST_HEAD_BYTES + KV_KEY_LIMIT + KV_VALUE_LIMIT)
 #define KV_ANSWER_LIMIT (KV_STORED_LIMIT + 16 * MIB)
@@ -70,11 +70,11 @@ typedef struct kv_missing {
     } ranges[16];
 } kv_missing_t;
 
-// Appends a whole frame.
+// Appends a whole message.
 void kv_encode_request(buf_t *out, const kv_request_t *request);
 hvd_status_t kv_decode_request(const void *body, size_t bytes, kv_request_t *request_p, err_t *err);
-// The body length a frame head announces, if it is from 1 to limit.
-hvd_status_t kv_decode_head(const uint8_t head[KV_FRAME_HEAD_BYTES], size_t limit, size_t *bytes_p,
+// The body length a message head announces, if it is from 1 to limit.
+hvd_status_t kv_decode_head(const uint8_t head[KV_HEAD_BYTES], size_t limit, size_t *bytes_p,
                             err_t *err);
 
 // What follows KV_OK in the answer to a gather of n.

@@ -37,8 +37,8 @@ typedef struct kv_conn {
     struct kv_conn *next, **back_p; // of guests or of the doomed
     uint64_t deadline_ns;           // waiting: to be answered
     secure_t *secure;
-    buf_t frame;          // the request, head included
-    kv_request_t request; // GUEST_WAITING: points into frame
+    buf_t incoming;       // the request, head included
+    kv_request_t request; // GUEST_WAITING: points into incoming
     kv_answer_t *answer;
     size_t answer_at;
 } kv_conn_t;
@@ -101,7 +101,7 @@ static void conn_free(kv_conn_t *conn)
 {
     kv_answer_drop(conn->answer);
     secure_free(conn->secure);
-    buf_free(&conn->frame);
+    buf_free(&conn->incoming);
     fd_close(conn->fd);
     free(conn);
 }
@@ -137,7 +137,7 @@ static void watch(hvd_rendezvous_t *server, kv_conn_t *conn, uint32_t events)
 
 static void begin_answer(hvd_rendezvous_t *server, kv_conn_t *conn, kv_answer_t *answer)
 {
-    if (answer == NULL || answer->frame.failed) {
+    if (answer == NULL || answer->message.failed) {
         kv_answer_drop(answer);
         log_warn(&server->log, "rendezvous", "no memory to answer %s", conn->waiter.address);
         conn_doom(server, conn);
@@ -170,10 +170,10 @@ static void run_request(hvd_rendezvous_t *server, kv_conn_t *conn)
 // True when the whole answer is on its way and the next request may be read.
 static bool send_answer(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
-    const buf_t *frame = &conn->answer->frame;
-    while (conn->answer_at < frame->len) {
-        ssize_t n = secure_send(conn->secure, frame->data + conn->answer_at,
-                                frame->len - conn->answer_at, NULL);
+    const buf_t *message = &conn->answer->message;
+    while (conn->answer_at < message->len) {
+        ssize_t n = secure_send(conn->secure, message->data + conn->answer_at,
+                                message->len - conn->answer_at, NULL);
         if (n < 0) {
             conn_doom(server, conn);
             return false;
@@ -186,22 +186,22 @@ static bool send_answer(hvd_rendezvous_t *server, kv_conn_t *conn)
     }
     kv_answer_drop(conn->answer);
     conn->answer = NULL;
-    buf_clear(&conn->frame);
+    buf_clear(&conn->incoming);
     conn->state = GUEST_ASKING;
     return true;
 }
 
-// Reads towards `bytes` of the frame; true when they are there.
-static bool read_frame_to(hvd_rendezvous_t *server, kv_conn_t *conn, size_t bytes)
+// Reads towards `bytes` of the message; true when they are there.
+static bool read_request_to(hvd_rendezvous_t *server, kv_conn_t *conn, size_t bytes)
 {
     err_t err;
-    while (conn->frame.len < bytes) {
-        if (!buf_reserve(&conn->frame, bytes - conn->frame.len)) {
+    while (conn->incoming.len < bytes) {
+        if (!buf_reserve(&conn->incoming, bytes - conn->incoming.len)) {
             conn_doom(server, conn);
             return false;
         }
-        ssize_t n = secure_recv(conn->secure, conn->frame.data + conn->frame.len,
-                                bytes - conn->frame.len, &err);
+        ssize_t n = secure_recv(conn->secure, conn->incoming.data + conn->incoming.len,
+                                bytes - conn->incoming.len, &err);
         if (n == HVD_PEER_LOST) {
             conn_doom(server, conn); // the normal end of a guest
         } else if (n < 0) {
@@ -210,7 +210,7 @@ static bool read_frame_to(hvd_rendezvous_t *server, kv_conn_t *conn, size_t byte
         if (n <= 0) {
             return false;
         }
-        conn->frame.len += (size_t)n;
+        conn->incoming.len += (size_t)n;
     }
     return true;
 }
@@ -220,18 +220,18 @@ static bool read_request(hvd_rendezvous_t *server, kv_conn_t *conn)
 {
     size_t body_bytes;
     err_t err;
-    if (!read_frame_to(server, conn, KV_FRAME_HEAD_BYTES)) {
+    if (!read_request_to(server, conn, KV_HEAD_BYTES)) {
         return false;
     }
-    if (kv_decode_head(conn->frame.data, KV_REQUEST_LIMIT, &body_bytes, &err) != HVD_OK) {
+    if (kv_decode_head(conn->incoming.data, KV_REQUEST_LIMIT, &body_bytes, &err) != HVD_OK) {
         conn_refuse(server, conn, err.text);
         return false;
     }
-    if (!read_frame_to(server, conn, KV_FRAME_HEAD_BYTES + body_bytes)) {
+    if (!read_request_to(server, conn, KV_HEAD_BYTES + body_bytes)) {
         return false;
     }
-    if (kv_decode_request(conn->frame.data + KV_FRAME_HEAD_BYTES, body_bytes, &conn->request,
-                          &err) != HVD_OK) {
+    if (kv_decode_request(conn->incoming.data + KV_HEAD_BYTES, body_bytes, &conn->request, &err) !=
+        HVD_OK) {
         conn_refuse(server, conn, err.text);
         return false;
     }
@@ -442,7 +442,9 @@ static hvd_status_t open_polling(hvd_rendezvous_t *server, err_t *err)
     if (server->epoll_fd < 0 || server->stop_fd < 0 ||
         epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, door_fd(server->door), &door) != 0 ||
         epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, server->stop_fd, &stop) != 0) {
-        return fail_errno(err, errno, "the rendezvous server cannot set up epoll");
+        return fail_errno(err, errno,
+                          "the rendezvous server cannot watch sockets; raise the limit of open "
+                          "files (ulimit -n)");
     }
     return HVD_OK;
 }

@@ -80,7 +80,7 @@ static uint64_t hash_of(const kv_store_t *store, const char *text, size_t bytes)
 void kv_answer_drop(kv_answer_t *answer)
 {
     if (answer != NULL && --answer->n_holders == 0) {
-        buf_free(&answer->frame);
+        buf_free(&answer->message);
         free(answer);
     }
 }
@@ -90,8 +90,8 @@ static kv_answer_t *answer_new(kv_code_t code)
     kv_answer_t *answer = calloc(1, sizeof *answer);
     if (answer != NULL) {
         answer->n_holders = 1;
-        put_u32(&answer->frame, 0); // the length, when it is known
-        put_u8(&answer->frame, (uint8_t)code);
+        put_u32(&answer->message, 0); // the length, when it is known
+        put_u8(&answer->message, (uint8_t)code);
     }
     return answer;
 }
@@ -99,11 +99,11 @@ static kv_answer_t *answer_new(kv_code_t code)
 // Writes the length in front, now that the body is complete.
 static kv_answer_t *answer_done(kv_answer_t *answer)
 {
-    buf_t *frame = &answer->frame;
-    if (!frame->failed) {
-        uint32_t bytes = (uint32_t)(frame->len - KV_FRAME_HEAD_BYTES);
-        for (size_t i = 0; i < KV_FRAME_HEAD_BYTES; i++) {
-            frame->data[i] = (uint8_t)(bytes >> (8 * i));
+    buf_t *message = &answer->message;
+    if (!message->failed) {
+        uint32_t bytes = (uint32_t)(message->len - KV_HEAD_BYTES);
+        for (size_t i = 0; i < KV_HEAD_BYTES; i++) {
+            message->data[i] = (uint8_t)(bytes >> (8 * i));
         }
     }
     return answer;
@@ -122,7 +122,7 @@ static kv_answer_t *answer_bytes(kv_code_t code, const void *data, size_t bytes)
         return NULL;
     }
     if (bytes > 0) {
-        put_bytes(&answer->frame, data, bytes);
+        put_bytes(&answer->message, data, bytes);
     }
     return answer_done(answer);
 }
@@ -340,8 +340,8 @@ static kv_answer_t *build_gather(const kv_store_t *store, const kv_request_t *re
     kv_answer_t *answer = answer_new(KV_OK);
     for (uint32_t i = 0; i < request->n && answer != NULL; i++) {
         const kv_entry_t *entry = numbered_entry(store, request, i);
-        put_u32(&answer->frame, (uint32_t)entry->bytes);
-        put_bytes(&answer->frame, entry->data, entry->bytes);
+        put_u32(&answer->message, (uint32_t)entry->bytes);
+        put_bytes(&answer->message, entry->data, entry->bytes);
     }
     return answer != NULL ? answer_done(answer) : NULL;
 }
@@ -358,7 +358,7 @@ static kv_answer_t *answer_left(const kv_left_t *left)
     if (answer == NULL) {
         return NULL;
     }
-    kv_encode_left(&answer->frame, left);
+    kv_encode_left(&answer->message, left);
     return answer_done(answer);
 }
 
@@ -369,7 +369,7 @@ static kv_answer_t *answer_late(const kv_store_t *store, const kv_request_t *req
     if (answer == NULL) {
         return NULL;
     }
-    kv_encode_missing(&answer->frame, &missing);
+    kv_encode_missing(&answer->message, &missing);
     return answer_done(answer);
 }
 
@@ -442,7 +442,7 @@ static kv_answer_t *run_gather(kv_store_t *store, kv_waiter_t *waiter, const kv_
         store->last_key = key;
         store->last_n = request->n;
     }
-    if (store->last_gather == NULL || store->last_gather->frame.failed) {
+    if (store->last_gather == NULL || store->last_gather->message.failed) {
         forget_last_gather(store);
         return answer_code(KV_FULL);
     }

@@ -16,10 +16,10 @@ typedef struct kv_store kv_store_t;
 typedef struct kv_gate kv_gate_t;
 typedef struct kv_lease kv_lease_t;
 
-// A ready frame, shared by all who are to get it.
+// A ready message, shared by all who are to get it.
 typedef struct kv_answer {
     int n_holders;
-    buf_t frame;
+    buf_t message;
 } kv_answer_t;
 
 void kv_answer_drop(kv_answer_t *answer); // safe on NULL
@@ -37,7 +37,7 @@ typedef struct kv_waiter {
 kv_store_t *kv_store_new(uint64_t hash_seed); // NULL: no memory
 void kv_store_free(kv_store_t *store);        // every waiter has left
 
-// The answer, to be dropped by the caller; or NULL: the waiter now waits. The frame of an answer
+// The answer, to be dropped by the caller; or NULL: the waiter now waits. The message of an answer
 // may have failed for lack of memory.
 kv_answer_t *kv_store_run(kv_store_t *store, kv_waiter_t *waiter, const kv_request_t *request);
 // The answer to a waiter at a gate whose time is over; it no longer waits. Others who waited there

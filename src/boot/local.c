@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// local.c - the card of a job that lives on one host, over a local socket.
+// local.c - the ticket of a job that lives on one host, over a local socket.
 //
 // The name is abstract (it lives in the kernel, not in a folder): "hvd-<user>-<hash of the job>".
-// Another user can take a name first, and so keep a job from starting, but can neither get a card
+// Another user can take a name first, and so keep a job from starting, but can neither get a ticket
 // nor give one: SO_PEERCRED is the kernel's word. A taker connects again and again until rank 0
 // listens, and a giver waits for a name that is still held by the same job's last run.
 #define _GNU_SOURCE
@@ -80,21 +80,21 @@ static hvd_status_t listen_at(const char *job, uint64_t deadline_ns, int *fd_p, 
     return HVD_OK;
 }
 
-// Whether one that came was given the card: it is small, so the socket takes it whole.
-static bool serve_next(int listener, const char *card)
+// Whether one that came was given the ticket: it is small, so the socket takes it whole.
+static bool serve_next(int listener, const char *ticket)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (fd < 0) {
         return false;
     }
-    size_t bytes = strlen(card);
+    size_t bytes = strlen(ticket);
     bool given =
-        is_same_user(fd) && send(fd, card, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
+        is_same_user(fd) && send(fd, ticket, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
     close(fd);
     return given;
 }
 
-hvd_status_t local_give(const char *job, const char *card, int n_others, uint64_t deadline_ns,
+hvd_status_t local_give(const char *job, const char *ticket, int n_others, uint64_t deadline_ns,
                         err_t *err)
 {
     int listener = -1, n_given = 0;
@@ -110,7 +110,7 @@ hvd_status_t local_give(const char *job, const char *card, int n_others, uint64_
                           n_given + 1, n_others + 1);
             break;
         }
-        n_given += serve_next(listener, card);
+        n_given += serve_next(listener, ticket);
     }
     close(listener);
     return status;
@@ -132,21 +132,22 @@ static int connect_once(const char *job)
 }
 
 // All there is until the end.
-static bool read_card(int fd, uint64_t deadline_ns, char card[CARD_BYTES])
+static bool read_ticket(int fd, uint64_t deadline_ns, char ticket[TICKET_BYTES])
 {
     size_t len = 0;
-    while (len < CARD_BYTES - 1 && wait_readable(fd, deadline_ns)) {
-        ssize_t n = read(fd, card + len, CARD_BYTES - 1 - len);
+    while (len < TICKET_BYTES - 1 && wait_readable(fd, deadline_ns)) {
+        ssize_t n = read(fd, ticket + len, TICKET_BYTES - 1 - len);
         if (n == 0 || (n < 0 && errno != EINTR)) {
             break;
         }
         len += n > 0 ? (size_t)n : 0;
     }
-    card[len] = '\0';
+    ticket[len] = '\0';
     return len > 0;
 }
 
-hvd_status_t local_take(const char *job, uint64_t deadline_ns, char card[CARD_BYTES], err_t *err)
+hvd_status_t local_take(const char *job, uint64_t deadline_ns, char ticket[TICKET_BYTES],
+                        err_t *err)
 {
     bool taken = false;
     while (!taken) {
@@ -158,7 +159,7 @@ hvd_status_t local_take(const char *job, uint64_t deadline_ns, char card[CARD_BY
                         "or set HOROVOD_SECRET_FILE and HOROVOD_RENDEZVOUS_PORT");
         }
         if (fd >= 0) {
-            taken = read_card(fd, deadline_ns, card);
+            taken = read_ticket(fd, deadline_ns, ticket);
             close(fd);
         }
         if (!taken && clock_ns() >= deadline_ns) {

@@ -3,18 +3,18 @@
 // pmi1.c - launched by mpirun of MPICH or Intel MPI, or by srun --mpi=pmi2: a descriptor (PMI_FD)
 // leads to the process manager, which answers lines of text. No MPI library is needed.
 //
-// Rank 0 hosts the rendezvous and leaves its card with the manager (put); after a barrier the
+// Rank 0 hosts the rendezvous and leaves its ticket with the manager (put); after a barrier the
 // others take it (get). Then this process says that it is done (finalize): a manager kills the job
 // when the descriptor of a process that has not is closed. After that it answers no more, so the
-// card is kept for an init after a shutdown, and rank 0 hosts again at the same port.
+// ticket is kept for an init after a shutdown, and rank 0 hosts again at the same port.
 //
-// Where an MPI library is already initialised in this process it owns the connection: the card goes
-// through all the same, but greeting and goodbye are left to it.
+// Where an MPI library is already initialised in this process it owns the connection: the ticket
+// goes through all the same, but greeting and goodbye are left to it.
 //
 // Every answer has a deadline. Threads: the one that calls hvd_init.
 #define _GNU_SOURCE
+#include "boot/launcher.h"
 #include "boot/pmi1_text.h"
-#include "boot/way.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #define MAX_FD 1048576
-#define CARD_KEY "hvd-card"
+#define TICKET_KEY "hvd-ticket"
 
 static const place_vars_t place_vars = {SEEN_PMI_RANK, SEEN_PMI_SIZE, SEEN_MPI_LOCALRANKID,
                                         SEEN_MPI_LOCALNRANKS};
@@ -140,7 +140,7 @@ static hvd_status_t ask(pmi_t *pmi, const char *cmd, const char *fields, const c
                       pmi->rank, pmi->fd, cmd, answer);
     }
 out:
-    wipe(line, sizeof line); // a put carries the card
+    wipe(line, sizeof line); // a put carries the ticket
     return status;
 }
 
@@ -156,16 +156,16 @@ static hvd_status_t demand(pmi_t *pmi, const char *cmd, const char *fields, cons
     return status;
 }
 
-// --- The card ------------------------------------------------------------------------------------
+// --- The ticket ----------------------------------------------------------------------------------
 
-static hvd_status_t get_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
+static hvd_status_t get_ticket(pmi_t *pmi, char text[TICKET_BYTES], err_t *err)
 {
     char fields[384];
-    snprintf(fields, sizeof fields, " kvsname=%s key=" CARD_KEY, pmi->kvsname);
+    snprintf(fields, sizeof fields, " kvsname=%s key=" TICKET_KEY, pmi->kvsname);
     hvd_status_t status = ask(pmi, "get", fields, "get_result", err);
 
     if (status == HVD_OK &&
-        !(pmi1_succeeded(&pmi->line) && pmi1_value(&pmi->line, "value", text, CARD_BYTES))) {
+        !(pmi1_succeeded(&pmi->line) && pmi1_value(&pmi->line, "value", text, TICKET_BYTES))) {
         status = fail(err, HVD_PROTOCOL,
                       "rank %d: rank 0 left nothing with the process manager; do all ranks run the "
                       "same program, with the same HOROVOD_CPU_OPERATIONS?",
@@ -174,17 +174,17 @@ static hvd_status_t get_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
     return status;
 }
 
-static hvd_status_t put_card(pmi_t *pmi, const char *text, err_t *err)
+static hvd_status_t put_ticket(pmi_t *pmi, const char *text, err_t *err)
 {
-    char fields[384 + CARD_BYTES];
-    snprintf(fields, sizeof fields, " kvsname=%s key=" CARD_KEY " value=%s", pmi->kvsname, text);
+    char fields[384 + TICKET_BYTES];
+    snprintf(fields, sizeof fields, " kvsname=%s key=" TICKET_KEY " value=%s", pmi->kvsname, text);
     hvd_status_t status = demand(pmi, "put", fields, "put_result", err);
     wipe(fields, sizeof fields);
     return status;
 }
 
 // Rank 0 gives `text`; the others get it there.
-static hvd_status_t exchange_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
+static hvd_status_t exchange_ticket(pmi_t *pmi, char text[TICKET_BYTES], err_t *err)
 {
     hvd_status_t status;
     TRY(demand(pmi, "get_my_kvsname", "", "my_kvsname", err), out);
@@ -193,11 +193,11 @@ static hvd_status_t exchange_card(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
                     pmi->rank);
     }
     if (pmi->rank == 0) {
-        TRY(put_card(pmi, text, err), out);
+        TRY(put_ticket(pmi, text, err), out);
     }
     TRY(demand(pmi, "barrier_in", "", "barrier_out", err), out);
     if (pmi->rank != 0) {
-        TRY(get_card(pmi, text, err), out);
+        TRY(get_ticket(pmi, text, err), out);
     }
 out:
     return status;
@@ -237,7 +237,7 @@ static hvd_status_t find_fd(const config_t *config, pmi_t *pmi, err_t *err)
     if (text == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "this process seems to have been launched by %s, but PMI_FD is not set%s",
-                    boot_way_pmi.launcher,
+                    launcher_pmi.title,
                     config->seen[SEEN_PMI_PORT] != NULL
                         ? " (PMI_PORT is): start mpirun without -pmi-port"
                         : "; start every rank with the launcher and pass its environment on, or "
@@ -251,20 +251,20 @@ static hvd_status_t find_fd(const config_t *config, pmi_t *pmi, err_t *err)
                     "rank %d was launched by %s, but descriptor %d (PMI_FD) is closed: a program "
                     "between the launcher and this one closed it, or this is not the process that "
                     "was launched; unset PMI_FD, PMI_RANK and PMI_SIZE to run alone",
-                    pmi->rank, boot_way_pmi.launcher, pmi->fd);
+                    pmi->rank, launcher_pmi.title, pmi->fd);
     }
     return HVD_OK;
 }
 
-// Greets, unless MPI has; exchanges the card; takes leave, unless MPI will.
-static hvd_status_t converse(pmi_t *pmi, char text[CARD_BYTES], err_t *err)
+// Greets, unless MPI has; exchanges the ticket; takes leave, unless MPI will.
+static hvd_status_t converse(pmi_t *pmi, char text[TICKET_BYTES], err_t *err)
 {
     bool mpi_owns = mpi_is_running();
     hvd_status_t status;
     if (!mpi_owns) {
         TRY(demand(pmi, "init", " pmi_version=1 pmi_subversion=1", "response_to_init", err), out);
     }
-    TRY(exchange_card(pmi, text, err), out);
+    TRY(exchange_ticket(pmi, text, err), out);
     if (!mpi_owns) {
         TRY(demand(pmi, "finalize", "", "finalize_ack", err), out);
     }
@@ -272,48 +272,49 @@ out:
     return status;
 }
 
-static hvd_status_t meet(const config_t *config, pmi_t *pmi, boot_job_t *job, meeting_t *meeting,
-                         err_t *err)
+static hvd_status_t meet(const config_t *config, pmi_t *pmi, boot_job_t *job,
+                         rendezvous_t *rendezvous, err_t *err)
 {
-    char text[CARD_BYTES] = "";
-    card_t card = {.port = 0};
+    char text[TICKET_BYTES] = "";
+    ticket_t ticket = {.port = 0};
     hvd_status_t status;
     if (pmi->rank == 0) {
-        TRY(meeting_host(config, &card, meeting, err), out);
-        card_encode(&card, text);
+        TRY(rendezvous_host(config, &ticket, rendezvous, err), out);
+        ticket_encode(&ticket, text);
     }
     TRY(find_fd(config, pmi, err), out);
     TRY(converse(pmi, text, err), out);
-    TRY(card_decode(text, &card, err), out);
-    card_keep(text, pmi->size);
-    TRY(meeting_join(&card, pmi->deadline_ns, job, meeting, err), out);
+    TRY(ticket_decode(text, &ticket, err), out);
+    ticket_keep(text, pmi->size);
+    TRY(rendezvous_join(&ticket, pmi->deadline_ns, job, rendezvous, err), out);
 out:
     wipe(text, sizeof text);
-    wipe(&card, sizeof card);
+    wipe(&ticket, sizeof ticket);
     wipe(pmi->text, sizeof pmi->text);
     return status;
 }
 
-static hvd_status_t pmi_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
-                             boot_job_t *job, meeting_t *meeting, err_t *err)
+static hvd_status_t pmi_join(const launcher_t *launcher, const config_t *config,
+                             uint64_t deadline_ns, boot_job_t *job, rendezvous_t *rendezvous,
+                             err_t *err)
 {
     pmi_t pmi = {.deadline_ns = deadline_ns};
     hvd_status_t status;
-    TRY(place_read(way, config, &place_vars, job, err), out);
+    TRY(place_read(launcher, config, &place_vars, job, err), out);
     pmi.rank = job->rank;
     pmi.size = job->size;
     if (job->size > 1) {
-        bool met_before;
-        TRY(meeting_again(deadline_ns, job, meeting, &met_before, err), out);
-        if (!met_before) {
-            TRY(meet(config, &pmi, job, meeting, err), out);
+        bool joined_before;
+        TRY(rendezvous_rejoin(deadline_ns, job, rendezvous, &joined_before, err), out);
+        if (!joined_before) {
+            TRY(meet(config, &pmi, job, rendezvous, err), out);
         }
     }
 out:
     return status;
 }
 
-const boot_way_t boot_way_pmi = {.name = "pmi",
-                                 .launcher = "mpirun of MPICH or Intel MPI, or srun --mpi=pmi2",
+const launcher_t launcher_pmi = {.name = "pmi",
+                                 .title = "mpirun of MPICH or Intel MPI, or srun --mpi=pmi2",
                                  .looks_right = pmi_looks_right,
                                  .join = pmi_join};

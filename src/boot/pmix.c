@@ -3,18 +3,18 @@
 // pmix.c - launched by mpirun of Open MPI, or by srun --mpi=pmix: a PMIx library, found at run
 // time, leads to the launcher's daemon on this host. Nothing is linked, no header of it is needed.
 //
-// Rank 0 hosts the rendezvous and publishes its card; after a fence the others read it. A PMIx
+// Rank 0 hosts the rendezvous and publishes its ticket; after a fence the others read it. A PMIx
 // library starts threads, has waits without end and survives only one init and finalize, so a
 // forked child talks to it, hands the answer up through a pipe and ends: the user's process stays
 // as it was, and a child that hangs is killed at the deadline. Where PMIx already runs in this
 // process (an MPI library did it) it is used here, since a forked copy of it has lost its threads.
-// The card is kept for an init after a shutdown: daemons on several hosts do not fence again with a
-// rank that has finalised.
+// The ticket is kept for an init after a shutdown: daemons on several hosts do not fence again with
+// a rank that has finalised.
 //
 // The library next to the launcher is tried first: it speaks the same version.
 // Threads: the one that calls hvd_init; the child has one.
 #define _GNU_SOURCE
-#include "boot/way.h"
+#include "boot/launcher.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -27,7 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CARD_KEY "hvd-card"
+#define TICKET_KEY "hvd-ticket"
 #define FENCE_MARGIN_S 1
 
 // --- What we use of the PMIx interface -----------------------------------------------------------
@@ -158,7 +158,7 @@ typedef struct answer {
     const char *step; // FAILED: which call; a constant, so it is the same on both sides of a fork
     int code;         // what it returned
     uint32_t rank, size;
-    char card[CARD_BYTES];
+    char ticket[TICKET_BYTES];
 } answer_t;
 
 static bool did(answer_t *answer, const char *step, int code)
@@ -183,10 +183,10 @@ static bool ask_size(const pmix_lib_t *lib, const pmix_proc_t *everyone, answer_
     return true;
 }
 
-static bool give_card(const pmix_lib_t *lib, answer_t *answer)
+static bool give_ticket(const pmix_lib_t *lib, answer_t *answer)
 {
-    pmix_value_t value = {.type = PMIX_TYPE_STRING, .data.string = answer->card};
-    return did(answer, "PMIx_Put", lib->put(PMIX_SCOPE_GLOBAL, CARD_KEY, &value)) &&
+    pmix_value_t value = {.type = PMIX_TYPE_STRING, .data.string = answer->ticket};
+    return did(answer, "PMIx_Put", lib->put(PMIX_SCOPE_GLOBAL, TICKET_KEY, &value)) &&
            did(answer, "PMIx_Commit", lib->commit());
 }
 
@@ -200,26 +200,26 @@ static bool fence(const pmix_lib_t *lib, const pmix_proc_t *everyone, int timeou
     return did(answer, "PMIx_Fence", lib->fence(everyone, 1, info, N_ELEMENTS(info)));
 }
 
-static bool take_card(const pmix_lib_t *lib, const pmix_proc_t *host, int timeout_s,
-                      answer_t *answer)
+static bool take_ticket(const pmix_lib_t *lib, const pmix_proc_t *host, int timeout_s,
+                        answer_t *answer)
 {
     const pmix_info_t info[] = {
         {.key = "pmix.timeout", .value = {.type = PMIX_TYPE_INT, .data.integer = timeout_s}},
     };
     pmix_value_t *value = NULL;
     if (!did(answer, "PMIx_Get of what rank 0 left",
-             lib->get(host, CARD_KEY, info, N_ELEMENTS(info), &value))) {
+             lib->get(host, TICKET_KEY, info, N_ELEMENTS(info), &value))) {
         return false;
     }
     if (value == NULL || value->type != PMIX_TYPE_STRING || value->data.string == NULL ||
-        strlen(value->data.string) >= sizeof answer->card) {
+        strlen(value->data.string) >= sizeof answer->ticket) {
         return did(answer, "PMIx_Get of what rank 0 left", -1);
     }
-    snprintf(answer->card, sizeof answer->card, "%s", value->data.string);
+    snprintf(answer->ticket, sizeof answer->ticket, "%s", value->data.string);
     return true;
 }
 
-// Rank 0 has its card in the answer already.
+// Rank 0 has its ticket in the answer already.
 static void converse(const pmix_lib_t *lib, uint64_t deadline_ns, answer_t *answer)
 {
     uint64_t now_ns = clock_ns();
@@ -233,9 +233,9 @@ static void converse(const pmix_lib_t *lib, uint64_t deadline_ns, answer_t *answ
     host.rank = 0;
     answer->rank = me.rank;
     if (ask_size(lib, &everyone, answer) && answer->size > 1) {
-        if (me.rank != 0 || give_card(lib, answer)) {
+        if (me.rank != 0 || give_ticket(lib, answer)) {
             if (fence(lib, &everyone, timeout_s, answer) && me.rank != 0) {
-                take_card(lib, &host, timeout_s, answer);
+                take_ticket(lib, &host, timeout_s, answer);
             }
         }
     }
@@ -304,12 +304,12 @@ static hvd_status_t fail_silent(const config_t *config, int code, err_t *err)
                     "rank %.20s: the ranks that were started did not all call init in time, or the "
                     "daemon of %s does not answer; let every rank call init, with the same "
                     "HOROVOD_CPU_OPERATIONS, or raise HOROVOD_START_TIMEOUT",
-                    rank, boot_way_pmix.launcher);
+                    rank, launcher_pmix.title);
     }
     return fail(err, HVD_SYSTEM,
                 "rank %.20s: the child that asks PMIx for the other ranks ended without an answer; "
                 "is " LIBRARY " the one of %s? PMIX_PREFIX names the folder it is installed in",
-                rank, boot_way_pmix.launcher);
+                rank, launcher_pmix.title);
 }
 
 static hvd_status_t ask_by_child(const config_t *config, uint64_t deadline_ns, answer_t *answer,
@@ -359,14 +359,14 @@ static hvd_status_t check_answer(const answer_t *answer, int rank, err_t *err)
             err, HVD_SYSTEM,
             "rank %d: %s failed with PMIx code %d; this process seems to have been launched by %s; "
             "do all ranks run the same program, with the same HOROVOD_CPU_OPERATIONS?",
-            rank, answer->step, answer->code, boot_way_pmix.launcher);
+            rank, answer->step, answer->code, launcher_pmix.title);
     }
     if (answer->outcome == NO_LIBRARY) {
         return fail(err, HVD_SYSTEM,
                     "rank %d seems to have been launched by %s, but " LIBRARY
                     " cannot be loaded; install it "
                     "(Debian: libpmix2) or set PMIX_PREFIX to the folder it is installed in",
-                    rank, boot_way_pmix.launcher);
+                    rank, launcher_pmix.title);
     }
     if (answer->rank != (uint32_t)rank || answer->rank >= answer->size) {
         return fail(err, HVD_PROTOCOL, "PMIX_RANK is %d, but PMIx says rank %u of %u", rank,
@@ -384,7 +384,7 @@ static hvd_status_t find_rank(const config_t *config, int *rank_p, err_t *err)
                         "this process seems to have been launched by %s, but %s is not set; start "
                         "every rank with the launcher and pass its environment on, or unset its "
                         "variables to run alone",
-                        boot_way_pmix.launcher, launch_var_names[needed[i]]);
+                        launcher_pmix.title, launch_var_names[needed[i]]);
         }
     }
     if (!place_parse(config->seen[SEEN_PMIX_RANK], 1048575, rank_p)) {
@@ -395,53 +395,55 @@ static hvd_status_t find_rank(const config_t *config, int *rank_p, err_t *err)
 }
 
 static hvd_status_t meet(const config_t *config, uint64_t deadline_ns, boot_job_t *job,
-                         meeting_t *meeting, err_t *err)
+                         rendezvous_t *rendezvous, err_t *err)
 {
     answer_t answer = {.size = 0};
-    card_t card = {.port = 0};
+    ticket_t ticket = {.port = 0};
     hvd_status_t status;
     if (job->rank == 0) {
-        TRY(meeting_host(config, &card, meeting, err), out);
-        card_encode(&card, answer.card);
+        TRY(rendezvous_host(config, &ticket, rendezvous, err), out);
+        ticket_encode(&ticket, answer.ticket);
     }
     TRY(ask_pmix(config, deadline_ns, &answer, err), out);
-    if (answer.outcome == NO_LIBRARY && boot_way_openmpi.looks_right(config)) {
-        meeting_close(meeting);
-        status = boot_way_openmpi.join(&boot_way_openmpi, config, deadline_ns, job, meeting, err);
+    if (answer.outcome == NO_LIBRARY && launcher_openmpi.looks_right(config)) {
+        rendezvous_close(rendezvous);
+        status =
+            launcher_openmpi.join(&launcher_openmpi, config, deadline_ns, job, rendezvous, err);
         goto out;
     }
     TRY(check_answer(&answer, job->rank, err), out);
     job->size = (int)answer.size;
     if (job->size == 1) {
-        meeting_close(meeting);
+        rendezvous_close(rendezvous);
         goto out;
     }
-    TRY(card_decode(answer.card, &card, err), out);
-    card_keep(answer.card, job->size);
-    TRY(meeting_join(&card, deadline_ns, job, meeting, err), out);
+    TRY(ticket_decode(answer.ticket, &ticket, err), out);
+    ticket_keep(answer.ticket, job->size);
+    TRY(rendezvous_join(&ticket, deadline_ns, job, rendezvous, err), out);
 out:
     wipe(&answer, sizeof answer);
-    wipe(&card, sizeof card);
+    wipe(&ticket, sizeof ticket);
     return status;
 }
 
-static hvd_status_t pmix_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
-                              boot_job_t *job, meeting_t *meeting, err_t *err)
+static hvd_status_t pmix_join(const launcher_t *launcher, const config_t *config,
+                              uint64_t deadline_ns, boot_job_t *job, rendezvous_t *rendezvous,
+                              err_t *err)
 {
-    bool met_before;
+    bool joined_before;
     hvd_status_t status;
-    (void)way;
+    (void)launcher;
     job->local_rank = job->local_size = job->cross_rank = job->cross_size = -1;
     TRY(find_rank(config, &job->rank, err), out);
-    TRY(meeting_again(deadline_ns, job, meeting, &met_before, err), out);
-    if (!met_before) {
-        TRY(meet(config, deadline_ns, job, meeting, err), out);
+    TRY(rendezvous_rejoin(deadline_ns, job, rendezvous, &joined_before, err), out);
+    if (!joined_before) {
+        TRY(meet(config, deadline_ns, job, rendezvous, err), out);
     }
 out:
     return status;
 }
 
-const boot_way_t boot_way_pmix = {.name = "pmix",
-                                  .launcher = "mpirun of Open MPI, or srun --mpi=pmix",
+const launcher_t launcher_pmix = {.name = "pmix",
+                                  .title = "mpirun of Open MPI, or srun --mpi=pmix",
                                   .looks_right = pmix_looks_right,
                                   .join = pmix_join};

@@ -22,7 +22,7 @@
 #define JOB_TEXT_BYTES 512
 
 typedef struct sched {
-    const boot_way_t *way;
+    const launcher_t *launcher;
     place_vars_t place;
     enum launch_var n_hosts;      // or NOT_SEEN
     enum launch_var host;         // of rank 0, or NOT_SEEN
@@ -32,23 +32,23 @@ typedef struct sched {
 #define TORCH_PLACE {SEEN_RANK, SEEN_WORLD_SIZE, SEEN_LOCAL_RANK, SEEN_LOCAL_WORLD_SIZE}
 
 static const sched_t scheds[] = {
-    {.way = &boot_way_torchrun,
+    {.launcher = &launcher_torchrun,
      .place = TORCH_PLACE,
      .n_hosts = NOT_SEEN,
      .host = SEEN_MASTER_ADDR,
      .ids = {SEEN_TORCHELASTIC_RUN_ID, SEEN_MASTER_PORT, SEEN_TORCHELASTIC_RESTART_COUNT}},
-    {.way = &boot_way_torch_env,
+    {.launcher = &launcher_torch_env,
      .place = TORCH_PLACE,
      .n_hosts = NOT_SEEN,
      .host = SEEN_MASTER_ADDR,
      .ids = {SEEN_MASTER_ADDR, SEEN_MASTER_PORT, NOT_SEEN}},
-    {.way = &boot_way_openmpi,
+    {.launcher = &launcher_openmpi,
      .place = {SEEN_OMPI_COMM_WORLD_RANK, SEEN_OMPI_COMM_WORLD_SIZE,
                SEEN_OMPI_COMM_WORLD_LOCAL_RANK, SEEN_OMPI_COMM_WORLD_LOCAL_SIZE},
      .n_hosts = NOT_SEEN,
      .host = NOT_SEEN,
      .ids = {SEEN_OMPI_MCA_orte_hnp_uri, SEEN_PMIX_NAMESPACE, NOT_SEEN}},
-    {.way = &boot_way_slurm,
+    {.launcher = &launcher_slurm,
      .place = {SEEN_SLURM_PROCID, SEEN_SLURM_STEP_NUM_TASKS, NOT_SEEN, NOT_SEEN},
      .n_hosts = SEEN_SLURM_STEP_NUM_NODES,
      .host = SEEN_SLURM_STEP_NODELIST,
@@ -98,7 +98,7 @@ static bool is_on_one_host(const sched_t *sched, const config_t *config, const b
            is_loopback_name(seen(config, sched->host));
 }
 
-// --- Meeting -------------------------------------------------------------------------------------
+// --- Joining -------------------------------------------------------------------------------------
 
 static void name_job(const sched_t *sched, const config_t *config, char text[JOB_TEXT_BYTES])
 {
@@ -107,57 +107,57 @@ static void name_job(const sched_t *sched, const config_t *config, char text[JOB
         ids[i] = seen(config, sched->ids[i]);
         ids[i] = ids[i] != NULL ? ids[i] : "";
     }
-    snprintf(text, JOB_TEXT_BYTES, "%s/%s/%s/%s", sched->way->name, ids[0], ids[1], ids[2]);
+    snprintf(text, JOB_TEXT_BYTES, "%s/%s/%s/%s", sched->launcher->name, ids[0], ids[1], ids[2]);
 }
 
 static hvd_status_t meet_on_host(const config_t *config, const char *job_text, uint64_t deadline_ns,
-                                 boot_job_t *job, meeting_t *meeting, err_t *err)
+                                 boot_job_t *job, rendezvous_t *rendezvous, err_t *err)
 {
-    char text[CARD_BYTES] = "";
-    card_t card = {.port = 0};
+    char text[TICKET_BYTES] = "";
+    ticket_t ticket = {.port = 0};
     hvd_status_t status;
     if (job->rank == 0) {
-        TRY(meeting_host(config, &card, meeting, err), out);
-        card_encode(&card, text);
+        TRY(rendezvous_host(config, &ticket, rendezvous, err), out);
+        ticket_encode(&ticket, text);
         TRY(local_give(job_text, text, job->size - 1, deadline_ns, err), out);
     } else {
         TRY(local_take(job_text, deadline_ns, text, err), out);
-        TRY(card_decode(text, &card, err), out);
+        TRY(ticket_decode(text, &ticket, err), out);
     }
-    TRY(meeting_join(&card, deadline_ns, job, meeting, err), out);
+    TRY(rendezvous_join(&ticket, deadline_ns, job, rendezvous, err), out);
 out:
     wipe(text, sizeof text);
-    wipe(&card, sizeof card);
+    wipe(&ticket, sizeof ticket);
     return status;
 }
 
-// Everything on the card is known to everyone beforehand.
-static hvd_status_t make_card(const sched_t *sched, const config_t *config, const char *job_text,
-                              uint64_t deadline_ns, card_t *card, err_t *err)
+// Everything on the ticket is known to everyone beforehand.
+static hvd_status_t make_ticket(const sched_t *sched, const config_t *config, const char *job_text,
+                                uint64_t deadline_ns, ticket_t *ticket, err_t *err)
 {
     const char *host = seen(config, sched->host);
     if (has_text(config->rendezvous_addr)) {
-        snprintf(card->addresses, sizeof card->addresses, "%s", config->rendezvous_addr);
+        snprintf(ticket->addresses, sizeof ticket->addresses, "%s", config->rendezvous_addr);
     } else if (host != NULL) {
-        sched_first_host(host, card->addresses, sizeof card->addresses);
+        sched_first_host(host, ticket->addresses, sizeof ticket->addresses);
     } else {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "launched by %s, which does not say where rank 0 is; set "
                     "HOROVOD_RENDEZVOUS_ADDR to the name or address of its host",
-                    sched->way->launcher);
+                    sched->launcher->title);
     }
-    card->port = (int)config->rendezvous_port;
-    if (card->port == 0) {
-        card->port = FIRST_PORT + (int)(hash_bytes(job_text, strlen(job_text), 0) % N_PORTS);
+    ticket->port = (int)config->rendezvous_port;
+    if (ticket->port == 0) {
+        ticket->port = FIRST_PORT + (int)(hash_bytes(job_text, strlen(job_text), 0) % N_PORTS);
     }
-    return secret_find(config, deadline_ns, card->secret, err);
+    return secret_find(config, deadline_ns, ticket->secret, err);
 }
 
 static hvd_status_t meet_across(const sched_t *sched, const config_t *config, const char *job_text,
-                                uint64_t deadline_ns, boot_job_t *job, meeting_t *meeting,
+                                uint64_t deadline_ns, boot_job_t *job, rendezvous_t *rendezvous,
                                 err_t *err)
 {
-    card_t card = {.port = 0};
+    ticket_t ticket = {.port = 0};
     hvd_status_t status;
     if (!secret_is_given(config)) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -165,36 +165,37 @@ static hvd_status_t meet_across(const sched_t *sched, const config_t *config, co
                     "can read. Create one in a folder that all hosts share: (umask 077; openssl "
                     "rand -hex 32 > hvd.secret), and set HOROVOD_SECRET_FILE to its path; or start "
                     "the job with horovodrun, mpirun, or srun --mpi=pmix, which need none",
-                    sched->way->launcher);
+                    sched->launcher->title);
     }
-    TRY(make_card(sched, config, job_text, deadline_ns, &card, err), out);
+    TRY(make_ticket(sched, config, job_text, deadline_ns, &ticket, err), out);
     if (job->rank == 0) {
-        TRY(meeting_host_at(&card, meeting, err), out);
+        TRY(rendezvous_host_at(&ticket, rendezvous, err), out);
     }
-    TRY(meeting_join(&card, deadline_ns, job, meeting, err), out);
+    TRY(rendezvous_join(&ticket, deadline_ns, job, rendezvous, err), out);
 out:
-    wipe(&card, sizeof card);
+    wipe(&ticket, sizeof ticket);
     return status;
 }
 
-static hvd_status_t sched_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
-                               boot_job_t *job, meeting_t *meeting, err_t *err)
+static hvd_status_t sched_join(const launcher_t *launcher, const config_t *config,
+                               uint64_t deadline_ns, boot_job_t *job, rendezvous_t *rendezvous,
+                               err_t *err)
 {
     const sched_t *sched = scheds;
     char job_text[JOB_TEXT_BYTES];
-    while (sched->way != way) {
+    while (sched->launcher != launcher) {
         sched++;
     }
-    snprintf(job->how, sizeof job->how, "%s", way->name);
-    hvd_status_t status = place_read(way, config, &sched->place, job, err);
+    snprintf(job->how, sizeof job->how, "%s", launcher->name);
+    hvd_status_t status = place_read(launcher, config, &sched->place, job, err);
     if (status != HVD_OK || job->size == 1) {
         return status;
     }
     name_job(sched, config, job_text);
     if (is_on_one_host(sched, config, job) && !secret_is_given(config)) {
-        return meet_on_host(config, job_text, deadline_ns, job, meeting, err);
+        return meet_on_host(config, job_text, deadline_ns, job, rendezvous, err);
     }
-    return meet_across(sched, config, job_text, deadline_ns, job, meeting, err);
+    return meet_across(sched, config, job_text, deadline_ns, job, rendezvous, err);
 }
 
 // --- Rows ----------------------------------------------------------------------------------------
@@ -222,22 +223,22 @@ static bool slurm_looks_right(const config_t *config)
     return config->seen[SEEN_SLURM_PROCID] != NULL && config->seen[SEEN_SLURM_STEP_ID] != NULL;
 }
 
-const boot_way_t boot_way_torchrun = {.name = "torchrun",
-                                      .launcher = "torchrun",
+const launcher_t launcher_torchrun = {.name = "torchrun",
+                                      .title = "torchrun",
                                       .looks_right = torchrun_looks_right,
                                       .join = sched_join};
 
-const boot_way_t boot_way_torch_env = {.name = "torch-env",
-                                       .launcher = "a launcher that sets RANK and WORLD_SIZE",
+const launcher_t launcher_torch_env = {.name = "torch-env",
+                                       .title = "a launcher that sets RANK and WORLD_SIZE",
                                        .looks_right = torch_env_looks_right,
                                        .join = sched_join};
 
-const boot_way_t boot_way_openmpi = {.name = "openmpi",
-                                     .launcher = "mpirun of Open MPI, without PMIx",
+const launcher_t launcher_openmpi = {.name = "openmpi",
+                                     .title = "mpirun of Open MPI, without PMIx",
                                      .looks_right = openmpi_looks_right,
                                      .join = sched_join};
 
-const boot_way_t boot_way_slurm = {.name = "slurm",
-                                   .launcher = "srun without --mpi",
+const launcher_t launcher_slurm = {.name = "slurm",
+                                   .title = "srun without --mpi",
                                    .looks_right = slurm_looks_right,
                                    .join = sched_join};

@@ -5,7 +5,7 @@
 #ifndef HVD_BOOT_SCHED_H
 #define HVD_BOOT_SCHED_H
 
-#include "boot/way.h"
+#include "boot/launcher.h"
 
 // The first host of a Slurm list: "n[01-03,07],gpu2" -> "n01". Cut if it does not fit.
 void sched_first_host(const char *list, char *host, size_t bytes);

@@ -4,7 +4,7 @@
 //
 // Needs no rendezvous, no secret and no peers. It always matches, so it is the last row of boot.c.
 // Threads: the one that calls hvd_init.
-#include "boot/way.h"
+#include "boot/launcher.h"
 
 static bool self_looks_right(const config_t *config)
 {
@@ -12,17 +12,18 @@ static bool self_looks_right(const config_t *config)
     return true;
 }
 
-static hvd_status_t self_join(const boot_way_t *way, const config_t *config, uint64_t deadline_ns,
-                              boot_job_t *job, meeting_t *meeting, err_t *err)
+static hvd_status_t self_join(const launcher_t *launcher, const config_t *config,
+                              uint64_t deadline_ns, boot_job_t *job, rendezvous_t *rendezvous,
+                              err_t *err)
 {
-    (void)way;
+    (void)launcher;
     (void)config;
     (void)deadline_ns;
-    (void)meeting;
+    (void)rendezvous;
     (void)err;
     job->size = job->local_size = job->cross_size = 1;
     return HVD_OK;
 }
 
-const boot_way_t boot_way_self = {
-    .name = "self", .launcher = "nobody", .looks_right = self_looks_right, .join = self_join};
+const launcher_t launcher_self = {
+    .name = "self", .title = "nobody", .looks_right = self_looks_right, .join = self_join};

@@ -594,7 +594,7 @@ coord_counters_t coord_counters(const coord_t *coord)
                               .n_steps = coord->stragglers.n_steps};
 }
 
-void coord_watch(coord_t *coord, coord_arrival_fn fn, void *arg)
+void coord_on_arrival(coord_t *coord, coord_arrival_fn fn, void *arg)
 {
     coord->arrival = fn;
     coord->arrival_arg = arg;

@@ -211,6 +211,6 @@ bool coord_worst_straggler(coord_t *coord, coord_straggler_t *late_p);
 
 // Tells of every share that reaches this node, as it comes. NULL: nobody listens.
 typedef void (*coord_arrival_fn)(void *arg, const char *name, int rank);
-void coord_watch(coord_t *coord, coord_arrival_fn fn, void *arg);
+void coord_on_arrival(coord_t *coord, coord_arrival_fn fn, void *arg);
 
 #endif

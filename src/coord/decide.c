@@ -155,10 +155,10 @@ void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 {
     SOUND(coord);
     set_time(coord, now_ns);
-    for (verdict_t **link = &coord->decisions.running; *link != NULL; link = &(*link)->next) {
-        verdict_t *verdict = *link;
+    for (verdict_t **at = &coord->decisions.running; *at != NULL; at = &(*at)->next) {
+        verdict_t *verdict = *at;
         if (verdict->decision.batch == batch) {
-            *link = verdict->next;
+            *at = verdict->next;
             coord->decisions.n_running--;
             decide_discard(coord, verdict);
             return;
@@ -170,11 +170,11 @@ void coord_batch_done(coord_t *coord, uint64_t batch, uint64_t now_ns)
 
 static void append_running(coord_t *coord, verdict_t *verdict)
 {
-    verdict_t **link = &coord->decisions.running;
-    while (*link != NULL) {
-        link = &(*link)->next;
+    verdict_t **at = &coord->decisions.running;
+    while (*at != NULL) {
+        at = &(*at)->next;
     }
-    *link = verdict;
+    *at = verdict;
 }
 
 const decision_t *coord_next(coord_t *coord)

@@ -17,15 +17,15 @@
 #include <stddef.h>
 
 // --- Lists --------------------------------------------------------------------------------------
-// A ring with a head; a link that is in no list points to itself.
+// A ring with a head; an item that is in no list points to itself.
 
 typedef struct chain {
     struct chain *prev, *next;
 } chain_t;
 
-static inline void chain_init(chain_t *link)
+static inline void chain_init(chain_t *item)
 {
-    link->prev = link->next = link;
+    item->prev = item->next = item;
 }
 
 static inline bool chain_is_empty(const chain_t *head)
@@ -33,22 +33,22 @@ static inline bool chain_is_empty(const chain_t *head)
     return head->next == head;
 }
 
-static inline void chain_append(chain_t *head, chain_t *link)
+static inline void chain_append(chain_t *head, chain_t *item)
 {
-    link->prev = head->prev;
-    link->next = head;
-    head->prev->next = link;
-    head->prev = link;
+    item->prev = head->prev;
+    item->next = head;
+    head->prev->next = item;
+    head->prev = item;
 }
 
-static inline void chain_remove(chain_t *link)
+static inline void chain_remove(chain_t *item)
 {
-    link->prev->next = link->next;
-    link->next->prev = link->prev;
-    chain_init(link);
+    item->prev->next = item->next;
+    item->next->prev = item->prev;
+    chain_init(item);
 }
 
-#define CHAIN_OWNER(link, type, member) ((type *)(void *)((char *)(link) - offsetof(type, member)))
+#define CHAIN_OWNER(item, type, member) ((type *)(void *)((char *)(item) - offsetof(type, member)))
 
 // --- Entries ------------------------------------------------------------------------------------
 

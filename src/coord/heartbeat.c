@@ -107,7 +107,7 @@ static uint64_t patience_ns(const coord_t *coord, const neighbour_t *neighbour)
     return params->heartbeat_fail_ns + (neighbour->is_known ? 0 : params->heartbeat_first_ns);
 }
 
-static void watch(coord_t *coord, int i)
+static void check_neighbour(coord_t *coord, int i)
 {
     const coord_params_t *params = &coord->params;
     neighbour_t *neighbour = &coord->neighbours[i];
@@ -140,7 +140,7 @@ void heartbeat_tick(coord_t *coord)
             coord->neighbours[i].heard_ns = coord->now_ns;
         }
         send_heartbeat(coord, i);
-        watch(coord, i);
+        check_neighbour(coord, i);
     }
     progress_check(coord);
     coord->heartbeat.due_ns = coord->now_ns + coord->params.heartbeat_ns;

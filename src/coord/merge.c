@@ -378,10 +378,10 @@ done:
 
 void merge_recheck(coord_t *coord, set_t *set)
 {
-    for (chain_t *link = coord->entries.open.next, *next; link != &coord->entries.open;
-         link = next) {
-        entry_t *entry = CHAIN_OWNER(link, entry_t, open);
-        next = link->next;
+    for (chain_t *item = coord->entries.open.next, *next; item != &coord->entries.open;
+         item = next) {
+        entry_t *entry = CHAIN_OWNER(item, entry_t, open);
+        next = item->next;
         if (entry->set == set && !entry->is_complete && entry->n_have > 0 && is_full(entry)) {
             complete(coord, entry, NULL);
         }

@@ -347,15 +347,15 @@ static bool is_about_sets(const entry_t *entry)
 
 static void run_with_compatible(coord_t *coord, entry_t *first)
 {
-    chain_t *link = first->queued.next;
+    chain_t *item = first->queued.next;
     size_t total = first->run_bytes, bytes = record_bytes(first);
     bool fuses = first->variants[0].sig->fuses && coord->params.fusion_bytes > 0;
     if (!pick(coord, first)) {
         return;
     }
-    while (fuses && link != &coord->sequencer.ready && bytes < MAX_RECORD_BYTES) {
-        entry_t *entry = CHAIN_OWNER(link, entry_t, queued);
-        link = link->next;
+    while (fuses && item != &coord->sequencer.ready && bytes < MAX_RECORD_BYTES) {
+        entry_t *entry = CHAIN_OWNER(item, entry_t, queued);
+        item = item->next;
         if (is_about_sets(entry)) {
             break;
         }
@@ -438,11 +438,11 @@ static bool must_wait(const coord_t *coord)
 // so they are not held up by those that are. Nothing overtakes a change of process sets.
 static entry_t *first_startable(const coord_t *coord, bool ignore_limit)
 {
-    for (chain_t *link = coord->sequencer.ready.next; link != &coord->sequencer.ready;
-         link = link->next) {
-        entry_t *entry = CHAIN_OWNER(link, entry_t, queued);
+    for (chain_t *item = coord->sequencer.ready.next; item != &coord->sequencer.ready;
+         item = item->next) {
+        entry_t *entry = CHAIN_OWNER(item, entry_t, queued);
         if (is_about_sets(entry)) {
-            return link->prev == &coord->sequencer.ready ? entry : NULL;
+            return item->prev == &coord->sequencer.ready ? entry : NULL;
         }
         if (ignore_limit || coord->decisions.n_running < MAX_BATCHES_RUNNING ||
             entry->set->self < 0) {

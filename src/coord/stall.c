@@ -559,9 +559,9 @@ void stall_tick(coord_t *coord)
         }
         return;
     }
-    for (chain_t *link = coord->entries.open.next; link != &coord->entries.open;
-         link = link->next) {
-        entry_t *entry = CHAIN_OWNER(link, entry_t, open);
+    for (chain_t *item = coord->entries.open.next; item != &coord->entries.open;
+         item = item->next) {
+        entry_t *entry = CHAIN_OWNER(item, entry_t, open);
         if (coord->now_ns - entry->since_ns < warn_ns) {
             break;
         }

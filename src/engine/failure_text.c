@@ -127,10 +127,11 @@ void report_stuck(hvd_ctx_t *ctx, const decision_t *d)
     err_t err;
     fail(&err, HVD_PEER_LOST,
          "%s. Nothing has moved on any rank for %.1f s, although all of them are alive: data was "
-         "lost on the way. The job ends, because %g s are allowed at most "
+         "lost on the way. The job ends, because at most %g s are allowed "
          "(HOROVOD_HEARTBEAT_TIMEOUT_SECONDS); look for a faulty network card or switch, or run "
          "with HOROVOD_LOG_LEVEL=debug and report it",
-         d->text[0] != '\0' ? d->text : "an operation that all ranks have agreed to does not go on",
+         d->text[0] != '\0' ? d->text
+                            : "an operation that all ranks have agreed to makes no progress",
          (double)d->silent_ns / (double)NS_PER_S, ctx->config.heartbeat_timeout);
     engine_fail(ctx, &err);
 }

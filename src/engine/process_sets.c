@@ -210,7 +210,7 @@ hvd_status_t hvd_process_set_remove(hvd_ctx_t *ctx, int id, char *text, size_t t
     request_t *request = NULL;
     if (id == 0 || set_find(ctx, id) == NULL) {
         status = fail(&err, HVD_UNKNOWN_SET, "process set %d cannot be removed: %s", id,
-                      id == 0 ? "it holds all ranks" : "there is none");
+                      id == 0 ? "it holds all ranks" : "it does not exist");
     } else if ((request = new_question(ctx, OP_REMOVE_SET, NULL, 0, &err)) == NULL) {
         status = err.status;
     } else {

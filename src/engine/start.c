@@ -30,11 +30,11 @@
 
 // --- Who is where --------------------------------------------------------------------------------
 
-#define CARD_PROCESS_BYTES 20 // pid, start and namespace of the process, behind the host
+#define PROCESS_BYTES 20 // pid, start and namespace of the process, behind the host
 
 // What each rank tells all others before anything else: its host, its process, and the process sets
 // it was given.
-static void put_card(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *out)
+static void put_introduction(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *out)
 {
     peer_id_t self = peer_of_self("");
     put_bytes(out, ctx->job.host, strlen(ctx->job.host) + 1);
@@ -53,7 +53,7 @@ static void put_card(const hvd_ctx_t *ctx, const hvd_options_t *options, buf_t *
 
 static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t *process)
 {
-    reader_t in = reader_of(process, CARD_PROCESS_BYTES);
+    reader_t in = reader_of(process, PROCESS_BYTES);
     peer_id_t *peer = &ctx->peers.of[rank];
     peer->pid = (int)get_u32(&in);
     peer->started = get_u64(&in);
@@ -61,30 +61,28 @@ static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t 
     snprintf(peer->host, sizeof peer->host, "%s", boot_host_name(host));
 }
 
-static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *cards, const size_t *lengths,
+static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *told, const size_t *lengths,
                                  err_t *err)
 {
     int size = ctx->job.size;
     for (int r = 0; r < size; r++) {
-        size_t host_bytes = strnlen((const char *)cards[r], lengths[r]) + 1 + CARD_PROCESS_BYTES;
-        size_t mine = strlen(ctx->job.host) + 1 + CARD_PROCESS_BYTES;
+        size_t host_bytes = strnlen((const char *)told[r], lengths[r]) + 1 + PROCESS_BYTES;
+        size_t mine = strlen(ctx->job.host) + 1 + PROCESS_BYTES;
         if (host_bytes > lengths[r]) {
-            return fail(err, HVD_PROTOCOL, "rank %d introduced itself with something unreadable",
-                        r);
+            return fail(err, HVD_PROTOCOL, "rank %d sent a malformed introduction", r);
         }
         size_t my_bytes = lengths[ctx->job.rank] - mine;
         if (lengths[r] - host_bytes != my_bytes ||
-            memcmp(cards[r] + host_bytes, cards[ctx->job.rank] + mine, my_bytes) != 0) {
+            memcmp(told[r] + host_bytes, told[ctx->job.rank] + mine, my_bytes) != 0) {
             return fail(err, HVD_INVALID_ARGUMENT,
                         "ranks %d and %d were started with different process sets: pass the same "
-                        "list, in the same "
-                        "order, to init on every rank",
+                        "list, in the same order, to init on every rank",
                         ctx->job.rank, r);
         }
-        note_peer(ctx, r, (const char *)cards[r], cards[r] + host_bytes - CARD_PROCESS_BYTES);
+        note_peer(ctx, r, (const char *)told[r], told[r] + host_bytes - PROCESS_BYTES);
         ctx->host_of[r] = ctx->n_hosts;
         for (int before = 0; before < r; before++) {
-            if (strcmp((const char *)cards[before], (const char *)cards[r]) == 0) {
+            if (strcmp((const char *)told[before], (const char *)told[r]) == 0) {
                 ctx->host_of[r] = ctx->host_of[before];
                 break;
             }
@@ -125,16 +123,17 @@ static hvd_status_t exchange(hvd_ctx_t *ctx, const char *round, const void *valu
 static hvd_status_t meet(hvd_ctx_t *ctx, const hvd_options_t *options, answers_t *answers,
                          err_t *err)
 {
-    buf_t card = {0};
-    put_card(ctx, options, &card);
-    hvd_status_t status = card.failed ? fail(err, HVD_NO_MEMORY, "no memory to start") : HVD_OK;
+    buf_t introduction = {0};
+    put_introduction(ctx, options, &introduction);
+    hvd_status_t status =
+        introduction.failed ? fail(err, HVD_NO_MEMORY, "no memory to start") : HVD_OK;
     if (status == HVD_OK) {
-        status = exchange(ctx, "card", card.data, card.len, answers, err);
+        status = exchange(ctx, "introduction", introduction.data, introduction.len, answers, err);
     }
     if (status == HVD_OK) {
         status = number_hosts(ctx, answers->values, answers->lengths, err);
     }
-    buf_free(&card);
+    buf_free(&introduction);
     check_homogeneous(ctx);
     return status;
 }
@@ -209,7 +208,7 @@ static hvd_status_t settle(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
         if (whole && answers->values[r][1] != mine[1]) {
             status = fail(err, HVD_INVALID_ARGUMENT,
                           "ranks %d and %d disagree about HOROVOD_CPU_OPERATIONS: one uses MPI, "
-                          "the other does not; set it alike on all",
+                          "the other does not; set it to the same value on all ranks",
                           ctx->job.rank, r);
         }
     }
@@ -433,11 +432,12 @@ static hvd_status_t attach_mpi(hvd_ctx_t *ctx, const hvd_options_t *options, err
     }
     log_debug(&ctx->log, "start", "collectives by %s", mpi_library_name(ctx->mpi));
     if (ctx->config.encrypt == ENCRYPT_AUTO && ctx->n_hosts > 1 && ctx->job.rank == 0) {
-        log_warn(&ctx->log, "start",
-                 "tensors between hosts travel by %s, which does not encrypt them; without "
-                 "HOROVOD_CPU_OPERATIONS=MPI they are, HOROVOD_ENCRYPT=never says that it is meant "
-                 "so",
-                 mpi_library_name(ctx->mpi));
+        log_warn(
+            &ctx->log, "start",
+            "tensors between hosts travel by %s, which does not encrypt them; without "
+            "HOROVOD_CPU_OPERATIONS=MPI they are encrypted, and HOROVOD_ENCRYPT=never silences "
+            "this warning",
+            mpi_library_name(ctx->mpi));
     }
     return mpi_attach(ctx->mpi, comm, ctx->job.rank, ctx->job.size, net_has_spare_cores(ctx->net),
                       deadline, err);

@@ -37,7 +37,7 @@ const way_t ways[N_WAYS] = {
                     .takes = way_riding_takes,
                     .start = way_riding_start},
     [WAY_AGREED] = {.name = "AGREED",
-                    .tells = "agreed: nothing is left to do once all ranks have come",
+                    .tells = "agreed: nothing is left to do once all ranks have submitted it",
                     .takes = agreed_takes},
     [WAY_ALONE] = {.name = "LOCAL",
                    .tells = "alone: copied",

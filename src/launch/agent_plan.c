@@ -79,7 +79,7 @@ static void put_rank_environment(agent_t *agent, const order_t *order, agent_ran
     }
 }
 
-static const char *advice_for(const char *step, int code)
+static const char *advice_for(misfortune_t misfortune)
 {
     static const struct {
         int code;
@@ -93,24 +93,41 @@ static const char *advice_for(const char *step, int code)
         {EAGAIN, "too many processes; raise ulimit -u on that host"},
         {EMFILE, "too many open files; raise ulimit -n on that host"},
     };
-    if (strstr(step, "directory") != NULL) {
+    if (misfortune.step == STEP_CHDIR) {
         return "the directory in which horovodrun is started must exist on all hosts: share it, "
                "create it, or start from another one";
     }
     for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
-        if (advices[i].code == code) {
+        if (advices[i].code == misfortune.code) {
             return advices[i].advice;
         }
     }
     return "see the reason above";
 }
 
+static void report_misfortune(agent_t *agent, const order_t *order, int rank,
+                              misfortune_t misfortune)
+{
+    static const char *const steps[] = {
+        [STEP_MEMORY] = "find memory for",
+        [STEP_PIPES] = "create pipes for",
+        [STEP_FORK] = "fork",
+        [STEP_CHDIR] = "change to the directory",
+        [STEP_EXEC] = "start",
+    };
+    char text[HVD_TEXT_BYTES];
+    snprintf(text, sizeof text, "cannot %s %s: %s; %s", steps[misfortune.step],
+             misfortune.step == STEP_CHDIR ? order->directory : order->argv[0],
+             strerror(misfortune.code), advice_for(misfortune));
+    agent_report_problem(agent, rank,
+                         misfortune.code == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE, text);
+}
+
 static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
                        const uint8_t *own_env, size_t own_bytes)
 {
     buf_t list = {0};
-    const char *step = "find memory for";
-    int code = ENOMEM;
+    misfortune_t misfortune = {.step = STEP_MEMORY, .code = ENOMEM};
     bool has_started = false;
     put_bytes(&list, order->env, order->env_bytes);
     put_bytes(&list, own_env, own_bytes);
@@ -120,7 +137,7 @@ static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
     }
     char **env = list.failed ? NULL : environ_merge(environ, list.data, list.len);
     if (env != NULL) {
-        has_started = spawn_rank(order->argv, env, order->directory, &rank->child, &code, &step);
+        has_started = spawn_rank(order->argv, env, order->directory, &rank->child, &misfortune);
     }
     free(env);
     buf_free(&list);
@@ -131,12 +148,7 @@ static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
         agent_report(agent, FRAME_STARTED, rank->rank, rank->child.pid);
         return true;
     }
-    char text[HVD_TEXT_BYTES];
-    snprintf(text, sizeof text, "cannot %s %s: %s; %s", step,
-             strstr(step, "directory") != NULL ? order->directory : order->argv[0], strerror(code),
-             advice_for(step, code));
-    agent_report_problem(agent, rank->rank, code == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE,
-                         text);
+    report_misfortune(agent, order, rank->rank, misfortune);
     return false;
 }
 

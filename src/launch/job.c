@@ -521,8 +521,7 @@ static bool gather(job_t *job)
                  job->signal_fd, true, job->sink);
     for (int i = 0; i < job->plan.n_hosts; i++) {
         if (job->links[i].phase == LINK_FAILED) {
-            bool was_late = strstr(job->links[i].problem, "--start-timeout") != NULL;
-            note_problem(job, was_late ? EXIT_START_TIMEOUT : EXIT_UNREACHABLE, "%s",
+            note_problem(job, job->links[i].is_late ? EXIT_START_TIMEOUT : EXIT_UNREACHABLE, "%s",
                          job->links[i].problem);
         }
     }

@@ -25,6 +25,9 @@ enum {
     EXIT_INTERNAL = 70,    // out of memory, out of descriptors
     EXIT_OUTPUT = 74,      // output cannot be written
     EXIT_START_TIMEOUT = 75,
+    EXIT_NO_LISTENER = 76,  // of --dial-agent: no agent waits there
+    EXIT_OTHER_SECRET = 77, // of --dial-agent: the agent has another one
+    EXIT_NO_SECRET = 78,    // of --dial-agent: it cannot be read
     EXIT_NOT_EXECUTABLE = 126,
     EXIT_NOT_FOUND = 127,
     EXIT_BY_SIGNAL = 128, // plus the signal's number
@@ -55,7 +58,11 @@ typedef struct remote_fault {
     const char *what, *fix;
     bool is_passing; // trying again may help
 } remote_fault_t;
+// `code`: exit status of the command; -1: none.
 remote_fault_t remote_explain(const char *ssh_said, int code);
+// Printed on the other host in place of an agent: ssh passes on nothing but text and a status that
+// shells use too.
+#define REMOTE_NOT_INSTALLED "horovodrun-agent: not installed"
 
 // Words of a text as a shell would take them: quotes and backslashes, nothing else. NULL: no end
 // of a quote, or no memory.

@@ -29,6 +29,7 @@ agent_link_t *links_new(const hosts_t *hosts, int n_hosts)
         links[i].host = &hosts->list[i];
         channel_open(&links[i].channel, -1, -1);
         links[i].process.fds[STREAM_STDERR] = -1;
+        links[i].exit_code = -1;
     }
     return links;
 }
@@ -177,7 +178,8 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
     status = reap_within(link->process.pid, END_MS);
     link_read_errors(link, options->verbose, sink);
     link->has_process = false;
-    remote_fault_t fault = remote_explain(link->said, WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    link->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    remote_fault_t fault = remote_explain(link->said, link->exit_code);
     // Agents that wait belong to hosts that are starting up as we do: worth all our time.
     if (fault.is_passing && (link->attempts < options->ssh_attempts || options->agent_port > 0)) {
         link_close(link);
@@ -258,7 +260,8 @@ static void give_up(agent_link_t *links, int n, const options_t *options)
 {
     for (int i = 0; i < n; i++) {
         if (links[i].phase == LINK_CONNECTING || links[i].phase == LINK_WAITING) {
-            remote_fault_t fault = remote_explain(links[i].said, -1);
+            remote_fault_t fault = remote_explain(links[i].said, links[i].exit_code);
+            links[i].is_late = true;
             fail_link(&links[i],
                       "host %s did not answer within %g s (--start-timeout), attempt %d: "
                       "%s %.200s; %s",

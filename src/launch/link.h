@@ -29,7 +29,9 @@ typedef struct agent_link {
     int attempts;
     uint64_t started_ns, retry_at_ns, heard_ns;
     char said[SSH_SAID_BYTES];    // end of what ssh printed
+    int exit_code;                // of the last attempt; -1: none, or by a signal
     char problem[HVD_TEXT_BYTES]; // when failed
+    bool is_late;                 // failed because of --start-timeout
 } agent_link_t;
 
 agent_link_t *links_new(const hosts_t *hosts, int n_hosts);

@@ -170,7 +170,7 @@ static void lose_gate(master_t *master, gate_t *gate)
     close_gate(gate, 0);
     gate->is_here = false;
     gate->retry_at_ns = deadline_in_ms(RETRY_MS);
-    if (strstr(gate->said, "not installed") != NULL) {
+    if (strstr(gate->said, REMOTE_NOT_INSTALLED) != NULL) {
         snprintf(master->fatal, sizeof master->fatal,
                  PROGRAM " is not installed on %s; use the same image for all roles",
                  gate->host->name);

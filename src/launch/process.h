@@ -15,10 +15,14 @@ typedef struct child {
     int fds[N_STREAMS]; // our ends of its stdout and stderr
 } child_t;
 
-// Starts a rank in a session of its own, dying with this thread. *code_p: errno of the step that
-// failed, which is named in *step_p.
-bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *child_p, int *code_p,
-                const char **step_p);
+// Starts a rank in a session of its own, dying with this thread. On failure: the step that failed,
+// and its errno.
+typedef struct misfortune {
+    enum { STEP_MEMORY, STEP_PIPES, STEP_FORK, STEP_CHDIR, STEP_EXEC } step;
+    int code;
+} misfortune_t;
+bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *child_p,
+                misfortune_t *misfortune_p);
 // Starts a helper (ssh, an agent) in a session of its own, talking over one socket.
 hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, err_t *err);
 // Runs a program to its end and keeps what it prints, at most `bytes`; its exit status. -1: it

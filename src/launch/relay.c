@@ -202,7 +202,7 @@ int relay_dial(const options_t *options)
     snprintf(port, sizeof port, "%d", (int)options->agent_port);
     if (read_secret(options, secret, &err) != HVD_OK) {
         say("agent port: %s", err.text);
-        return EXIT_USAGE;
+        return EXIT_NO_SECRET;
     }
     if (getaddrinfo(options->dial_agent, port, &hints, &found) != 0) {
         say("agent port: Could not resolve hostname %s", options->dial_agent);
@@ -215,7 +215,7 @@ int relay_dial(const options_t *options)
     freeaddrinfo(found);
     if (fd < 0) {
         say("agent port: %s", strerror(code));
-        return EXIT_UNREACHABLE;
+        return code == ECONNREFUSED ? EXIT_NO_LISTENER : EXIT_UNREACHABLE;
     }
     set_nonblocking(STDIN_FILENO);
     set_nonblocking(STDOUT_FILENO);
@@ -223,15 +223,17 @@ int relay_dial(const options_t *options)
     hvd_status_t status = hvd_channel_open(fd, false, secret, &channel, text, sizeof text);
     wipe(secret, sizeof secret);
     status = status == HVD_OK ? shake(fd, channel, text, sizeof text) : status;
+    int result = status == HVD_UNAUTHENTICATED ? EXIT_OTHER_SECRET : EXIT_UNREACHABLE;
     if (status == HVD_OK) {
         status = relay_run(fd, channel, STDIN_FILENO, STDOUT_FILENO);
+        result = status == HVD_OK ? 0 : EXIT_UNREACHABLE;
     } else {
         say("agent port: %s: %s",
             status == HVD_UNAUTHENTICATED ? "the secret is not the same" : "no handshake", text);
         hvd_channel_close(channel);
     }
     close(fd);
-    return status == HVD_OK ? 0 : EXIT_UNREACHABLE;
+    return result;
 }
 
 // --- Waiting -------------------------------------------------------------------------------------

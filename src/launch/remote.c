@@ -12,25 +12,16 @@
 
 #include <stdlib.h>
 
-#define NOT_INSTALLED "horovodrun-agent: not installed"
 #define KUBE_AGENT "/etc/mpi/kubexec.sh"
 
 static const struct {
     const char *said; // a part of what ssh prints
     remote_fault_t fault;
 } faults[] = {
-    {NOT_INSTALLED,
+    {REMOTE_NOT_INSTALLED,
      {"horovodrun is not installed there",
       "install the same version on that host, in the same place or in the PATH of ssh sessions",
       false}},
-    {"agent port: the secret",
-     {"it has a different secret",
-      "give --serve-agents there and " PROGRAM " here the same --secret-file", false}},
-    {"agent port: Connection refused",
-     {"no agent is waiting on that port",
-      "start " PROGRAM " --serve-agents there, or name its port with --agent-port", true}},
-    {"(--secret-file)",
-     {"the secret cannot be read", "name the file with --secret-file, mode 0600", false}},
     {"Host key verification failed",
      {"ssh does not trust the host's key",
       "ssh to it once by hand and accept the key, or use --ssh-accept-new; if the key has changed, "
@@ -62,8 +53,28 @@ static const struct {
      {"out of memory", "free memory on that host, or start fewer ranks there", false}},
 };
 
+// What --dial-agent ends with where ssh would end with a text.
+static const struct {
+    int code;
+    remote_fault_t fault;
+} dial_faults[] = {
+    {EXIT_NO_LISTENER,
+     {"no agent is waiting on that port",
+      "start " PROGRAM " --serve-agents there, or name its port with --agent-port", true}},
+    {EXIT_OTHER_SECRET,
+     {"it has a different secret",
+      "give --serve-agents there and " PROGRAM " here the same --secret-file", false}},
+    {EXIT_NO_SECRET,
+     {"the secret cannot be read", "name the file with --secret-file, mode 0600", false}},
+};
+
 remote_fault_t remote_explain(const char *ssh_said, int code)
 {
+    for (size_t i = 0; i < N_ELEMENTS(dial_faults); i++) {
+        if (dial_faults[i].code == code) {
+            return dial_faults[i].fault;
+        }
+    }
     for (size_t i = 0; i < N_ELEMENTS(faults); i++) {
         if (strstr(ssh_said, faults[i].said) != NULL) {
             return faults[i].fault;
@@ -98,8 +109,9 @@ static void add_option(buf_t *words, const char *option, const char *value)
 // Runs in whatever shell the user has there; the inner one is POSIX.
 static void add_script(buf_t *words, const char *own_path, const char *arguments)
 {
-    static const char rest[] = "; [ -x \"$p\" ] || p=$(command -v " PROGRAM
-                               ") || { echo " NOT_INSTALLED " >&2; exit 127; }; exec \"$p\" ";
+    static const char rest[] =
+        "; [ -x \"$p\" ] || p=$(command -v " PROGRAM ") || { echo " REMOTE_NOT_INSTALLED
+        " >&2; exit 127; }; exec \"$p\" ";
     buf_t script = {0}, quoted = {0};
     buf_append(&script, "p=", 2);
     quote_word(own_path, &script);

@@ -23,14 +23,6 @@
 
 #define LOOK_US 1000 // between looks whether a program has ended
 
-static const char *const steps[] = {"fork", "change to the directory", "start", "create pipes"};
-enum { STEP_FORK, STEP_CHDIR, STEP_EXEC, STEP_PIPES };
-
-// What a child tells before exec, if that fails.
-typedef struct misfortune {
-    int step, code;
-} misfortune_t;
-
 bool set_nonblocking(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -97,8 +89,8 @@ static bool make_pipes(int out[2], int errors[2], int report[2])
            pipe2(report, O_CLOEXEC) == 0;
 }
 
-bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *child_p, int *code_p,
-                const char **step_p)
+bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *child_p,
+                misfortune_t *misfortune_p)
 {
     int out[2] = {-1, -1}, errors[2] = {-1, -1}, report[2] = {-1, -1};
     misfortune_t misfortune = {.step = STEP_PIPES};
@@ -130,8 +122,7 @@ bool spawn_rank(char *const *argv, char **env, const char *directory, child_t *c
     close_pair(out);
     close_pair(errors);
     close_pair(report);
-    *code_p = misfortune.code;
-    *step_p = steps[misfortune.step];
+    *misfortune_p = misfortune;
     return pid > 0;
 }
 
@@ -224,10 +215,10 @@ int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
 {
     child_t child;
     uint64_t deadline_ns = deadline_in_ms(timeout_ms);
-    int code, status = 0;
-    const char *step;
+    misfortune_t misfortune;
+    int status = 0;
     text[0] = '\0';
-    if (!spawn_rank(argv, environ, "", &child, &code, &step)) {
+    if (!spawn_rank(argv, environ, "", &child, &misfortune)) {
         return -1;
     }
     bool in_time = read_output(child.fds[STREAM_STDOUT], deadline_ns, text, bytes);

@@ -152,7 +152,7 @@ void observe_gather(observe_t *o, coord_t *coord, uint64_t n_strangers, uint64_t
     bool watches = observe_has_timeline(o);
     if (UNLIKELY(watches != c->watches_arrivals)) {
         c->watches_arrivals = watches;
-        coord_watch(coord, watches ? on_arrival : NULL, o);
+        coord_on_arrival(coord, watches ? on_arrival : NULL, o);
     }
 }
 

@@ -152,7 +152,7 @@ static int fork_ranks(const bench_options_t *o)
     return code;
 }
 
-// One rank of a job somebody else started; with --serve-rendezvous it also runs the meeting place.
+// One rank of a job somebody else started; with --serve-rendezvous it also runs the rendezvous.
 static int run_alone(const bench_options_t *o)
 {
     hvd_rendezvous_t *server = NULL;

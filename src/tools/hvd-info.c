@@ -223,7 +223,7 @@ static void describe_way(const scene_t *scene, coll_args_t args, char text[CHOIC
     if (ways[way].by_plan) {
         inner = plan_name(scene, &args, &err);
     } else if (way == WAY_RIDING && may_take_board) {
-        inner = "; short ones waited for at once meet on the host's board";
+        inner = "; short ones that are waited for at once use the host's board";
     }
     snprintf(text, CHOICE_BYTES, "%s%s", ways[way].tells, inner);
 }
@@ -308,17 +308,17 @@ static int print_algorithms(const info_options_t *options)
 static int print_launcher(const info_options_t *options)
 {
     table_t table = {.n_columns = 2};
-    const char *way, *launcher;
+    const char *name, *title;
     config_t config;
     (void)options;
     if (!info_load_knobs(&config)) {
         return 1;
     }
-    boot_describe(&config, &way, &launcher);
+    boot_describe(&config, &name, &title);
     table_add(&table, "launched by");
-    table_add(&table, "%s", launcher);
-    table_add(&table, "way");
-    table_add(&table, "%s", way);
+    table_add(&table, "%s", title);
+    table_add(&table, "recognised as");
+    table_add(&table, "%s", name);
     for (int id = KNOB_rank; id <= KNOB_secret_fd; id++) {
         if (config.origin[id] == FROM_ENVIRONMENT) {
             char value[256];

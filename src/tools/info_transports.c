@@ -200,13 +200,13 @@ static int print_own_job(void)
 
 int info_transports(const info_options_t *options)
 {
-    const char *way, *launcher;
+    const char *name, *title;
     config_t config;
     if (!info_load_knobs(&config)) {
         return 1;
     }
-    boot_describe(&config, &way, &launcher);
-    bool is_alone = strcmp(way, "self") == 0 || (strcmp(way, "env") == 0 && config.size == 1);
+    boot_describe(&config, &name, &title);
+    bool is_alone = strcmp(name, "self") == 0 || (strcmp(name, "env") == 0 && config.size == 1);
     int per_host = (options->ranks + options->hosts - 1) / options->hosts;
     int code = is_alone ? try_transports(&config, per_host) : print_own_job();
     config_free(&config);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fuzz_address.c - the card with all of a rank's transports, from a rank that lies.
+// fuzz_address.c - the addresses of all of a rank's transports, from a rank that lies.
 //
 // Rank 0 of a job of two attaches with the input as what rank 1 has told. It either refuses with a
 // sentence or ends up with a choice of transport that it can name.

@@ -20,15 +20,15 @@ static void fuzz_request(const uint8_t *body, size_t bytes)
             MUST(prefix_bytes < request.key_bytes && number <= 9999999);
         }
         kv_encode_request(&again, &request);
-        MUST(again.len == KV_FRAME_HEAD_BYTES + bytes);
-        MUST(memcmp(again.data + KV_FRAME_HEAD_BYTES, body, bytes) == 0);
+        MUST(again.len == KV_HEAD_BYTES + bytes);
+        MUST(memcmp(again.data + KV_HEAD_BYTES, body, bytes) == 0);
     }
     buf_free(&again);
 }
 
 static void fuzz_head(const uint8_t *body, size_t bytes)
 {
-    uint8_t head[KV_FRAME_HEAD_BYTES] = {0};
+    uint8_t head[KV_HEAD_BYTES] = {0};
     size_t claimed;
     memcpy(head, body, MIN(bytes, sizeof head));
     if (kv_decode_head(head, KV_REQUEST_LIMIT, &claimed, NULL) == HVD_OK) {

@@ -3,7 +3,7 @@
 // fuzz_kv_store.c - any order of requests, waits, late answers and departures of a few guests.
 //
 // The input is a script: who does what. A guest that waits asks nothing more until it is answered,
-// as the server sees to. Every answer is a whole frame, and nothing is left when all have gone.
+// as the server sees to. Every answer is a whole message, and nothing is left when all have gone.
 #include "boot/kv_store.h"
 #include "fuzz.h"
 
@@ -19,10 +19,10 @@ typedef struct guest {
 static void check_answer(kv_answer_t *answer)
 {
     size_t bytes;
-    MUST(answer != NULL && !answer->frame.failed && answer->frame.len > KV_FRAME_HEAD_BYTES);
-    MUST(kv_decode_head(answer->frame.data, KV_ANSWER_LIMIT, &bytes, NULL) == HVD_OK);
-    MUST(bytes == answer->frame.len - KV_FRAME_HEAD_BYTES);
-    MUST(answer->frame.data[KV_FRAME_HEAD_BYTES] < KV_N_CODES);
+    MUST(answer != NULL && !answer->message.failed && answer->message.len > KV_HEAD_BYTES);
+    MUST(kv_decode_head(answer->message.data, KV_ANSWER_LIMIT, &bytes, NULL) == HVD_OK);
+    MUST(bytes == answer->message.len - KV_HEAD_BYTES);
+    MUST(answer->message.data[KV_HEAD_BYTES] < KV_N_CODES);
     kv_answer_drop(answer);
 }
 

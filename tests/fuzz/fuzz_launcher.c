@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fuzz_launcher.c - text that other launchers hand to a rank: a line of the PMI-1 protocol, a card,
-// a list of hosts, a number.
+// fuzz_launcher.c - text that other launchers hand to a rank: a line of the PMI-1 protocol, a
+// ticket, a list of hosts, a number.
 //
-// The first byte says which. A card that is taken is written again as it was, except for the case
+// The first byte says which. A ticket that is taken is written again as it was, except for the case
 // of its digits; values of a line never run past it.
 #include "boot/pmi1_text.h"
 #include "boot/sched.h"
@@ -33,12 +33,12 @@ static void read_line(const char *text, size_t bytes)
     pmi1_succeeded(&line);
 }
 
-static void read_card(const char *text, size_t bytes)
+static void read_ticket(const char *text, size_t bytes)
 {
-    char again[CARD_BYTES];
-    card_t card;
-    if (card_decode(text, &card, NULL) == HVD_OK) {
-        card_encode(&card, again);
+    char again[TICKET_BYTES];
+    ticket_t ticket;
+    if (ticket_decode(text, &ticket, NULL) == HVD_OK) {
+        ticket_encode(&ticket, again);
         MUST(strlen(again) == bytes && strcasecmp(again, text) == 0);
     }
 }
@@ -62,7 +62,7 @@ static void read_number(const char *text, size_t bytes)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    static void (*const readers[])(const char *, size_t) = {read_line, read_card, read_host,
+    static void (*const readers[])(const char *, size_t) = {read_line, read_ticket, read_host,
                                                             read_number};
     if (bytes == 0) {
         return 0;

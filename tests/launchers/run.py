@@ -51,7 +51,7 @@ def clean_environment() -> dict:
 @dataclasses.dataclass
 class Launcher:
     name: str
-    way: str  # what hvd-info --launcher must say
+    recognised_as: str  # what hvd-info --launcher must say
     program: str
     flags: list
     env: dict = dataclasses.field(default_factory=dict)
@@ -113,9 +113,9 @@ SRUNS = "srun (Debian)"  # --only takes all of them, or none
 
 
 def sruns(conf: pathlib.Path) -> list:
-    return [Launcher(f"srun --mpi={mpi} (Debian)", way, "/usr/bin/srun", [f"--mpi={mpi}"],
+    return [Launcher(f"srun --mpi={mpi} (Debian)", name, "/usr/bin/srun", [f"--mpi={mpi}"],
                      {"SLURM_CONF": str(conf)}, first_rank=SLURM_FIRST)
-            for mpi, way in [("pmi2", "pmi"), ("pmix", "pmix"), ("none", "slurm")]]
+            for mpi, name in [("pmi2", "pmi"), ("pmix", "pmix"), ("none", "slurm")]]
 
 
 # --- Slurm ----------------------------------------------------------------------------------------
@@ -324,9 +324,10 @@ def case_example(launcher: Launcher, programs: Programs) -> None:
             expect(code == 0 and f"rank {rank} of {size}: {line}\n" in output, output)
 
 
-def case_way(launcher: Launcher, programs: Programs) -> None:
+def case_recognised(launcher: Launcher, programs: Programs) -> None:
     code, output = run(launcher.command(2, [programs.info, "--launcher"]), launcher.environment())
-    expect(code == 0 and len(re.findall(rf"way +{launcher.way}\n", output)) == 2, output)
+    told = re.findall(rf"recognised as +{launcher.recognised_as}\n", output)
+    expect(code == 0 and len(told) == 2, output)
 
 
 def case_again(launcher: Launcher, programs: Programs) -> None:
@@ -390,7 +391,7 @@ def job_processes(program: pathlib.Path) -> set:
 
 
 def secrets_seen(program: pathlib.Path) -> list:
-    """Arguments and variables of the job's processes that could be its secret or its card."""
+    """Arguments and variables of the job's processes that could be its secret or its ticket."""
     known = set(re.findall(r"[0-9a-f]{64}", str(os.environ)))
     found = []
     for pid in job_processes(program):
@@ -454,7 +455,7 @@ def slurm_across(programs: Programs) -> dict:
     nodes = [(host, address, on_node(host, names)) for host, address in zip(HOSTS, ADDRESSES)]
     with two_hosts(programs.folder), slurm(programs.folder / "slurm2", nodes) as conf:
         for launcher in sruns(conf):
-            if launcher.way == "slurm":
+            if launcher.recognised_as == "slurm":
                 launcher.env["HOROVOD_SECRET_FILE"] = str(secret)
             results[launcher.name] = try_case(case_two_nodes, launcher, programs, nodes[0][2])
     return results
@@ -589,7 +590,7 @@ PLANE_CASES = [
 
 def slurm_plane(conf: pathlib.Path) -> Plane:
     """Open MPI under a launcher that sets none of its variables."""
-    by_pmix = next(launcher for launcher in sruns(conf) if launcher.way == "pmix")
+    by_pmix = next(launcher for launcher in sruns(conf) if launcher.recognised_as == "pmix")
     return Plane(dataclasses.replace(by_pmix, mpi="libmpi.so.40"), "libmpi.so.40", (2, 3))
 
 
@@ -684,7 +685,7 @@ def test_training(only: str, programs: Programs) -> int:
 CASES = [
     ("2 and 3 ranks", case_example),
     ("init 3 times", case_again),
-    ("way found", case_way),
+    ("recognised", case_recognised),
     ("no secret in argv, env", case_secret),
     ("killed rank ends it", case_killed),
     ("rank that never inits", case_absent),
@@ -741,7 +742,7 @@ def test(launchers: list, programs: Programs, across: dict = {}) -> int:
     """across: what is known already about two hosts, by launcher."""
     n_failed = 0
     for launcher in launchers:
-        cells = [f"{launcher.name} {version_of(launcher)}".strip(), f"`{launcher.way}`"]
+        cells = [f"{launcher.name} {version_of(launcher)}".strip(), f"`{launcher.recognised_as}`"]
         for _, case in CASES:
             if case is case_across and launcher.name in across:
                 right = across[launcher.name]
@@ -767,7 +768,7 @@ def main() -> None:
     n_failed = 0
     try:
         programs = compile_programs(options.build.resolve(), folder)
-        print_head("launcher", "way", *(name for name, _ in CASES))
+        print_head("launcher", "as", *(name for name, _ in CASES))
         TORCHRUN.program = options.torchrun
         found = MPIS + [TORCHRUN] * os.access(TORCHRUN.program, os.X_OK)
         wanted = [launcher for launcher in found if options.only in launcher.name]

@@ -49,7 +49,7 @@ start_sshd() { # as OpenPAI does: keys of the job, aliases, a port of the task
 check "the ofi transport is built" "no RDMA device" hvd-info --transports
 check "libfabric has tcp" "provider: tcp" fi_info -p tcp
 check "verbs tools" "" sh -c 'command -v ibv_devinfo ib_write_bw'
-check "Intel MPI starts ranks" "way *pmi" mpiexec.hydra -n 2 hvd-info --launcher
+check "Intel MPI starts ranks" "recognised as *pmi" mpiexec.hydra -n 2 hvd-info --launcher
 check "training by Intel MPI" "test accuracy" \
     mpiexec.hydra -n 2 -genv HOROVOD_CPU_OPERATIONS MPI "${train[@]}"
 start_sshd

@@ -50,10 +50,10 @@ static hvd_status_t decode_frame(const buf_t *frame, kv_request_t *request_p)
 {
     size_t bytes;
     if (kv_decode_head(frame->data, KV_REQUEST_LIMIT, &bytes, NULL) != HVD_OK ||
-        bytes != frame->len - KV_FRAME_HEAD_BYTES) {
+        bytes != frame->len - KV_HEAD_BYTES) {
         return HVD_PROTOCOL;
     }
-    return kv_decode_request(frame->data + KV_FRAME_HEAD_BYTES, bytes, request_p, NULL);
+    return kv_decode_request(frame->data + KV_HEAD_BYTES, bytes, request_p, NULL);
 }
 
 static kv_request_t sample_request(kv_op_t op)
@@ -217,13 +217,12 @@ static void test_proto_fuzz(void **state)
         }
         uint8_t *copy = malloc(bytes > 0 ? bytes : 1); // exact, for the address sanitizer
         memcpy(copy, frame.data, bytes);
-        if (bytes > KV_FRAME_HEAD_BYTES &&
-            kv_decode_request(copy + KV_FRAME_HEAD_BYTES, bytes - KV_FRAME_HEAD_BYTES, &back,
-                              NULL) == HVD_OK) {
+        if (bytes > KV_HEAD_BYTES &&
+            kv_decode_request(copy + KV_HEAD_BYTES, bytes - KV_HEAD_BYTES, &back, NULL) == HVD_OK) {
             kv_encode_request(&again, &back);
             assert_int_equal(again.len, bytes);
-            assert_memory_equal(again.data + KV_FRAME_HEAD_BYTES, copy + KV_FRAME_HEAD_BYTES,
-                                bytes - KV_FRAME_HEAD_BYTES);
+            assert_memory_equal(again.data + KV_HEAD_BYTES, copy + KV_HEAD_BYTES,
+                                bytes - KV_HEAD_BYTES);
             n_accepted++;
         }
         const uint8_t *values[8];

@@ -734,20 +734,24 @@ static void test_what_ssh_says_is_understood(void **state)
     static const struct {
         const char *said, *what;
         bool is_passing;
+        int code;
     } rows[] = {
-        {"ssh: connect to host b port 22: Connection refused\r\n", "nothing listens", true},
+        {"ssh: connect to host b port 22: Connection refused\r\n", "nothing listens", true, 255},
         {"ssh: Could not resolve hostname b: Name or service not known", "cannot be resolved here",
-         true},
-        {"Host key verification failed.", "does not trust", false},
-        {"b: Permission denied (publickey).", "not let in", false},
-        {"ssh: connect to host b port 22: No route to host", "cannot be reached", true},
-        {"ssh: connect to host b port 22: Connection timed out", "does not answer", true},
-        {"horovodrun-agent: not installed", "not installed there", false},
-        {"something else", "did not start", false},
+         true, 255},
+        {"Host key verification failed.", "does not trust", false, 255},
+        {"b: Permission denied (publickey).", "not let in", false, 255},
+        {"ssh: connect to host b port 22: No route to host", "cannot be reached", true, 255},
+        {"ssh: connect to host b port 22: Connection timed out", "does not answer", true, 255},
+        {"horovodrun-agent: not installed", "not installed there", false, 255},
+        {"something else", "did not start", false, 255},
+        {"agent port: Connection refused", "no agent is waiting", true, EXIT_NO_LISTENER},
+        {"agent port: whatever", "a different secret", false, EXIT_OTHER_SECRET},
+        {"agent port: whatever", "cannot be read", false, EXIT_NO_SECRET},
     };
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
-        remote_fault_t fault = remote_explain(rows[i].said, 255);
+        remote_fault_t fault = remote_explain(rows[i].said, rows[i].code);
         assert_non_null(strstr(fault.what, rows[i].what));
         assert_int_equal(fault.is_passing, rows[i].is_passing);
         assert_true(strlen(fault.fix) > 10);

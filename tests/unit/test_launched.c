@@ -6,10 +6,10 @@
 // Ranks are forked; the manager is the parent, one poll loop over the ranks' descriptors. Hostile
 // managers are scripts of answers. Everything stays on loopback and every wait has a deadline.
 #define _GNU_SOURCE
+#include "boot/launcher.h"
 #include "boot/local.h"
 #include "boot/pmi1_text.h"
 #include "boot/sched.h"
-#include "boot/way.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -189,36 +189,36 @@ static void test_pmi_lines_fuzz(void **state)
     }
 }
 
-static void test_cards(void **state)
+static void test_tickets(void **state)
 {
     (void)state;
-    card_t card = {.port = 12345, .addresses = "10.0.0.1,fd00::2,127.0.0.1"}, back;
-    char text[CARD_BYTES], wrong[CARD_BYTES + 100];
+    ticket_t ticket = {.port = 12345, .addresses = "10.0.0.1,fd00::2,127.0.0.1"}, back;
+    char text[TICKET_BYTES], wrong[TICKET_BYTES + 100];
 
-    memset(card.secret, 0xa5, sizeof card.secret);
-    card_encode(&card, text);
-    assert_int_equal(card_decode(text, &back, NULL), HVD_OK);
-    assert_memory_equal(back.secret, card.secret, sizeof card.secret);
-    assert_int_equal(back.port, card.port);
-    assert_string_equal(back.addresses, card.addresses);
+    memset(ticket.secret, 0xa5, sizeof ticket.secret);
+    ticket_encode(&ticket, text);
+    assert_int_equal(ticket_decode(text, &back, NULL), HVD_OK);
+    assert_memory_equal(back.secret, ticket.secret, sizeof ticket.secret);
+    assert_int_equal(back.port, ticket.port);
+    assert_string_equal(back.addresses, ticket.addresses);
     assert_null(strchr(text, ' '));
     assert_null(strchr(text, '='));
 
-    for (size_t cut = 0; cut < strlen(text) - strlen(card.addresses) + 1; cut++) {
+    for (size_t cut = 0; cut < strlen(text) - strlen(ticket.addresses) + 1; cut++) {
         snprintf(wrong, sizeof wrong, "%.*s", (int)cut, text);
-        assert_int_equal(card_decode(wrong, &back, NULL), HVD_PROTOCOL);
+        assert_int_equal(ticket_decode(wrong, &back, NULL), HVD_PROTOCOL);
     }
     static const char *const tails[] = {"/0/a",   "/65536/a", "/-1/a", "/ 1/a", "/01/a",
                                         "//a",    "/1/",      "/1/,a", "/1/a,", "/1/a,,b",
                                         "/1/a b", "/1/a;b",   "/1x/a", "/1/a\n"};
     for (size_t i = 0; i < N_ELEMENTS(tails); i++) {
         snprintf(wrong, sizeof wrong, "%.*s%s", 5 + SECRET_DIGITS, text, tails[i]);
-        assert_int_equal(card_decode(wrong, &back, NULL), HVD_PROTOCOL);
+        assert_int_equal(ticket_decode(wrong, &back, NULL), HVD_PROTOCOL);
     }
     memset(wrong, 'a', sizeof wrong);
     memcpy(wrong, text, strlen(text));
     wrong[sizeof wrong - 1] = '\0';
-    assert_int_equal(card_decode(wrong, &back, NULL), HVD_PROTOCOL); // longer than there is room
+    assert_int_equal(ticket_decode(wrong, &back, NULL), HVD_PROTOCOL); // longer than there is room
 }
 
 static void test_first_host(void **state)
@@ -691,7 +691,7 @@ static void test_mistakes(void **state)
 
 static const struct {
     const char *env[6];
-    const char *way;
+    const char *launcher;
 } alone[] = {
     {{NULL}, "self"},
     {{"SLURM_PROCID=0", "SLURM_NTASKS=8"}, "self"}, // a batch script
@@ -710,7 +710,7 @@ static void test_worlds_of_one(void **state)
         boot_t *boot;
         err_t err = {.status = HVD_OK};
         assert_int_equal(open_with(alone[i].env, &job, &boot, &err), HVD_OK);
-        assert_string_equal(job.how, alone[i].way);
+        assert_string_equal(job.how, alone[i].launcher);
         assert_int_equal(job.size, 1);
         boot_leave(boot);
     }
@@ -761,7 +761,7 @@ typedef struct giver {
 static void *give(void *arg)
 {
     giver_t *giver = arg;
-    giver->status = local_give(giver->job, "the card", 1, deadline_in_ms(60000), NULL);
+    giver->status = local_give(giver->job, "the ticket", 1, deadline_in_ms(60000), NULL);
     return NULL;
 }
 
@@ -770,16 +770,16 @@ static void test_local(void **state)
     (void)state;
     giver_t giver = {.status = HVD_IN_PROGRESS};
     pthread_t thread;
-    char card[CARD_BYTES];
+    char ticket[TICKET_BYTES];
     err_t err;
 
     snprintf(giver.job, sizeof giver.job, "test-%d", (int)getpid());
-    assert_int_equal(local_take(giver.job, deadline_in_ms(50), card, &err), HVD_TIMEOUT);
+    assert_int_equal(local_take(giver.job, deadline_in_ms(50), ticket, &err), HVD_TIMEOUT);
     assert_int_equal(local_give(giver.job, "x", 1, deadline_in_ms(50), &err), HVD_TIMEOUT);
     assert_non_null(strstr(err.text, "only 1 of 2 ranks"));
     assert_int_equal(pthread_create(&thread, NULL, give, &giver), 0);
-    assert_int_equal(local_take(giver.job, deadline_in_ms(60000), card, &err), HVD_OK);
-    assert_string_equal(card, "the card");
+    assert_int_equal(local_take(giver.job, deadline_in_ms(60000), ticket, &err), HVD_OK);
+    assert_string_equal(ticket, "the ticket");
     pthread_join(thread, NULL);
     assert_int_equal(giver.status, HVD_OK);
 }
@@ -794,7 +794,7 @@ int main(void)
         cmocka_unit_test(test_variables_with_a_secret_file),
         cmocka_unit_test(test_pmi_lines),
         cmocka_unit_test(test_pmi_lines_fuzz),
-        cmocka_unit_test(test_cards),
+        cmocka_unit_test(test_tickets),
         cmocka_unit_test(test_first_host),
         cmocka_unit_test(test_mistakes),
         cmocka_unit_test(test_worlds_of_one),

@@ -661,14 +661,14 @@ static void arrivals_are_told(void **state)
     static const int parent[] = {-1, 0, 0};
     char seen[64] = "";
     world_t *world = world_new_tree(3, parent, world_params());
-    coord_watch(world->ranks[0], note_arrival, seen);
+    coord_on_arrival(world->ranks[0], note_arrival, seen);
     submit(world, 2, (ask_t){.name = "x"});
     world_settle(world);
     submit(world, 0, (ask_t){.name = "x"});
     submit(world, 1, (ask_t){.name = "x"});
     world_settle(world);
     assert_string_equal(seen, "x2 x0 x1 ");
-    coord_watch(world->ranks[0], NULL, NULL);
+    coord_on_arrival(world->ranks[0], NULL, NULL);
     submit(world, ALL_RANKS, (ask_t){.name = "x"});
     world_settle(world);
     assert_string_equal(seen, "x2 x0 x1 ");

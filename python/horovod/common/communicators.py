@@ -14,10 +14,10 @@ import sys
 from horovod import _core
 from horovod.common.memory_file import memory_file
 
-# Whatever else these say is about the job of the launcher, which is not the one that begins here.
-PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-MEETING = ("RENDEZVOUS_ADDR", "RENDEZVOUS_PORT", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT",
-            "SECRET_FILE", "SECRET_FD")
+# They describe the launcher's job, and must say nothing of one that begins inside it.
+JOB_VARIABLES = tuple(f"HOROVOD_{word}" for word in (
+    "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS_ADDR",
+    "RENDEZVOUS_PORT", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "SECRET_FILE", "SECRET_FD"))
 
 
 def is_communicator(value):
@@ -70,32 +70,42 @@ def own_addresses():
 
 
 @contextlib.contextmanager
-def job_of(comm):
-    """While it lasts, the environment describes the job of a communicator; yields its handle."""
-    rank, server = comm.Get_rank(), None
-    card = None
+def hosted_job(rank, size, hand_over):
+    """The variables of a job, whose rank 0 serves the rendezvous until init() has returned.
+
+    hand_over(ticket) gives rank 0's ticket to the others, who pass None, and returns it on each.
+    """
+    server = ticket = None
     if rank == 0:
         secret = secrets.token_bytes(32)
         server, port = _core.rendezvous_start("*", 0, secret)
-        card = (secret.hex(), port, own_addresses())
-    secret, port, addresses = comm.bcast(card, root=0)
+        ticket = f"{own_addresses()} {port} {secret.hex()}"
+    addresses, port, digits = hand_over(ticket).split()
     # The library opens it by its path, so that each side closes what is its own: a number closed
     # twice may be somebody else's by then.
-    secret_file = memory_file("hvd-secret", secret.encode())
-    values = {"RANK": rank, "SIZE": comm.Get_size(), "RENDEZVOUS_ADDR": addresses,
-              "RENDEZVOUS_PORT": port, "SECRET_FILE": f"/proc/self/fd/{secret_file}"}
-    before = {name: os.environ.pop(name) for name in
-              (f"HOROVOD_{word}" for word in PLACE + MEETING) if name in os.environ}
-    os.environ.update({f"HOROVOD_{word}": str(value) for word, value in values.items()})
+    secret_file = memory_file("hvd-secret", digits.encode())
     try:
-        yield _handle_of(comm)
+        yield {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
+               "HOROVOD_RENDEZVOUS_ADDR": addresses, "HOROVOD_RENDEZVOUS_PORT": port,
+               "HOROVOD_SECRET_FILE": f"/proc/self/fd/{secret_file}"}
     finally:
-        for word in values:
-            os.environ.pop(f"HOROVOD_{word}", None)
-        os.environ.update(before)
         os.close(secret_file)
         if server is not None:
             _core.rendezvous_stop(server)
+
+
+@contextlib.contextmanager
+def job_of(comm):
+    """While it lasts, the environment describes the job of a communicator; yields its handle."""
+    with hosted_job(comm.Get_rank(), comm.Get_size(), comm.bcast) as variables:
+        before = {name: os.environ.pop(name) for name in JOB_VARIABLES if name in os.environ}
+        os.environ.update(variables)
+        try:
+            yield _handle_of(comm)
+        finally:
+            for name in variables:
+                os.environ.pop(name, None)
+            os.environ.update(before)
 
 
 def _handle_of(comm):

@@ -12,6 +12,18 @@ from horovod.tensorflow.collectives import as_tf_variable
 from horovod.tensorflow.functions import broadcast_object, broadcast_variables
 
 
+def _is_of_horovod(error):
+    """Whether a collective failed: its kernel leaves the library's status in TensorFlow's payload.
+
+    Sessions and Keras make new errors of those they catch; the payload is in the old one.
+    """
+    while error is not None:
+        if b"horovod.status" in getattr(error, "experimental_payloads", ()):
+            return True
+        error = error.__context__
+    return False
+
+
 def _translate_errors(func):
     """A failed collective is an UnknownError in TensorFlow; the elastic loop has its own word."""
 
@@ -20,7 +32,7 @@ def _translate_errors(func):
         try:
             return func(*args, **kwargs)
         except tf.errors.UnknownError as error:
-            if "Horovod" in error.message:  # the name of the operation
+            if _is_of_horovod(error):
                 raise HorovodInternalError(error.message) from error
             raise
 

@@ -16,14 +16,11 @@ overlaps them with the backward pass. A group of some of the ranks is a job of i
 of hvd.init(). There are no point-to-point calls.
 """
 import atexit
-import contextlib
 import datetime
 import importlib
 import os
 import queue
-import secrets
 import socket
-import tempfile
 import threading
 import time
 
@@ -395,31 +392,17 @@ class _BesideOthers(_Collectives, getattr(torch._C._distributed_c10d, "Backend",
 
 # What the environment says of the launcher's job, and may say of nobody else's.
 _OF_ANOTHER_JOB = ("HOROVOD_TIMELINE", "HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER",
-                   *(f"HOROVOD_{word}" for word in communicators.PLACE + communicators.MEETING))
+                   *communicators.JOB_VARIABLES)
 
 
-@contextlib.contextmanager
-def _meeting(store, rank, size):
-    """The variables with which ranks that share a store of torch's find each other.
+def _job_of(store, rank, size):
+    """The variables with which ranks that share a store of torch's find each other."""
+    def hand_over(ticket):
+        if ticket is not None:
+            store.set("hvd/rendezvous", ticket)
+        return store.get("hvd/rendezvous").decode()
 
-    Rank 0 serves the rendezvous until it is left: everybody has joined then.
-    """
-    key, server = "hvd/rendezvous", None
-    if rank == 0:
-        secret = secrets.token_bytes(32)
-        server, port = _core.rendezvous_start("*", 0, secret)
-        store.set(key, f"{communicators.own_addresses()} {port} {secret.hex()}")
-    addresses, port, secret = store.get(key).decode().split()
-    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600
-        file.write(secret)
-        file.flush()
-        try:
-            yield {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
-                   "HOROVOD_RENDEZVOUS_ADDR": addresses, "HOROVOD_RENDEZVOUS_PORT": port,
-                   "HOROVOD_SECRET_FILE": file.name}
-        finally:
-            if server is not None:
-                _core.rendezvous_stop(server)
+    return communicators.hosted_job(rank, size, hand_over)
 
 
 def _join_world(store, rank, size):
@@ -428,7 +411,7 @@ def _join_world(store, rank, size):
     if basics.is_initialized() or size == 1 or launched:
         basics.init()
     else:
-        with _meeting(store, rank, size) as variables:
+        with _job_of(store, rank, size) as variables:
             os.environ.update(variables)
             try:
                 basics.init()
@@ -443,7 +426,7 @@ def _join_world(store, rank, size):
 def _join_group(store, rank, size):
     """A job of the group's ranks alone: the others do not take part in making it."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
-    with _meeting(store, rank, size) as variables:
+    with _job_of(store, rank, size) as variables:
         kept.update(variables)
         group = ProcessSet(range(size))
         group.process_set_id = _core.open(tuple(f"{name}={value}" for name, value in kept.items()))

@@ -6,6 +6,7 @@ Functions without "test" in front run on the ranks.
 import os
 
 import numpy as np
+import pytest
 from tf_jobs import run_tf
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -281,6 +282,36 @@ def lost_peer():
 
 def test_a_lost_peer_is_named():
     message = run_tf(2, "test_tf_ops", "lost_peer", codes=[0, 3])[0]
+    assert "HorovodAllreduce: rank 1" in message, message
+
+
+def loss_where(place):
+    """Rank 1 goes away; returns what elastic.run makes of the error that this place raises."""
+    tf, hvd = _setup()
+    from horovod.common.exceptions import HorovodInternalError
+    from horovod.tensorflow.elastic import _translate_errors
+
+    def two():
+        return [hvd.allreduce(tf.ones(4), name=name) for name in ("first", "second")]
+
+    def in_a_session():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            session.run(two())
+
+    hvd.barrier()
+    if hvd.rank() == 1:
+        os._exit(3)
+    run = {"eager": two, "function": tf.function(two), "session": in_a_session}[place]
+    try:
+        _translate_errors(run)()
+    except HorovodInternalError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("place", ["eager", "function", "session"])
+def test_elastic_knows_a_loss(place):
+    message = run_tf(2, "test_tf_ops", "loss_where", place, codes=[0, 3])[0]
     assert "HorovodAllreduce: rank 1" in message, message
 
 

@@ -222,6 +222,11 @@ def _state(tf, hvd):
     state.restore()
     assert variable.numpy() == 5.0 and state.epoch == 7
 
+    @hvd.elastic.run
+    def fail_elsewhere(elastic_state):
+        raise tf.errors.UnknownError(None, None, "not of Horovod, for all it says")
+
+    _raises(tf.errors.UnknownError, "not of Horovod", lambda: fail_elsewhere(state))
     calls = []
 
     @hvd.elastic.run
@@ -230,7 +235,7 @@ def _state(tf, hvd):
         if len(calls) == 1:
             elastic_state.epoch = 9
             hvd.shutdown()  # the next collective fails as after a lost peer
-            raise tf.errors.UnknownError(None, None, "HorovodAllreduce failed")
+            raise tf.errors.UnknownError(None, None, "lost", {b"horovod.status": b"HVD_PEER_LOST"})
         return elastic_state.epoch
 
     assert train(state) == 7 and calls == [7, 7]

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// meeting.c - meetings that rank 0 hosts: horovodrun has not started a rendezvous, so rank 0
-// runs one in its own process until every rank has started.
+// rendezvous.c - a rendezvous that rank 0 hosts: horovodrun has not started one, so rank 0 runs it
+// in its own process until every rank has started.
 //
-// The card tells the others how to get there: "hvd1/<secret>/<port>/<address>,<address>,...". It
+// The ticket tells the others how to get there: "hvd1/<secret>/<port>/<address>,<address>,...". It
 // offers every address of rank 0's host (HOROVOD_GLOO_IFACE chooses interfaces), loopback last:
 // nobody knows which of them a peer can reach, and only the right server can prove the secret. A
-// card is a secret: it travels through the launcher's own channel and is wiped wherever it was.
+// ticket is a secret: it travels through the launcher's own channel and is wiped wherever it was.
 //
-// Kept cards are the only thing that outlives a context. The process's table of descriptors holds
+// Kept tickets are the only thing that outlives a context. The process's table of descriptors holds
 // them, where a later init finds them by name: the library has no state of its own.
 #define _GNU_SOURCE
-#include "boot/way.h"
+#include "boot/launcher.h"
 #include "net/tcp.h"
 
 #include <arpa/inet.h>
@@ -22,21 +22,21 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define CARD_MARK "hvd1/"
-#define MARK_BYTES (sizeof(CARD_MARK) - 1)
+#define TICKET_MARK "hvd1/"
+#define MARK_BYTES (sizeof(TICKET_MARK) - 1)
 #define MAX_PORT 65535
-#define KEPT_NAME "hvd-card"
+#define KEPT_NAME "hvd-ticket"
 #define KEPT_LINK "/memfd:" KEPT_NAME " (deleted)" // as /proc shows it
 #define SEALS (F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK)
 
-// --- Cards ---------------------------------------------------------------------------------------
+// --- Tickets -------------------------------------------------------------------------------------
 
-void card_encode(const card_t *card, char text[CARD_BYTES])
+void ticket_encode(const ticket_t *ticket, char text[TICKET_BYTES])
 {
     size_t len = MARK_BYTES + SECRET_DIGITS;
-    memcpy(text, CARD_MARK, MARK_BYTES);
-    secret_encode(card->secret, text + MARK_BYTES);
-    snprintf(text + len, CARD_BYTES - len, "/%d/%s", card->port, card->addresses);
+    memcpy(text, TICKET_MARK, MARK_BYTES);
+    secret_encode(ticket->secret, text + MARK_BYTES);
+    snprintf(text + len, TICKET_BYTES - len, "/%d/%s", ticket->port, ticket->addresses);
 }
 
 // Numeric addresses and names, separated by single commas.
@@ -49,15 +49,15 @@ static bool addresses_are_valid(const char *text)
            text[bytes - 1] != ',' && strstr(text, ",,") == NULL;
 }
 
-static bool decode(const char *text, card_t *card)
+static bool decode(const char *text, ticket_t *ticket)
 {
     char port[8];
-    if (strncmp(text, CARD_MARK, MARK_BYTES) != 0) {
+    if (strncmp(text, TICKET_MARK, MARK_BYTES) != 0) {
         return false;
     }
     text += MARK_BYTES;
     if (strnlen(text, SECRET_DIGITS + 1) <= SECRET_DIGITS || text[SECRET_DIGITS] != '/' ||
-        !secret_decode(text, SECRET_DIGITS, card->secret)) {
+        !secret_decode(text, SECRET_DIGITS, ticket->secret)) {
         return false;
     }
     text += SECRET_DIGITS + 1;
@@ -68,37 +68,37 @@ static bool decode(const char *text, card_t *card)
     memcpy(port, text, port_bytes);
     port[port_bytes] = '\0';
     text += port_bytes + 1;
-    if (!place_parse(port, MAX_PORT, &card->port) || card->port == 0 || port[0] == '0' ||
-        strlen(text) >= sizeof card->addresses || !addresses_are_valid(text)) {
+    if (!place_parse(port, MAX_PORT, &ticket->port) || ticket->port == 0 || port[0] == '0' ||
+        strlen(text) >= sizeof ticket->addresses || !addresses_are_valid(text)) {
         return false;
     }
-    snprintf(card->addresses, sizeof card->addresses, "%s", text);
+    snprintf(ticket->addresses, sizeof ticket->addresses, "%s", text);
     return true;
 }
 
-hvd_status_t card_decode(const char *text, card_t *card_p, err_t *err)
+hvd_status_t ticket_decode(const char *text, ticket_t *ticket_p, err_t *err)
 {
-    card_t card = {.port = 0};
-    bool ok = decode(text, &card);
+    ticket_t ticket = {.port = 0};
+    bool ok = decode(text, &ticket);
     if (ok) {
-        *card_p = card;
+        *ticket_p = ticket;
     }
-    wipe(&card, sizeof card);
+    wipe(&ticket, sizeof ticket);
     return ok ? HVD_OK
               : fail(err, HVD_PROTOCOL,
                      "what rank 0 left with the launcher for the other ranks cannot be read; run "
                      "the same version of the library on every host");
 }
 
-// --- Keeping a card ------------------------------------------------------------------------------
+// --- Keeping a ticket ----------------------------------------------------------------------------
 
 typedef struct kept {
     int size;
-    char text[CARD_BYTES];
+    char text[TICKET_BYTES];
 } kept_t;
 
 // If it cannot, a later init asks the launcher again, and says what it answers.
-void card_keep(const char text[CARD_BYTES], int size)
+void ticket_keep(const char text[TICKET_BYTES], int size)
 {
     int fd = memfd_create(KEPT_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     kept_t kept = {.size = size};
@@ -113,21 +113,21 @@ void card_keep(const char text[CARD_BYTES], int size)
     wipe(&kept, sizeof kept);
 }
 
-static bool read_kept(int fd, char text[CARD_BYTES], int *size_p)
+static bool read_kept(int fd, char text[TICKET_BYTES], int *size_p)
 {
     kept_t kept;
     bool ok = (fcntl(fd, F_GET_SEALS) & SEALS) == SEALS &&
               pread(fd, &kept, sizeof kept, 0) == (ssize_t)sizeof kept;
     if (ok) {
         kept.text[sizeof kept.text - 1] = '\0';
-        snprintf(text, CARD_BYTES, "%s", kept.text);
+        snprintf(text, TICKET_BYTES, "%s", kept.text);
         *size_p = kept.size;
     }
     wipe(&kept, sizeof kept);
     return ok;
 }
 
-bool card_find_kept(char text[CARD_BYTES], int *size_p)
+bool ticket_find_kept(char text[TICKET_BYTES], int *size_p)
 {
     DIR *folder = opendir("/proc/self/fd");
     const struct dirent *entry;
@@ -149,7 +149,7 @@ bool card_find_kept(char text[CARD_BYTES], int *size_p)
 
 // --- Hosting -------------------------------------------------------------------------------------
 
-static hvd_status_t list_addresses(const config_t *config, card_t *card, err_t *err)
+static hvd_status_t list_addresses(const config_t *config, ticket_t *ticket, err_t *err)
 {
     tcp_iface_t ifaces[TCP_MAX_ADDRS];
     size_t len = 0;
@@ -158,73 +158,74 @@ static hvd_status_t list_addresses(const config_t *config, card_t *card, err_t *
     for (int i = 0; status == HVD_OK && i < n; i++) {
         char ip[INET6_ADDRSTRLEN] = "";
         inet_ntop(ifaces[i].addr.family, ifaces[i].addr.ip, ip, sizeof ip);
-        if (len + strlen(ip) + 2 <= sizeof card->addresses) {
-            len += (size_t)snprintf(card->addresses + len, sizeof card->addresses - len, "%s%s",
+        if (len + strlen(ip) + 2 <= sizeof ticket->addresses) {
+            len += (size_t)snprintf(ticket->addresses + len, sizeof ticket->addresses - len, "%s%s",
                                     len > 0 ? "," : "", ip);
         }
     }
     return status;
 }
 
-hvd_status_t meeting_host_at(const card_t *card, meeting_t *meeting, err_t *err)
+hvd_status_t rendezvous_host_at(const ticket_t *ticket, rendezvous_t *rendezvous, err_t *err)
 {
     char text[HVD_TEXT_BYTES] = "";
-    hvd_status_t status =
-        hvd_rendezvous_start("*", card->port, card->secret, &meeting->server, text, sizeof text);
+    hvd_status_t status = hvd_rendezvous_start("*", ticket->port, ticket->secret,
+                                               &rendezvous->server, text, sizeof text);
     if (status != HVD_OK) {
         return fail(err, status, "rank 0 cannot host the rendezvous of the job: %.800s", text);
     }
-    meeting->is_hosted = true;
+    rendezvous->is_hosted = true;
     return HVD_OK;
 }
 
-hvd_status_t meeting_host(const config_t *config, card_t *card_p, meeting_t *meeting, err_t *err)
+hvd_status_t rendezvous_host(const config_t *config, ticket_t *ticket_p, rendezvous_t *rendezvous,
+                             err_t *err)
 {
-    card_t card = {.port = (int)config->rendezvous_port};
+    ticket_t ticket = {.port = (int)config->rendezvous_port};
     hvd_status_t status;
-    TRY(list_addresses(config, &card, err), out);
-    TRY(random_bytes(card.secret, sizeof card.secret, err), out);
-    TRY(meeting_host_at(&card, meeting, err), out);
-    card.port = hvd_rendezvous_port(meeting->server);
-    *card_p = card;
+    TRY(list_addresses(config, &ticket, err), out);
+    TRY(random_bytes(ticket.secret, sizeof ticket.secret, err), out);
+    TRY(rendezvous_host_at(&ticket, rendezvous, err), out);
+    ticket.port = hvd_rendezvous_port(rendezvous->server);
+    *ticket_p = ticket;
 out:
-    wipe(&card, sizeof card);
+    wipe(&ticket, sizeof ticket);
     return status;
 }
 
-hvd_status_t meeting_join(const card_t *card, uint64_t deadline_ns, boot_job_t *job,
-                          meeting_t *meeting, err_t *err)
+hvd_status_t rendezvous_join(const ticket_t *ticket, uint64_t deadline_ns, boot_job_t *job,
+                             rendezvous_t *rendezvous, err_t *err)
 {
-    meeting->is_hosted = true;
-    memcpy(job->secret, card->secret, sizeof job->secret);
+    rendezvous->is_hosted = true;
+    memcpy(job->secret, ticket->secret, sizeof job->secret);
     // Rank 0 is at home.
-    return kv_connect(meeting->server != NULL ? "127.0.0.1,::1" : card->addresses, card->port,
-                      card->secret, deadline_ns, &meeting->client, err);
+    return kv_connect(rendezvous->server != NULL ? "127.0.0.1,::1" : ticket->addresses,
+                      ticket->port, ticket->secret, deadline_ns, &rendezvous->client, err);
 }
 
-hvd_status_t meeting_again(uint64_t deadline_ns, boot_job_t *job, meeting_t *meeting,
-                           bool *met_before_p, err_t *err)
+hvd_status_t rendezvous_rejoin(uint64_t deadline_ns, boot_job_t *job, rendezvous_t *rendezvous,
+                               bool *joined_before_p, err_t *err)
 {
-    char text[CARD_BYTES];
-    card_t card = {.port = 0};
+    char text[TICKET_BYTES];
+    ticket_t ticket = {.port = 0};
     hvd_status_t status = HVD_OK;
-    *met_before_p = card_find_kept(text, &job->size);
-    if (*met_before_p) {
-        TRY(card_decode(text, &card, err), out);
+    *joined_before_p = ticket_find_kept(text, &job->size);
+    if (*joined_before_p) {
+        TRY(ticket_decode(text, &ticket, err), out);
         if (job->rank == 0) {
-            TRY(meeting_host_at(&card, meeting, err), out);
+            TRY(rendezvous_host_at(&ticket, rendezvous, err), out);
         }
-        TRY(meeting_join(&card, deadline_ns, job, meeting, err), out);
+        TRY(rendezvous_join(&ticket, deadline_ns, job, rendezvous, err), out);
     }
 out:
     wipe(text, sizeof text);
-    wipe(&card, sizeof card);
+    wipe(&ticket, sizeof ticket);
     return status;
 }
 
-void meeting_close(meeting_t *meeting)
+void rendezvous_close(rendezvous_t *rendezvous)
 {
-    kv_disconnect(meeting->client);
-    hvd_rendezvous_stop(meeting->server);
-    *meeting = (meeting_t){0};
+    kv_disconnect(rendezvous->client);
+    hvd_rendezvous_stop(rendezvous->server);
+    *rendezvous = (rendezvous_t){0};
 }
