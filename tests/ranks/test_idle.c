@@ -5,7 +5,8 @@
 // Counted is how often the threads of a rank went to sleep, which is once for every time they were
 // woken, and how long they used a core: while the program is busy with something else, and while a
 // rank waits for what another has not submitted. Heartbeats go on in either case, or the job would
-// end (the limits below are shorter than the waits).
+// end (the limits below are shorter than the waits). The machine may be busy, and what others do to
+// its caches and its clock is counted, too; so the quietest of a few windows is what counts.
 #include "cases.h"
 
 #include <dirent.h>
@@ -13,12 +14,14 @@
 #include <time.h>
 
 #define SETTLE_MS 500
-#define WAIT_MS 4000
+#define N_WINDOWS 3
+#define WINDOW_MS 1500
 #define MOST_WAKES_PER_S 20
 
-// Of a core. Between hosts every heartbeat is encrypted.
+// Of a core: twice what a loaded machine was seen to need, a tenth of what polling takes. Between
+// hosts every heartbeat is encrypted.
 static const double most_cpu[N_LAYOUTS] = {
-    [LAYOUT_ONE] = 0.001, [LAYOUT_APART] = 0.002, [LAYOUT_BLOCKS] = 0.002, [LAYOUT_WOVEN] = 0.002};
+    [LAYOUT_ONE] = 0.002, [LAYOUT_APART] = 0.004, [LAYOUT_BLOCKS] = 0.004, [LAYOUT_WOVEN] = 0.004};
 
 typedef struct usage {
     long n_wakes;
@@ -61,12 +64,17 @@ static void sleep_ms(int ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
 }
 
-static void check_usage(rank_t *r, const char *what, const usage_t *before)
+// Spends a window in `rest`, and again.
+static void check_usage(rank_t *r, const char *what, void (*rest)(rank_t *r, void *arg), void *arg)
 {
-    usage_t now = usage_now(r);
-    double seconds = WAIT_MS / 1e3;
-    double wakes = (double)(now.n_wakes - before->n_wakes) / seconds;
-    double cpu = (now.cpu_s - before->cpu_s) / seconds;
+    double wakes = 1e9, cpu = 1e9;
+    for (int i = 0; i < N_WINDOWS; i++) {
+        usage_t before = usage_now(r);
+        rest(r, arg);
+        usage_t now = usage_now(r);
+        wakes = MIN(wakes, (double)(now.n_wakes - before.n_wakes) / (WINDOW_MS / 1e3));
+        cpu = MIN(cpu, (now.cpu_s - before.cpu_s) / (WINDOW_MS / 1e3));
+    }
     printf("rank %d of %d, %s: %.1f wake-ups a second, %.3f %% of a core\n", r->rank, r->size, what,
            wakes, 100 * cpu);
     fflush(stdout);
@@ -77,15 +85,25 @@ static void check_usage(rank_t *r, const char *what, const usage_t *before)
     }
 }
 
+static void rest_in_program(rank_t *r, void *arg)
+{
+    (void)r;
+    (void)arg;
+    sleep_ms(WINDOW_MS);
+}
+
+static void rest_in_wait(rank_t *r, void *arg)
+{
+    CHECK_INT(r, hvd_wait(r->ctx, *(hvd_handle_t *)arg, WINDOW_MS), HVD_TIMEOUT);
+}
+
 static void nothing_in_flight(rank_t *r, void *arg)
 {
     (void)arg;
     rank_open(r);
     rank_barrier(r);
     sleep_ms(SETTLE_MS);
-    usage_t before = usage_now(r);
-    sleep_ms(WAIT_MS);
-    check_usage(r, "nothing in flight", &before);
+    check_usage(r, "nothing in flight", rest_in_program, NULL);
     rank_check_sum(r, "after", 0, 1, r->size);
     rank_close(r);
 }
@@ -110,15 +128,12 @@ static void waiting_for_one(rank_t *r, void *arg)
         CHECK_OK(r, hvd_submit(r->ctx, &request, &handle, r->text, sizeof r->text));
     }
     sleep_ms(SETTLE_MS);
-    usage_t before = usage_now(r);
     if (is_late) {
-        sleep_ms(WAIT_MS);
-        check_usage(r, "awaited by others", &before);
-        sleep_ms(SETTLE_MS);
+        check_usage(r, "awaited by others", rest_in_program, NULL);
+        sleep_ms(2 * SETTLE_MS);
         CHECK_OK(r, hvd_submit(r->ctx, &request, &handle, r->text, sizeof r->text));
     } else {
-        CHECK_INT(r, hvd_wait(r->ctx, handle, WAIT_MS), HVD_TIMEOUT);
-        check_usage(r, "waiting for one", &before);
+        check_usage(r, "waiting for one", rest_in_wait, &handle);
     }
     CHECK_OK(r, hvd_wait(r->ctx, handle, 60000));
     hvd_release(r->ctx, handle);
