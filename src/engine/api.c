@@ -33,15 +33,21 @@ hvd_status_t check_running(const hvd_ctx_t *ctx, err_t *err)
 
 // --- Results -------------------------------------------------------------------------------------
 
-static hvd_status_t find_done(hvd_ctx_t *ctx, hvd_handle_t handle, request_t **request_p)
+hvd_status_t request_of_handle(hvd_ctx_t *ctx, hvd_handle_t handle, request_t **request_p)
 {
     hvd_status_t status = check_context(ctx, NULL);
     if (status != HVD_OK) {
         return status;
     }
     *request_p = request_find(ctx, handle);
-    if (*request_p == NULL) {
-        return HVD_UNKNOWN_HANDLE;
+    return *request_p != NULL ? HVD_OK : HVD_UNKNOWN_HANDLE;
+}
+
+static hvd_status_t find_done(hvd_ctx_t *ctx, hvd_handle_t handle, request_t **request_p)
+{
+    hvd_status_t status = request_of_handle(ctx, handle, request_p);
+    if (status != HVD_OK) {
+        return status;
     }
     bool done = atomic_load_explicit(&(*request_p)->state, memory_order_acquire) == REQUEST_DONE;
     return done ? HVD_OK : HVD_IN_PROGRESS;

@@ -164,6 +164,8 @@ static inline void baton_is_mine(const baton_t *baton) NOT_ANALYSED
 
 // The context may be used by this thread of this process.
 hvd_status_t check_context(const hvd_ctx_t *ctx, err_t *err);
+// What users name by a handle, if both are good.
+hvd_status_t request_of_handle(hvd_ctx_t *ctx, hvd_handle_t handle, request_t **request_p);
 hvd_status_t check_running(const hvd_ctx_t *ctx, err_t *err) REQUIRES(ctx->lock);
 
 // --- request.c -----------------------------------------------------------------------------------
@@ -229,6 +231,7 @@ void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns) REQUIRES(ctx->baton);
 // --- run.c ---------------------------------------------------------------------------------------
 
 hvd_status_t runner_new(hvd_ctx_t *ctx, runner_t **runner_p, err_t *err);
+hvd_status_t rider_new(runner_t **rider_p, err_t *err); // for what the agreement has brought
 void runner_free(runner_t *runner);
 void run_decided(hvd_ctx_t *ctx, const decision_t *decision) REQUIRES(ctx->baton);
 // Agreed by the board; runs next.

@@ -28,6 +28,12 @@ static bool allocate(runner_t *r, size_t n)
            (t->shard_bytes = calloc(n, sizeof *t->shard_bytes)) != NULL;
 }
 
+hvd_status_t rider_new(runner_t **rider_p, err_t *err)
+{
+    *rider_p = calloc(1, sizeof **rider_p);
+    return *rider_p != NULL ? HVD_OK : fail(err, HVD_NO_MEMORY, "no memory to run batches");
+}
+
 hvd_status_t runner_new(hvd_ctx_t *ctx, runner_t **runner_p, err_t *err)
 {
     runner_t *r = calloc(1, sizeof *r);
@@ -150,12 +156,12 @@ void batches_drop(hvd_ctx_t *ctx)
 
 // --- Running -------------------------------------------------------------------------------------
 
-static void complete_batch(hvd_ctx_t *ctx, const batch_t *b, hvd_status_t status)
+static void complete_batch(hvd_ctx_t *ctx, const batch_t *b, hvd_status_t status, const char *text)
     REQUIRES(ctx->baton)
 {
     for (int i = 0; i < b->n_entries; i++) {
         if (b->requests[i] != NULL) {
-            request_complete(ctx, b->requests[i], status, NULL);
+            request_complete(ctx, b->requests[i], status, text);
         }
     }
 }
@@ -280,7 +286,7 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b) REQUIRES(ctx->baton)
     }
     ctx->runner->batch = NULL;
     observe_batch(ctx->observe, b->n_entries);
-    complete_batch(ctx, b, HVD_OK);
+    complete_batch(ctx, b, HVD_OK, NULL);
     if (!b->by_board) {
         coord_batch_done(ctx->coord, b->number, clock_ns());
     }
@@ -357,7 +363,8 @@ void run_decided(hvd_ctx_t *ctx, const decision_t *decision)
     }
     // Its results live only until the next decision, and it uses nothing that others use.
     err_t err;
-    complete_batch(ctx, b, start_batch(ctx, ctx->rider, b, &err));
+    hvd_status_t status = start_batch(ctx, ctx->rider, b, &err);
+    complete_batch(ctx, b, status, status != HVD_OK ? err.text : NULL);
     batch_put_back(ctx, b);
 }
 

@@ -127,18 +127,20 @@ bool riding_store(request_t *request, const void *result, int n_members);
 
 // --- The rows of ways.c --------------------------------------------------------------------------
 
-#define WAY_FUNCTIONS(name)                                                                        \
+#define WAY_AT_ONCE(name)                                                                          \
     bool name##_takes(const way_case_t *given);                                                    \
-    hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, err_t *err);                            \
+    hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+#define WAY_IN_STEPS(name)                                                                         \
+    WAY_AT_ONCE(name);                                                                             \
     hvd_status_t name##_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 
-WAY_FUNCTIONS(way_alone);
-WAY_FUNCTIONS(way_riding);
-WAY_FUNCTIONS(way_pieces);
-WAY_FUNCTIONS(way_mpi);
-WAY_FUNCTIONS(way_stream);
-WAY_FUNCTIONS(way_two_level);
-WAY_FUNCTIONS(way_plan);
+WAY_AT_ONCE(way_alone);
+WAY_AT_ONCE(way_riding);
+WAY_IN_STEPS(way_pieces);
+WAY_IN_STEPS(way_mpi);
+WAY_IN_STEPS(way_stream);
+WAY_IN_STEPS(way_two_level);
+WAY_IN_STEPS(way_plan);
 bool board_takes(const way_case_t *given); // board.c: its members run it themselves
 
 #endif

@@ -508,7 +508,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(define_sets(ctx, options, err), out);
     TRY(link_tree(ctx, err), out);
     TRY(runner_new(ctx, &ctx->runner, err), out);
-    TRY(runner_new(ctx, &ctx->rider, err), out);
+    TRY(rider_new(&ctx->rider, err), out);
     TRY(board_new(ctx, &ctx->board, err), out);
     boot_leave(ctx->boot);
     ctx->boot = NULL;

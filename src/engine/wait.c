@@ -413,13 +413,10 @@ void engine_stop(hvd_ctx_t *ctx)
 
 hvd_status_t hvd_wait(hvd_ctx_t *ctx, hvd_handle_t handle, int64_t timeout_ms)
 {
-    hvd_status_t status = check_context(ctx, NULL);
+    request_t *request;
+    hvd_status_t status = request_of_handle(ctx, handle, &request);
     if (status != HVD_OK) {
         return status;
-    }
-    request_t *request = request_find(ctx, handle);
-    if (request == NULL) {
-        return HVD_UNKNOWN_HANDLE;
     }
     if (atomic_load_explicit(&request->board.waits, memory_order_relaxed)) {
         board_finish(ctx, request);
@@ -433,13 +430,10 @@ hvd_status_t hvd_wait(hvd_ctx_t *ctx, hvd_handle_t handle, int64_t timeout_ms)
 
 hvd_status_t hvd_poll(hvd_ctx_t *ctx, hvd_handle_t handle)
 {
-    hvd_status_t status = check_context(ctx, NULL);
+    request_t *request;
+    hvd_status_t status = request_of_handle(ctx, handle, &request);
     if (status != HVD_OK) {
         return status;
-    }
-    request_t *request = request_find(ctx, handle);
-    if (request == NULL) {
-        return HVD_UNKNOWN_HANDLE;
     }
     if (atomic_load_explicit(&request->board.waits, memory_order_relaxed)) {
         board_finish(ctx, request);
