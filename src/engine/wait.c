@@ -23,6 +23,7 @@
 #define WAITER_SPIN_NS (200 * NS_PER_US)
 #define THREAD_SPIN_NS (20 * NS_PER_US)
 #define THREAD_SPIN_BUSY_NS (100 * NS_PER_US) // while a batch is running: peers answer soon
+#define LONG_SLEEP_NS (10 * NS_PER_MS)
 #define YIELD_AFTER_NS (10 * NS_PER_US)
 #define CROWDED_SPINS 30
 #define CROWDED_YIELDS 40
@@ -97,7 +98,7 @@ void engine_notify(hvd_ctx_t *ctx)
 typedef struct pause {
     uint64_t idle_since_ns;
     unsigned n_idle;
-    bool has_slept; // the answer is not near: what wakes it now is mostly a heartbeat
+    bool slept_long; // the answer is not near: what wakes it now is mostly a heartbeat
 } pause_t;
 
 static uint64_t spin_ns(const hvd_ctx_t *ctx, const pause_t *p, bool is_waiter)
@@ -105,7 +106,7 @@ static uint64_t spin_ns(const hvd_ctx_t *ctx, const pause_t *p, bool is_waiter)
     if (ctx->config.spin_us >= 0) {
         return (uint64_t)(ctx->config.spin_us * NS_PER_US);
     }
-    if (is_waiter && !p->has_slept) {
+    if (is_waiter && !p->slept_long) {
         return WAITER_SPIN_NS;
     }
     if (ctx->running != NULL) {
@@ -124,7 +125,7 @@ static bool pause_or_give_up(hvd_ctx_t *ctx, pause_t *p, bool is_waiter)
         } else {
             cpu_relax();
         }
-        bool is_quiet = p->has_slept && ctx->running == NULL;
+        bool is_quiet = p->slept_long && ctx->running == NULL;
         return p->n_idle > CROWDED_SPINS + (is_quiet ? 0 : CROWDED_YIELDS);
     }
     cpu_relax();
@@ -178,8 +179,9 @@ static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
         if (!engine_step(ctx) && queue_is_empty(ctx)) {
             keep_house(ctx, clock_ns());
             if (!engine_step(ctx)) {
+                uint64_t since_ns = clock_ns();
                 net_sleep(ctx->net, ticket, wake_by_ns(ctx, deadline_ns));
-                p.has_slept = true;
+                p.slept_long = clock_ns() - since_ns > LONG_SLEEP_NS;
             }
         }
         net_after_sleep(ctx->net);
