@@ -106,13 +106,13 @@ static uint64_t spin_ns(const hvd_ctx_t *ctx, const pause_t *p, bool is_waiter)
     if (ctx->config.spin_us >= 0) {
         return (uint64_t)(ctx->config.spin_us * NS_PER_US);
     }
-    if (is_waiter && !p->slept_long) {
+    if (p->slept_long) {
+        return ctx->running != NULL ? THREAD_SPIN_BUSY_NS : 0;
+    }
+    if (is_waiter) {
         return WAITER_SPIN_NS;
     }
-    if (ctx->running != NULL) {
-        return THREAD_SPIN_BUSY_NS;
-    }
-    return THREAD_SPIN_NS;
+    return ctx->running != NULL ? THREAD_SPIN_BUSY_NS : THREAD_SPIN_NS;
 }
 
 // One breath of waiting. True when it is time to sleep.
@@ -158,6 +158,13 @@ static uint64_t wake_by_ns(const hvd_ctx_t *ctx, uint64_t deadline_ns)
     return MIN(deadline_ns, tick_ns);
 }
 
+static void sleep_until(hvd_ctx_t *ctx, pause_t *p, unsigned ticket, uint64_t wake_by)
+{
+    uint64_t since_ns = clock_ns();
+    net_sleep(ctx->net, ticket, wake_by);
+    p->slept_long = clock_ns() - since_ns > LONG_SLEEP_NS;
+}
+
 // A waiter drives until its request is done or its time is up.
 static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
     REQUIRES(ctx->baton)
@@ -179,9 +186,7 @@ static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
         if (!engine_step(ctx) && queue_is_empty(ctx)) {
             keep_house(ctx, clock_ns());
             if (!engine_step(ctx)) {
-                uint64_t since_ns = clock_ns();
-                net_sleep(ctx->net, ticket, wake_by_ns(ctx, deadline_ns));
-                p.slept_long = clock_ns() - since_ns > LONG_SLEEP_NS;
+                sleep_until(ctx, &p, ticket, wake_by_ns(ctx, deadline_ns));
             }
         }
         net_after_sleep(ctx->net);
@@ -275,9 +280,9 @@ void engine_wait_a_little(hvd_ctx_t *ctx)
 // --- The engine thread ---------------------------------------------------------------------------
 
 // Drives until somebody waits, or there is nothing to do; then sleeps where peers can ring.
-static void serve(hvd_ctx_t *ctx) RELEASES(ctx->baton)
+static void serve(hvd_ctx_t *ctx, pause_t *p) RELEASES(ctx->baton)
 {
-    pause_t p = {0};
+    p->n_idle = 0;
     INVARIANT(!atomic_load(&ctx->baton.thread_sleeps) && !atomic_load(&ctx->baton.thread_dozes));
     net_after_sleep(ctx->net);
     for (;;) {
@@ -287,24 +292,24 @@ static void serve(hvd_ctx_t *ctx) RELEASES(ctx->baton)
             return;
         }
         if (engine_step(ctx)) {
-            p.n_idle = 0;
+            p->n_idle = 0;
             continue;
         }
-        if (!pause_or_give_up(ctx, &p, false)) {
+        if (!pause_or_give_up(ctx, p, false)) {
             continue;
         }
         unsigned ticket = net_before_sleep(ctx->net);
         keep_house(ctx, clock_ns());
         if (engine_step(ctx) || !queue_is_empty(ctx)) {
             net_after_sleep(ctx->net);
-            p.n_idle = 0;
+            p->n_idle = 0;
             continue;
         }
         uint64_t wake_by = wake_by_ns(ctx, NEVER_NS);
         atomic_store(&ctx->baton.thread_sleeps, true);
         release_hold(ctx);
         if (atomic_load(&ctx->baton.n_waiting) == 0 && !atomic_load(&ctx->baton.thread_stop)) {
-            net_sleep(ctx->net, ticket, wake_by);
+            sleep_until(ctx, p, ticket, wake_by);
         } else if (atomic_load(&ctx->baton.n_waiting) > 0) {
             engine_wake_waiters(ctx);
         }
@@ -350,11 +355,12 @@ static void *engine_main(void *arg)
 {
     hvd_ctx_t *ctx = arg;
     unsigned lent = 0;
+    pause_t p = {0};
     while (!atomic_load(&ctx->baton.thread_stop)) {
         if (others_are_active(ctx, &lent) || !try_hold(ctx)) {
             doze(ctx);
         } else {
-            serve(ctx);
+            serve(ctx, &p);
         }
     }
     return NULL;

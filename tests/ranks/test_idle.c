@@ -18,10 +18,9 @@
 #define WINDOW_MS 1500
 #define MOST_WAKES_PER_S 20
 
-// Of a core: twice what a loaded machine was seen to need, a tenth of what polling takes. Between
-// hosts every heartbeat is encrypted.
+// Of a core. Between hosts every heartbeat is encrypted.
 static const double most_cpu[N_LAYOUTS] = {
-    [LAYOUT_ONE] = 0.002, [LAYOUT_APART] = 0.004, [LAYOUT_BLOCKS] = 0.004, [LAYOUT_WOVEN] = 0.004};
+    [LAYOUT_ONE] = 0.001, [LAYOUT_APART] = 0.002, [LAYOUT_BLOCKS] = 0.002, [LAYOUT_WOVEN] = 0.002};
 
 typedef struct usage {
     long n_wakes;
