@@ -72,9 +72,11 @@ size_t shape_elements(const int64_t **dims)
 bool signature_rides_with(const signature_t *signature, size_t n_elements, size_t most_bytes,
                           size_t *bytes_p)
 {
+    if (!op_has(signature->op, OP_RIDES) || signature->reduce == HVD_ADASUM || most_bytes == 0) {
+        return false;
+    }
     size_t element = hvd_dtype_bytes(acc_dtype(signature->dtype));
-    if (!op_has(signature->op, OP_RIDES) || signature->reduce == HVD_ADASUM || most_bytes == 0 ||
-        n_elements > most_bytes / element) {
+    if (n_elements > most_bytes / element) {
         return false;
     }
     *bytes_p = n_elements * element;

@@ -95,14 +95,20 @@ static bool add_whole(runner_t *r, const decision_entry_t *entry, tensor_view_t 
 
 static bool string_whole(runner_t *r)
 {
-    r->task.args.bytes = 0;
-    each_tensor(r, add_bytes, 0);
-    void *zeros = scratch(&r->zeros, r->batch->requests[0] == NULL ? r->task.args.bytes : 0);
-    if (zeros == NULL) {
+    if (r->batch->requests[0] == NULL) {
+        r->task.args.bytes = 0;
+        each_tensor(r, add_bytes, 0);
+        void *zeros = scratch(&r->zeros, r->task.args.bytes);
+        if (zeros == NULL) {
+            return false;
+        }
+        memset(zeros, 0, r->zeros.len);
+    }
+    if (!each_tensor(r, add_whole, 0)) {
         return false;
     }
-    memset(zeros, 0, r->zeros.len);
-    return each_tensor(r, add_whole, 0);
+    r->task.args.bytes = r->in.bytes;
+    return true;
 }
 
 // --- Allgather -----------------------------------------------------------------------------------

@@ -6,10 +6,17 @@
 // and `hvd-info --algorithms` walk this one table. Pure functions.
 #include "engine/run.h"
 
+static bool nothing_is_forced(const way_case_t *given)
+{
+    return given->algorithm == NULL ||
+           given->algorithm[0] == '\0'; // every batch asks several times
+}
+
 bool way_is_forced(const way_case_t *given, const char *name)
 {
     coll_forced_t forced;
-    return coll_forced(given->args->op, given->algorithm, &forced, NULL) == HVD_OK &&
+    return !nothing_is_forced(given) &&
+           coll_forced(given->args->op, given->algorithm, &forced, NULL) == HVD_OK &&
            forced.way != NULL && strcmp(forced.way, name) == 0;
 }
 
@@ -17,8 +24,9 @@ bool way_is_forced(const way_case_t *given, const char *name)
 bool way_is_forced_to_plan(const way_case_t *given)
 {
     coll_forced_t forced;
-    return coll_forced(given->args->op, given->algorithm, &forced, NULL) != HVD_OK ||
-           forced.plan != NULL;
+    return !nothing_is_forced(given) &&
+           (coll_forced(given->args->op, given->algorithm, &forced, NULL) != HVD_OK ||
+            forced.plan != NULL);
 }
 
 // Agreeing to it was all there is to it.
