@@ -62,16 +62,24 @@ static bool parse_slots(const char *text, size_t bytes, int *slots_p)
 static hvd_status_t add_host(hosts_t *hosts, const char *user, size_t user_bytes, const char *name,
                              size_t name_bytes, int slots, err_t *err)
 {
+    if (slots > MAX_SLOTS) {
+        return fail(err, HVD_INVALID_ARGUMENT, "more than %d slots", MAX_SLOTS);
+    }
     host_t host = {.name = strndup(name, name_bytes), .slots = slots};
     if (asprintf(&host.target, "%.*s%.*s", (int)user_bytes, user, (int)name_bytes, name) < 0) {
         host.target = NULL;
     }
-    for (int i = 0; host.name != NULL && host.target != NULL && i < hosts->n; i++) {
-        if (strcmp(hosts->list[i].target, host.target) == 0) {
-            hosts->list[i].slots += slots;
+    // From the end: hostfiles with a line for each slot name the same host many times in a row.
+    for (int i = hosts->n - 1; host.name != NULL && host.target != NULL && i >= 0; i--) {
+        host_t *known = &hosts->list[i];
+        if (strcmp(known->target, host.target) == 0) {
+            bool is_right = slots <= MAX_SLOTS - known->slots;
+            known->slots += is_right ? slots : 0;
             free(host.name);
             free(host.target);
-            return HVD_OK;
+            return is_right ? HVD_OK
+                            : fail(err, HVD_INVALID_ARGUMENT, "host %s has more than %d slots",
+                                   known->name, MAX_SLOTS);
         }
     }
     host_t *list = realloc(hosts->list, ((size_t)hosts->n + 1) * sizeof *list);

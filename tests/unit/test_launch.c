@@ -368,6 +368,8 @@ static void test_hostfiles(void **state)
         {"a slots=x\n", NULL},
         {"a slot=2\n", NULL},
         {"a slots=2 b\n", NULL},
+        {"a slots=99999999999\n", NULL},
+        {"a slots=1048576\na\n", NULL},
     };
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
