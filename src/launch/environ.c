@@ -32,6 +32,7 @@ static const char *const not_exported[] = {
     "TMUX*",
     "HOROVODRUN_*",
     "NVIDIA_VISIBLE_DEVICES",
+    "SLURMD_NODENAME",
     "PAI_CURRENT_*",
     "PAI_CONTAINER_*",
     "PAI_TASK_INDEX",

@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "launch/launch.h"
 #include "launch/pai.h"
+#include "launch/schedulers.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -82,7 +83,11 @@ static hvd_status_t add_host(hosts_t *hosts, const char *user, size_t user_bytes
                                    known->name, MAX_SLOTS);
         }
     }
-    host_t *list = realloc(hosts->list, ((size_t)hosts->n + 1) * sizeof *list);
+    bool is_full = (hosts->n & (hosts->n - 1)) == 0; // room is for a power of two
+    host_t *list = hosts->list;
+    if (is_full) {
+        list = realloc(list, 2 * (size_t)MAX(hosts->n, 1) * sizeof *list);
+    }
     if (list != NULL) {
         hosts->list = list;
     }
@@ -93,6 +98,14 @@ static hvd_status_t add_host(hosts_t *hosts, const char *user, size_t user_bytes
     }
     list[hosts->n++] = host;
     return HVD_OK;
+}
+
+hvd_status_t hosts_add(hosts_t *hosts, const char *name, size_t bytes, int slots, err_t *err)
+{
+    if (!is_name(name, bytes)) {
+        return fail(err, HVD_INVALID_ARGUMENT, "not a name of a host");
+    }
+    return add_host(hosts, name, 0, name, bytes, slots, err);
 }
 
 // [user@]name[:slots]; slots_p keeps its value where none are given.
@@ -217,25 +230,29 @@ hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, 
     return HVD_OK;
 }
 
-static hvd_status_t hostfile_read(const char *path, int bare_slots, hosts_t *hosts_p, err_t *err)
+hvd_status_t hostfile_text(const char *path, buf_t *text, err_t *err)
 {
-    buf_t text = {0};
     FILE *file = fopen(path, "re");
-    hvd_status_t status;
     if (file == NULL) {
         return fail_errno(err, errno, "cannot open the hostfile %s", path);
     }
-    for (size_t n = 1; n > 0 && text.len < HOSTFILE_LIMIT && buf_reserve(&text, 4096);) {
-        n = fread(text.data + text.len, 1, 4096, file);
-        text.len += n;
+    for (size_t n = 1; n > 0 && text->len < HOSTFILE_LIMIT && buf_reserve(text, 4096);) {
+        n = fread(text->data + text->len, 1, 4096, file);
+        text->len += n;
     }
-    buf_append(&text, "", 1);
-    if (ferror(file) || text.failed) {
-        status = fail(err, HVD_SYSTEM, "cannot read the hostfile %s", path);
-    } else {
+    buf_append(text, "", 1);
+    bool is_read = !ferror(file) && !text->failed;
+    fclose(file);
+    return is_read ? HVD_OK : fail(err, HVD_SYSTEM, "cannot read the hostfile %s", path);
+}
+
+static hvd_status_t hostfile_read(const char *path, int bare_slots, hosts_t *hosts_p, err_t *err)
+{
+    buf_t text = {0};
+    hvd_status_t status = hostfile_text(path, &text, err);
+    if (status == HVD_OK) {
         status = hostfile_parse((const char *)text.data, path, bare_slots, hosts_p, err);
     }
-    fclose(file);
     buf_free(&text);
     return status;
 }
@@ -251,6 +268,14 @@ hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err
     }
     if (options->hosts[0] != '\0') {
         return hosts_parse(options->hosts, bare_slots, hosts_p, err);
+    }
+    if (!options_want_elastic(options)) {
+        hosts_t found = {0};
+        hvd_status_t status = scheduler_hosts(options, &found, err);
+        if (status != HVD_OK || found.n > 0) {
+            *hosts_p = found;
+            return status;
+        }
     }
     if (options->num_proc == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -325,7 +350,7 @@ static void *look_up(void *arg)
     lookup_t *lookup = arg;
     for (int i; (i = atomic_fetch_add(&lookup->next, 1)) < lookup->hosts->n;) {
         host_t *host = &lookup->hosts->list[i];
-        host->is_local = strcmp(host->name, "localhost") == 0 ||
+        host->is_local = host->is_local || strcmp(host->name, "localhost") == 0 ||
                          strcmp(host->name, lookup->own_name) == 0 ||
                          resolves_here(host->name, lookup->interfaces);
     }

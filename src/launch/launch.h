@@ -54,6 +54,7 @@ char **remote_command(const options_t *options, const host_t *host, const char *
 char **remote_program(const options_t *options, const host_t *host, const char *own_path,
                       const char *arguments);
 void free_words(char **words);
+bool is_in_path(const char *program);
 typedef struct remote_fault {
     const char *what, *fix;
     bool is_passing; // trying again may help

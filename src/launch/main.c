@@ -61,12 +61,6 @@ static int print_completion(const options_t *options)
     return 0;
 }
 
-static bool wants_elastic(const options_t *options)
-{
-    return options->host_discovery_script[0] != '\0' || options->min_num_proc > 0 ||
-           options->max_num_proc > 0 || options->reset_limit > 0;
-}
-
 static int launch(const options_t *options)
 {
     static int (*const launchers[])(const options_t *) = {
@@ -82,7 +76,7 @@ static int launch(const options_t *options)
         return EXIT_USAGE;
     }
     int (*start)(const options_t *) =
-        wants_elastic(options) ? elastic_run : launchers[options->controller];
+        options_want_elastic(options) ? elastic_run : launchers[options->controller];
     return options->pai ? pai_run(options, start) : start(options);
 }
 

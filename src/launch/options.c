@@ -535,3 +535,9 @@ bool options_want_color(const options_t *options)
     }
     return options->color == COLOR_ALWAYS;
 }
+
+bool options_want_elastic(const options_t *options)
+{
+    return options->host_discovery_script[0] != '\0' || options->min_num_proc > 0 ||
+           options->max_num_proc > 0 || options->reset_limit > 0;
+}

@@ -60,6 +60,7 @@ hvd_status_t options_set_yaml(options_t *options, const char *key, const char *t
 // Value of an option as text, default included.
 const char *option_text(const options_t *options, int i);
 bool options_want_color(const options_t *options);
+bool options_want_elastic(const options_t *options);
 // A variable of the process environment that is not an option: NULL if unset or empty.
 const char *environment(const char *name);
 

@@ -11,10 +11,11 @@
 // --- Hosts (hosts.c) -----------------------------------------------------------------------------
 
 typedef struct host {
-    char *name;     // without user: HOROVOD_HOSTNAME
-    char *target;   // for ssh: user@name
-    char *address;  // where it is, if not where its name leads; NULL: there
-    int agent_port; // of an agent that waits; 0: --agent-port
+    char *name;          // without user: HOROVOD_HOSTNAME
+    char *target;        // for ssh: user@name
+    char *address;       // where it is, if not where its name leads; NULL: there
+    const char *starter; // what its scheduler starts commands there with; NULL: --ssh-command
+    int agent_port;      // of an agent that waits; 0: --agent-port
     int slots;
     bool is_local;
 } host_t;
@@ -28,7 +29,10 @@ typedef struct hosts {
 hvd_status_t hosts_parse(const char *text, int bare_slots, hosts_t *hosts_p, err_t *err);
 hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, hosts_t *hosts_p,
                             err_t *err);
-// From the options: --pai, -H, a hostfile, or localhost with -np slots.
+hvd_status_t hostfile_text(const char *path, buf_t *text, err_t *err); // with a '\0' behind
+// One more host, or more slots for one that is there.
+hvd_status_t hosts_add(hosts_t *hosts, const char *name, size_t bytes, int slots, err_t *err);
+// From the options: --pai, -H, a hostfile; else from a scheduler, or localhost with -np slots.
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err);
 void hosts_find_local(hosts_t *hosts); // looks names up: may take as long as the resolver does
 void hosts_free(hosts_t *hosts);

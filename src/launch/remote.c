@@ -11,6 +11,7 @@
 #include "launch/launch.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #define KUBE_AGENT "/etc/mpi/kubexec.sh"
 
@@ -157,6 +158,19 @@ static void add_ssh_options(buf_t *words, const options_t *options)
     }
 }
 
+bool is_in_path(const char *program)
+{
+    bool is_found = false;
+    char file[4096];
+    for (const char *at = environment("PATH"); at != NULL && *at != '\0' && !is_found;) {
+        size_t bytes = strcspn(at, ":");
+        int len = snprintf(file, sizeof file, "%.*s/%s", (int)bytes, at, program);
+        is_found = len < (int)sizeof file && access(file, X_OK) == 0;
+        at += bytes + (at[bytes] == ':');
+    }
+    return is_found;
+}
+
 // Ourselves instead of ssh: see relay.c.
 static char **dial_command(const options_t *options, const host_t *host, const char *own_path)
 {
@@ -187,9 +201,11 @@ char **remote_program(const options_t *options, const host_t *host, const char *
                       const char *arguments)
 {
     const char *kube = environment("OMPI_MCA_plm_rsh_agent");
-    bool is_kube = options->origins[OPTION_ssh_command] == BY_DEFAULT && kube != NULL &&
-                   strcmp(kube, KUBE_AGENT) == 0;
-    char **command = split_words(is_kube ? kube : options->ssh_command);
+    bool is_free = options->origins[OPTION_ssh_command] == BY_DEFAULT;
+    bool is_kube = is_free && kube != NULL && strcmp(kube, KUBE_AGENT) == 0;
+    char **command = split_words(is_kube                            ? kube
+                                 : is_free && host->starter != NULL ? host->starter
+                                                                    : options->ssh_command);
     buf_t words = {0};
     if (command == NULL || command[0] == NULL) {
         free_words(command);

@@ -25,7 +25,7 @@ MARK = "HVD_TEST_MARK"
 
 def clean_environment():
     return {name: value for name, value in os.environ.items()
-            if not name.startswith(("HOROVOD", "NO_COLOR"))}
+            if not name.startswith(("HOROVOD", "NO_COLOR", "SLURM", "LSB_", "PBS_", "SKYPILOT_"))}
 
 
 class Job:

@@ -444,7 +444,7 @@ def on_node(host: str, names: pathlib.Path) -> list:
 
 
 def slurm_across(programs: Programs) -> dict:
-    """Name of each srun -> whether a rank on each of two nodes found the other."""
+    """Name of each srun -> whether a rank on each of two nodes found the other; and ALLOCATION."""
     results = {}
     secret = programs.folder / "job.secret"
     secret.touch(mode=0o600)
@@ -458,6 +458,7 @@ def slurm_across(programs: Programs) -> dict:
             if launcher.recognised_as == "slurm":
                 launcher.env["HOROVOD_SECRET_FILE"] = str(secret)
             results[launcher.name] = try_case(case_two_nodes, launcher, programs, nodes[0][2])
+        results[ALLOCATION] = try_case(case_allocation, conf, programs, nodes[0][2])
     return results
 
 
@@ -465,6 +466,34 @@ def case_two_nodes(launcher: Launcher, programs: Programs, there: list) -> None:
     words = launcher.command(2, [programs.launched, "--inits", 2], ["-N", "2"])
     code, output = run(there + words, launcher.environment())
     expect_ranks(code, output, 2, here=1)
+
+
+ALLOCATION = "horovodrun without flags in an allocation of Slurm, 2 nodes of 2 tasks"
+
+
+def case_allocation(conf: pathlib.Path, programs: Programs, there: list) -> None:
+    """horovodrun finds the nodes by itself: by hand, in a batch script, and inside srun -n 1."""
+    env = clean_environment() | {"SLURM_CONF": str(conf)}
+    nodes = ["-N", "2", "--ntasks-per-node", "2"]
+    job = [programs.horovodrun, programs.launched, "--inits", 2]
+    told = f"2 hosts, from SLURM_JOB_NODELIST ({','.join(HOSTS)}, 2 tasks each)"
+    written = programs.folder / "slurm.out"
+    allocate = [*there, "salloc", "--quiet", *nodes]
+    for words in [[*allocate, *job],
+                  [*allocate, "srun", "-N", "1", "-n", "1", *job],
+                  [*there, "sbatch", "--wait", "-o", written, *nodes, "--wrap",
+                   " ".join(map(str, job))]]:
+        code, output = run(words, env)
+        output += written.read_text() if written.exists() else ""
+        expect_ranks(code, output, 4, here=2)
+        expect(f"horovodrun: 4 ranks on {told}\n" in output, output)
+    code, output = run([*allocate, programs.horovodrun, "-np", "3", "sh", "-c",
+                        'test "$HOROVOD_RANK" -ne 2 || exit 5'], env)
+    expect(code == 5 and f"horovodrun: 3 ranks on {told}\n" in output, f"{code}: {output}")
+    code, output = run([*allocate, "srun", *job], env)
+    expect(code != 0 and "SLURM_STEP_NUM_TASKS is 4" in output, f"{code}: {output}")
+    wait_for("ranks to end", lambda: not processes_of(programs.launched))
+    wait_for("agents to end", lambda: not processes_of(programs.horovodrun))
 
 
 def case_with_mpi(launcher: Launcher, programs: Programs) -> None:
@@ -775,8 +804,11 @@ def main() -> None:
         n_failed += test(wanted, programs)
         if options.only in SRUNS:
             across = slurm_across(programs)
+            allocation = across.pop(ALLOCATION)
+            n_failed += not allocation
             with slurm(folder / "slurm", [this_node()]) as conf:
                 n_failed += test(sruns(conf), programs, across)
+                print(f"\n{ALLOCATION}:", "pass" if allocation else "FAIL")
                 n_failed += test_planes([slurm_plane(conf)], programs)
         n_failed += test_planes([plane for plane in planes() if options.only in "planes"
                                  or options.only in plane.launcher.name], programs)
