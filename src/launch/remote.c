@@ -14,6 +14,9 @@
 #include <unistd.h>
 
 #define KUBE_AGENT "/etc/mpi/kubexec.sh"
+// The operator's script as it is, except that it passes stdin on, by which agents get their orders.
+#define BY_KUBECTL                                                                                 \
+    "sh -c 'exec sh -c \"$(sed \"s/kubectl exec/& -i/\" " KUBE_AGENT ")\" kubexec \"$@\"' kubexec"
 
 static const struct {
     const char *said; // a part of what ssh prints
@@ -203,7 +206,7 @@ char **remote_program(const options_t *options, const host_t *host, const char *
     const char *kube = environment("OMPI_MCA_plm_rsh_agent");
     bool is_free = options->origins[OPTION_ssh_command] == BY_DEFAULT;
     bool is_kube = is_free && kube != NULL && strcmp(kube, KUBE_AGENT) == 0;
-    char **command = split_words(is_kube                            ? kube
+    char **command = split_words(is_kube                            ? BY_KUBECTL
                                  : is_free && host->starter != NULL ? host->starter
                                                                     : options->ssh_command);
     buf_t words = {0};

@@ -17,6 +17,18 @@ HOSTS = {"node1": ("eth7", ""), "node2": ("net3", "")}
 ADDRESSES = ("10.93.0.2", "10.93.0.3")
 WHERE = python("import os, socket; e = os.environ; print(e['HOROVOD_RANK'], 'of', "
                "e['HOROVOD_SIZE'], 'on', socket.gethostname(), e.get('SLURMD_NODENAME'))")
+# What the MPI Operator mounts, and ssh in the place of kubectl: without -i nothing is read.
+KUBEXEC = """#!/bin/sh
+set -x
+POD_NAME=$1
+shift
+{folder}/kubectl exec ${{POD_NAME}} -- /bin/sh -c "$*"
+"""
+KUBECTL = """#!/bin/sh
+[ "$1" = exec ] && shift
+if [ "$1" = -i ]; then shift; else exec </dev/null; fi
+[ "$2 $3 $4" = "-- /bin/sh -c" ] && exec ssh -F {config} "$1" "$5"
+"""
 # /etc with more in it, for one process.
 OTHER_ETC = 'mount --make-rprivate /; mount --bind "$0" /etc; exec "$@"'
 WORLD = None
@@ -175,7 +187,19 @@ class MpiOperator(Schedulers):
         shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
         (etc / "mpi").mkdir(exist_ok=True)
         (etc / "mpi/hostfile").write_text(hostfile)
+        for program, text in [(etc / "mpi/kubexec.sh", KUBEXEC),
+                              (self.folder / "kubectl", KUBECTL)]:
+            program.write_text(text.format(folder=self.folder, config=WORLD.config()))
+            program.chmod(0o755)
         return ["unshare", "--mount", "sh", "-c", OTHER_ETC, str(etc)]
+
+    def test_kubexec(self):
+        env = {"OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh", "HOROVODRUN_SSH_COMMAND": None,
+               "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
+        out, err = self.run_job(env, before=self.etc("node1 slots=2\nnode2 slots=2\n"))
+        self.assert_places(out, "node1", "node1", "node2", "node2")
+        self.assertIn("horovodrun: 4 ranks on 2 hosts, from /etc/mpi/hostfile "
+                      "(node1, node2, 2 slots each)\n", err)
 
     def test_ssh(self):
         self.assert_two_and_two({}, "/etc/mpi/hostfile (node1, node2, 2 slots each)",
