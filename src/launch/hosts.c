@@ -69,11 +69,13 @@ static hvd_status_t add_host(hosts_t *hosts, const char *user, size_t user_bytes
     host_t host = {.name = strndup(name, name_bytes), .slots = slots};
     if (asprintf(&host.target, "%.*s%.*s", (int)user_bytes, user, (int)name_bytes, name) < 0) {
         host.target = NULL;
+    } else {
+        host.target_hash = hash_bytes(host.target, strlen(host.target), 0);
     }
     // From the end: hostfiles with a line for each slot name the same host many times in a row.
     for (int i = hosts->n - 1; host.name != NULL && host.target != NULL && i >= 0; i--) {
         host_t *known = &hosts->list[i];
-        if (strcmp(known->target, host.target) == 0) {
+        if (known->target_hash == host.target_hash && strcmp(known->target, host.target) == 0) {
             bool is_right = slots <= MAX_SLOTS - known->slots;
             known->slots += is_right ? slots : 0;
             free(host.name);

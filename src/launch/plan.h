@@ -18,6 +18,7 @@ typedef struct host {
     int agent_port;      // of an agent that waits; 0: --agent-port
     int slots;
     bool is_local;
+    uint64_t target_hash; // while lists are read, which may name many hosts
 } host_t;
 
 typedef struct hosts {
