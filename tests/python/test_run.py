@@ -92,3 +92,13 @@ def test_console_command_is_horovodrun():
                           check=True)
     assert done.stdout == subprocess.run([find_launcher(), "--version"], capture_output=True,
                                          text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("module", ["horovod.runner.launch", "horovod.runner"])
+def test_modules_are_horovodrun(module):
+    command = [sys.executable, "-m", module]
+    told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert (told.stdout, told.stderr) == (f"{horovod.__version__}\n", "")
+    ranks = subprocess.run([*command, "-np", "2", "sh", "-c", "echo $HOROVOD_RANK; exit 3"],
+                           capture_output=True, text=True, check=False)
+    assert ranks.returncode == 3 and "[0]<stdout>:0\n" in ranks.stdout

@@ -5,12 +5,15 @@ The function, its arguments and the results are pickled here and on the ranks on
 carries them as bytes, over the same channel as its orders, into files that only this user can read.
 """
 import contextlib
+import importlib
 import os
 import pathlib
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import warnings
@@ -18,8 +21,6 @@ from collections import deque
 from typing import Any, Callable, List, Optional
 
 import cloudpickle
-
-from horovod.runner.launch import find_launcher
 
 FAILED = ("Horovod detected that one or more processes exited with non-zero status, thus causing "
           "the job to be terminated. The first process to do so was:\n"
@@ -38,6 +39,30 @@ _SWITCHES = {"disable_cache": "--disable-cache", "verbose": "--verbose", "use_gl
              "use_mpi": "--mpi"}
 
 
+def find_launcher() -> str:
+    """Path of the horovodrun that belongs to this package."""
+    package = pathlib.Path(__file__).absolute().parent.parent
+    candidates = [
+        package.parent.parent / "horovodrun",  # <build>/python/horovod
+        pathlib.Path(sysconfig.get_path("scripts")) / "horovodrun",
+        pathlib.Path(sys.executable).parent / "horovodrun",
+    ]
+    for candidate in candidates:
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    found = shutil.which("horovodrun")
+    if found is None:
+        raise RuntimeError("horovodrun is not installed beside this package nor in PATH; install "
+                           "horovod again")
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    if name == "launch":  # not before it is asked for: python -m horovod.runner.launch runs it
+        return importlib.import_module("horovod.runner.launch")
+    raise AttributeError(f"module 'horovod.runner' has no attribute {name!r}")
+
+
 def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None,
         slots=None, reset_limit=None, cooldown_range=None, hosts=None, hostfile=None,
         host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None,
@@ -46,10 +71,11 @@ def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
         min_np=None, max_np=None) -> List[Any]:
     """Calls func(*args, **kwargs) on num_proc ranks and returns the results by rank.
 
-    hosts is "a:2,b:2", hostfile a file with one host per line; neither means this machine. What the
-    ranks print comes out here, with the rank in front. An exception on a rank is a RuntimeError
-    here that ends with the remote traceback. With min_num_proc or host_discovery_script the job is
-    elastic, and the results are those of the first min_num_proc ranks.
+    hosts is "a:2,b:2", hostfile a file with one host per line; neither means the hosts of the
+    scheduler's allocation, or else this machine. What the ranks print comes out here, with the rank
+    in front. An exception on a rank is a RuntimeError here that ends with the remote traceback.
+    With min_num_proc or host_discovery_script the job is elastic, and the results are those of the
+    first min_num_proc ranks.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
