@@ -102,3 +102,59 @@ def test_modules_are_horovodrun(module):
     ranks = subprocess.run([*command, "-np", "2", "sh", "-c", "echo $HOROVOD_RANK; exit 3"],
                            capture_output=True, text=True, check=False)
     assert ranks.returncode == 3 and "[0]<stdout>:0\n" in ranks.stdout
+
+
+SCRIPT = '''"""Words."""
+import sys
+
+import horovod.common.basics as hvd
+
+
+class Thing:
+    pass
+
+
+def main():
+    hvd.init()
+    import pickle
+    assert isinstance(pickle.loads(pickle.dumps(Thing())), Thing)
+    print(hvd.rank(), __name__, __doc__, sys.argv, __file__, sys.path[0])
+    hvd.shutdown()
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def test_a_script(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format("0"))
+    monkeypatch.chdir(tmp_path)
+    assert horovod.run("train.py", args=["--lr", 0.1], num_proc=2) == [None, None]
+    what = f"__main__ Words. ['train.py', '--lr', '0.1'] {script} {tmp_path}"
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        f"[{rank}]<stdout>:{rank} {what}" for rank in range(2)]
+    script.write_text(SCRIPT.format("7"))
+    with pytest.raises(RuntimeError, match="Exit code: 7"):
+        horovod.run(script, num_proc=1)
+
+
+def test_errors_of_a_script_name_its_line(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("import os\nos.remove(__file__)  # as on a host that has not got it\n"
+                      "def step():\n    raise KeyError('lost')\nstep()\n")
+    with pytest.raises(RuntimeError) as caught:
+        horovod.run(script, num_proc=1)
+    assert f'File "{script}", line 4, in step\n    raise KeyError(\'lost\')\n' in str(caught.value)
+    script.write_text("x = 1\nif x\n")
+    with pytest.raises(SyntaxError) as wrong:
+        horovod.run(script)
+    assert (wrong.value.filename, wrong.value.lineno) == (str(script), 2)
+    with pytest.raises(FileNotFoundError, match="nothing.py"):
+        horovod.run("nothing.py")
+    script.write_text("")
+    for wrong in ({"kwargs": {"lr": 1}}, {"args": "--lr 1"}):
+        with pytest.raises(TypeError, match="train.py"):
+            horovod.run(script, **wrong)

@@ -18,9 +18,11 @@ import tempfile
 import threading
 import warnings
 from collections import deque
-from typing import Any, Callable, List, Optional
+from typing import Any, List, Optional
 
 import cloudpickle
+
+from horovod.runner.script import Function, call_of
 
 FAILED = ("Horovod detected that one or more processes exited with non-zero status, thus causing "
           "the job to be terminated. The first process to do so was:\n"
@@ -63,7 +65,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'horovod.runner' has no attribute {name!r}")
 
 
-def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None,
+def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None,
         slots=None, reset_limit=None, cooldown_range=None, hosts=None, hostfile=None,
         host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None,
         disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
@@ -71,6 +73,7 @@ def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
         min_np=None, max_np=None) -> List[Any]:
     """Calls func(*args, **kwargs) on num_proc ranks and returns the results by rank.
 
+    func may be the name of a Python file: every rank runs it as a script, with args as sys.argv.
     hosts is "a:2,b:2", hostfile a file with one host per line; neither means the hosts of the
     scheduler's allocation, or else this machine. What the ranks print comes out here, with the rank
     in front. An exception on a rank is a RuntimeError here that ends with the remote traceback.
@@ -96,7 +99,7 @@ def run(func: Callable, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     words += [flag for name, flag in _SWITCHES.items() if said[name]]
     if cooldown_range is not None:
         words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
-    payload = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+    payload = cloudpickle.dumps(call_of(func, args, kwargs))
     # An elastic job may end with fewer ranks than it began with, but no fewer than these.
     n_results = min(num_proc, min_num_proc or num_proc)
     return _run_payload(payload, n_results, words, executable or sys.executable)

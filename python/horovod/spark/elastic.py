@@ -11,7 +11,7 @@ import json
 import os
 import time
 import warnings
-from typing import (Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TextIO, Tuple,
+from typing import (Any, Dict, List, Mapping, NamedTuple, Optional, TextIO, Tuple,
                     Type)
 
 from horovod import _core
@@ -359,7 +359,7 @@ def renamed(old_name: str, old: Optional[int], new: Optional[int]) -> Optional[i
     return old
 
 
-def run_elastic(fn: Callable[..., Any], args: Any = (),
+def run_elastic(fn: launch.Function, args: Any = (),
                 kwargs: Optional[Mapping[str, Any]] = None, num_proc: Optional[int] = None,
                 min_num_proc: Optional[int] = None, max_num_proc: Optional[int] = None,
                 start_timeout: Optional[float] = None, elastic_timeout: Optional[float] = None,

@@ -15,9 +15,10 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TextIO
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TextIO
 
 from horovod import _core
+from horovod.runner.script import Function, call_of
 from horovod.spark import slots
 from horovod.spark.agent import JobSpec, serve_partition
 from horovod.spark.driver import SETTLE_SECONDS, Desk, Failure
@@ -35,7 +36,7 @@ SPARK_WORDS_SECONDS = 3.0
 _group_numbers = itertools.count()
 
 
-def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, Any]] = None,
+def run(fn: Function, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None,
         num_proc: Optional[int] = None, start_timeout: Optional[float] = None,
         use_mpi: Optional[bool] = None, use_gloo: Optional[bool] = None,
         extra_mpi_args: Optional[str] = None, env: Optional[Mapping[str, Optional[str]]] = None,
@@ -44,6 +45,8 @@ def run(fn: Callable[..., Any], args: Any = (), kwargs: Optional[Mapping[str, An
         executable: Optional[str] = None, *, resource_profile: Any = None) -> List[Any]:
     """Runs fn(*args, **kwargs) on num_proc Spark tasks as one Horovod job; results by rank.
 
+    fn: a function, or the name of a Python file, which every rank runs as a script with args as
+    sys.argv; its results are None.
     num_proc: default: all task slots. start_timeout: seconds until all tasks must run the function;
     default: HOROVOD_SPARK_START_TIMEOUT, or 600. env: variables for the ranks, besides the
     executors' own; None removes one. stdout, stderr: files that get the ranks' lines, each with
@@ -132,11 +135,11 @@ def start_timeout_of(start_timeout: Optional[float]) -> float:
     return float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or DEFAULT_START_TIMEOUT)
 
 
-def pickle_call(fn: Callable[..., Any], args: Any, kwargs: Optional[Mapping[str, Any]]) -> bytes:
+def pickle_call(fn: Function, args: Any, kwargs: Optional[Mapping[str, Any]]) -> bytes:
     """Before anything is started: a function that cannot travel is the caller's error."""
     import cloudpickle
 
-    return cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})), protocol=5)
+    return cloudpickle.dumps(call_of(fn, args, kwargs), protocol=5)
 
 
 def shows_bar(sc: Any, stdout: Optional[TextIO]) -> bool:
