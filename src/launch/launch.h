@@ -28,6 +28,7 @@ enum {
     EXIT_NO_LISTENER = 76,  // of --dial-agent: no agent waits there
     EXIT_OTHER_SECRET = 77, // of --dial-agent: the agent has another one
     EXIT_NO_SECRET = 78,    // of --dial-agent: it cannot be read
+    EXIT_NO_COMMAND = 79,   // of what should have been ssh: there is no such program here
     EXIT_NOT_EXECUTABLE = 126,
     EXIT_NOT_FOUND = 127,
     EXIT_BY_SIGNAL = 128, // plus the signal's number

@@ -57,11 +57,11 @@ static const struct {
      {"out of memory", "free memory on that host, or start fewer ranks there", false}},
 };
 
-// What --dial-agent ends with where ssh would end with a text.
+// What --dial-agent, or the attempt to start ssh, ends with where ssh would end with a text.
 static const struct {
     int code;
     remote_fault_t fault;
-} dial_faults[] = {
+} own_faults[] = {
     {EXIT_NO_LISTENER,
      {"no agent is waiting on that port",
       "start " PROGRAM " --serve-agents there, or name its port with --agent-port", true}},
@@ -70,25 +70,23 @@ static const struct {
       "give --serve-agents there and " PROGRAM " here the same --secret-file", false}},
     {EXIT_NO_SECRET,
      {"the secret cannot be read", "name the file with --secret-file, mode 0600", false}},
+    {EXIT_NO_COMMAND,
+     {"ssh is not installed on this machine",
+      "install it (apt-get install openssh-client), or name another command with --ssh-command",
+      false}},
 };
 
 remote_fault_t remote_explain(const char *ssh_said, int code)
 {
-    for (size_t i = 0; i < N_ELEMENTS(dial_faults); i++) {
-        if (dial_faults[i].code == code) {
-            return dial_faults[i].fault;
+    for (size_t i = 0; i < N_ELEMENTS(own_faults); i++) {
+        if (own_faults[i].code == code) {
+            return own_faults[i].fault;
         }
     }
     for (size_t i = 0; i < N_ELEMENTS(faults); i++) {
         if (strstr(ssh_said, faults[i].said) != NULL) {
             return faults[i].fault;
         }
-    }
-    if (code == EXIT_NOT_FOUND && strstr(ssh_said, "No such file") != NULL) {
-        return (remote_fault_t){"ssh is not installed on this machine",
-                                "install it (apt-get install openssh-client), or name another "
-                                "command with --ssh-command",
-                                false};
     }
     return (remote_fault_t){"its agent did not start", "run the command by hand to see why", false};
 }

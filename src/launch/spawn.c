@@ -148,11 +148,11 @@ hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, er
             move_fd(errors[1], STDERR_FILENO)) {
             execvp(argv[0], argv);
         }
-        const char *why = strerror(errno);
-        if (write(STDERR_FILENO, why, strlen(why)) < 0) {
+        int why = errno;
+        if (write(STDERR_FILENO, strerror(why), strlen(strerror(why))) < 0) {
             _exit(EXIT_INTERNAL);
         }
-        _exit(EXIT_NOT_FOUND);
+        _exit(why == ENOENT ? EXIT_NO_COMMAND : EXIT_NOT_EXECUTABLE);
     }
     int code = errno;
     close(ends[1]);
