@@ -90,6 +90,17 @@ static void warn_of_absence(hvd_ctx_t *ctx, uint64_t away_ns)
              (double)away_ns / (double)NS_PER_S);
 }
 
+// For the launcher, which names the rank that is to blame.
+static void note_blame(const hvd_ctx_t *ctx, int rank)
+{
+    const char *path = ctx->config.blame_file;
+    FILE *file = path[0] != '\0' ? fopen(path, "we") : NULL;
+    if (file != NULL) {
+        fprintf(file, "%d", rank);
+        fclose(file);
+    }
+}
+
 void report_silence(hvd_ctx_t *ctx, const decision_t *d)
 {
     HELD(ctx);
@@ -112,6 +123,7 @@ void report_silence(hvd_ctx_t *ctx, const decision_t *d)
              "%s. The job ends, because a rank may be silent for %g s at most "
              "(HOROVOD_HEARTBEAT_TIMEOUT_SECONDS)",
              text, ctx->config.heartbeat_timeout);
+        note_blame(ctx, d->rank);
         engine_fail(ctx, &err);
     } else if (ctx->config.heartbeat_timeout > 0) {
         log_warn(&ctx->log, "heartbeat", "%s. The job ends after %g s of silence", text,

@@ -32,47 +32,42 @@
 #define PING_MS 5000
 #define ORPHANED_GRACE_MS 1000 // the launcher is gone: ranks end within two seconds
 #define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
-#define RESULT_CHUNK MIB
+#define OUTPUT_CHUNK (64 * KIB)
 #define N_OWN_FDS 4 // polled besides the output of ranks: signals, orders, reports, notes
 
 // --- Reports -------------------------------------------------------------------------------------
 
-static void report_hello(agent_t *agent)
+void agent_report(agent_t *agent, const frame_t *frame)
 {
-    size_t begin = frame_begin(&agent->channel, FRAME_HELLO);
-    put_text(&agent->channel.out, hvd_version());
-    frame_end(&agent->channel, begin);
+    channel_put(&agent->channel, frame);
 }
 
 void agent_report_problem(agent_t *agent, int rank, int code, const char *text)
 {
-    size_t begin = frame_begin(&agent->channel, FRAME_PROBLEM);
-    put_u32(&agent->channel.out, (uint32_t)rank);
-    put_u32(&agent->channel.out, (uint32_t)code);
-    put_text(&agent->channel.out, text);
-    frame_end(&agent->channel, begin);
-}
-
-void agent_report(agent_t *agent, uint8_t type, int rank, int value)
-{
-    size_t begin = frame_begin(&agent->channel, type);
-    put_u32(&agent->channel.out, (uint32_t)rank);
-    put_u32(&agent->channel.out, (uint32_t)value);
-    frame_end(&agent->channel, begin);
+    agent_report(agent, &(frame_t){.kind = FRAME_PROBLEM,
+                                   .problem = {.rank = rank, .code = code, .text = text}});
 }
 
 static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
 {
     int signo = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    int code = signo > 0 ? EXIT_BY_SIGNAL + signo : WEXITSTATUS(status);
-    bool was_oom = signo == SIGKILL && !agent->was_killed && oom_kills() > agent->oom_at_start;
-    size_t begin = frame_begin(&agent->channel, FRAME_EXITED);
-    put_u32(&agent->channel.out, (uint32_t)rank->rank);
-    put_u32(&agent->channel.out, (uint32_t)code);
-    put_u32(&agent->channel.out, (uint32_t)signo);
-    put_u8(&agent->channel.out, was_oom);
-    put_u8(&agent->channel.out, rank->was_halted);
-    frame_end(&agent->channel, begin);
+    uint32_t blamed = 0;
+    bool blames = notes_read_number(rank->blame, &blamed);
+    agent_report(agent, &(frame_t){.kind = FRAME_EXITED,
+                                   .exited = {.rank = rank->rank,
+                                              .code = signo > 0 ? EXIT_BY_SIGNAL + signo
+                                                                : WEXITSTATUS(status),
+                                              .signo = signo,
+                                              .was_oom = signo == SIGKILL && !agent->was_killed &&
+                                                         oom_kills() > agent->oom_at_start,
+                                              .was_halted = rank->was_halted,
+                                              .blames = blames ? (int32_t)blamed : -1}});
+}
+
+static void report_done(agent_t *agent)
+{
+    agent_report(agent, &(frame_t){.kind = FRAME_DONE});
+    agent->is_done = true;
 }
 
 // --- Output --------------------------------------------------------------------------------------
@@ -80,26 +75,18 @@ static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
 // One read; false: nothing more for now.
 static bool forward_once(agent_t *agent, agent_rank_t *rank, int stream)
 {
-    buf_t *out = &agent->channel.out;
-    size_t begin = frame_begin(&agent->channel, FRAME_OUTPUT);
-    put_u32(out, (uint32_t)rank->rank);
-    put_u8(out, (uint8_t)stream);
-    if (!buf_reserve(out, OUTPUT_CHUNK)) {
-        agent->channel.is_closed = true;
-        return false;
-    }
-    ssize_t n = read(rank->child.fds[stream], out->data + out->len, OUTPUT_CHUNK);
+    uint8_t data[OUTPUT_CHUNK];
+    ssize_t n = read(rank->child.fds[stream], data, sizeof data);
     if (n > 0) {
-        out->len += (size_t)n;
-        frame_end(&agent->channel, begin);
-        return true;
-    }
-    out->len = begin;
-    if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+        agent_report(agent, &(frame_t){.kind = FRAME_OUTPUT,
+                                       .output = {.rank = rank->rank,
+                                                  .stream = stream,
+                                                  .data = {.data = data, .len = (size_t)n}}});
+    } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
         close(rank->child.fds[stream]);
         rank->child.fds[stream] = -1;
     }
-    return n < 0 && errno == EINTR;
+    return n > 0 || (n < 0 && errno == EINTR);
 }
 
 static void forward_all(agent_t *agent, agent_rank_t *rank)
@@ -112,21 +99,13 @@ static void forward_all(agent_t *agent, agent_rank_t *rank)
 
 static void forward_result(agent_t *agent, agent_rank_t *rank)
 {
+    uint8_t data[OUTPUT_CHUNK];
     int fd = rank->result[0] == '\0' ? -1 : open(rank->result, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    buf_t *out = &agent->channel.out;
-    ssize_t n = fd >= 0;
-    while (n > 0) {
-        size_t begin = frame_begin(&agent->channel, FRAME_RESULT);
-        put_u32(out, (uint32_t)rank->rank);
-        if (!buf_reserve(out, RESULT_CHUNK)) {
-            agent->channel.is_closed = true;
-            break;
-        }
-        n = read(fd, out->data + out->len, RESULT_CHUNK);
-        out->len = n > 0 ? out->len + (size_t)n : begin;
-        if (n > 0) {
-            frame_end(&agent->channel, begin);
-        }
+    ssize_t n;
+    while (fd >= 0 && (n = read(fd, data, sizeof data)) > 0) {
+        agent_report(agent, &(frame_t){.kind = FRAME_RESULT,
+                                       .result = {.rank = rank->rank,
+                                                  .data = {.data = data, .len = (size_t)n}}});
     }
     if (fd >= 0) {
         close(fd);
@@ -239,9 +218,7 @@ static void finish(agent_t *agent)
         agent->close_at_ns = deadline_in_ms(LAST_WORDS_MS);
     }
     if (!has_open_output(agent) || clock_ns() >= agent->close_at_ns) {
-        size_t begin = frame_begin(&agent->channel, FRAME_DONE);
-        frame_end(&agent->channel, begin);
-        agent->is_done = true;
+        report_done(agent);
     }
 }
 
@@ -250,68 +227,59 @@ static void finish(agent_t *agent)
 static void report_finding(void *arg, bool is_fault, const char *what, const char *found,
                            const char *fix)
 {
-    agent_t *agent = arg;
-    size_t begin = frame_begin(&agent->channel, FRAME_FINDING);
-    put_u8(&agent->channel.out, is_fault);
-    put_text(&agent->channel.out, what);
-    put_text(&agent->channel.out, found);
-    put_text(&agent->channel.out, fix);
-    frame_end(&agent->channel, begin);
+    agent_report(
+        arg,
+        &(frame_t){.kind = FRAME_FINDING,
+                   .finding = {.is_fault = is_fault, .what = what, .found = found, .fix = fix}});
 }
 
 static void on_ready(void *arg, int id, uint32_t generation)
 {
-    agent_report(arg, FRAME_READY, id, (int)generation);
+    agent_report(arg, &(frame_t){.kind = FRAME_READY,
+                                 .ready = {.rank = id, .generation = (int32_t)generation}});
 }
 
-static void on_place(agent_t *agent, reader_t *reader)
+static void on_stop(agent_t *agent, int signo, int grace_ms)
 {
-    int id = (int)get_u32(reader);
-    size_t bytes = get_u32(reader);
-    const uint8_t *env = get_bytes(reader, bytes);
-    if (!reader->bad && !notes_write_place(agent->directory, id, env, bytes)) {
-        agent_report_problem(
-            agent, id, EXIT_INTERNAL,
-            "cannot write the rank's new place into the agent's directory; is /dev/shm full?");
+    if (signo > 0 && signo < NSIG) {
+        stop_ranks(agent, signo, grace_ms);
     }
-}
-
-static void on_news(agent_t *agent, reader_t *reader)
-{
-    uint32_t number = get_u32(reader), what = get_u32(reader);
-    if (!reader->bad && !notes_write_news(agent->directory, number, what)) {
-        agent_report_problem(
-            agent, -1, EXIT_INTERNAL,
-            "cannot write the notification into the agent's directory; is /dev/shm full?");
-    }
+    agent->is_done |= !agent->has_plan;
 }
 
 static void on_frame(agent_t *agent, const frame_t *frame)
 {
-    reader_t reader = reader_of(frame->data, frame->bytes);
+    bool is_elastic = agent->notes_fd >= 0, is_noted = true;
     agent->heard_ns = clock_ns();
-    if (frame->type == FRAME_PLAN && !agent->has_plan) {
-        agent_start_plan(agent, &reader);
-    } else if (frame->type == FRAME_STOP) {
-        int signo = (int)get_u32(&reader), grace_ms = (int)get_u32(&reader);
-        if (!reader.bad && signo > 0 && signo < NSIG) {
-            stop_ranks(agent, signo, grace_ms);
+    switch (frame->kind) {
+    case FRAME_PLAN:
+        if (!agent->has_plan) {
+            agent_start_plan(agent, frame);
         }
-        agent->is_done |= !agent->has_plan;
-    } else if (frame->type == FRAME_PLACE && agent->notes_fd >= 0) {
-        on_place(agent, &reader);
-    } else if (frame->type == FRAME_NEWS && agent->notes_fd >= 0) {
-        on_news(agent, &reader);
-    } else if (frame->type == FRAME_EXAMINE) {
-        const char *addresses = get_text(&reader);
-        int port = (int)get_u32(&reader);
-        int64_t time_s = (int64_t)get_u64(&reader);
-        if (!reader.bad) {
-            examine_host(addresses, port, time_s, report_finding, agent);
-        }
-        size_t begin = frame_begin(&agent->channel, FRAME_DONE);
-        frame_end(&agent->channel, begin);
-        agent->is_done = true;
+        break;
+    case FRAME_STOP:
+        on_stop(agent, frame->stop.signo, frame->stop.grace_ms);
+        break;
+    case FRAME_PLACE:
+        is_noted = !is_elastic || notes_write_place(agent->directory, frame->place.rank,
+                                                    frame->place.env.data, frame->place.env.len);
+        break;
+    case FRAME_NEWS:
+        is_noted = !is_elastic || notes_write_news(agent->directory, (uint32_t)frame->news.number,
+                                                   (uint32_t)frame->news.what);
+        break;
+    case FRAME_EXAMINE:
+        examine_host(frame->examine.addresses, frame->examine.port, frame->examine.time_s,
+                     report_finding, agent);
+        report_done(agent);
+        break;
+    default:
+        break;
+    }
+    if (!is_noted) {
+        agent_report_problem(agent, frame->kind == FRAME_PLACE ? frame->place.rank : -1,
+                             EXIT_INTERNAL,
+                             "cannot write to the agent's directory; is /dev/shm full?");
     }
 }
 
@@ -338,8 +306,7 @@ static void on_time(agent_t *agent)
         agent->kill_at_ns = now_ns + NS_PER_S;
     }
     if (now_ns >= agent->ping_at_ns) {
-        size_t begin = frame_begin(&agent->channel, FRAME_PING);
-        frame_end(&agent->channel, begin);
+        agent_report(agent, &(frame_t){.kind = FRAME_PING});
         agent->ping_at_ns = now_ns + agent->ping_ns;
     }
     bool is_silent = agent->silence_ns > 0 && now_ns - agent->heard_ns > agent->silence_ns;
@@ -434,6 +401,7 @@ static int serve(agent_t *agent)
 int agent_main(void)
 {
     agent_t agent = {.notes_fd = -1,
+                     .launcher = environment("SSH_CONNECTION"),
                      .kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
                      .heard_ns = clock_ns(),
@@ -458,7 +426,7 @@ int agent_main(void)
     dup2(nothing, STDOUT_FILENO);
     close(nothing);
     channel_open(&agent.channel, in, out);
-    report_hello(&agent);
+    agent_report(&agent, &(frame_t){.kind = FRAME_HELLO, .hello = {.version = hvd_version()}});
     channel_send(&agent.channel);
     int code = serve(&agent);
     kill_leftovers(&agent);

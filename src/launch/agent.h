@@ -34,6 +34,7 @@ hvd_status_t notes_watch(const char *directory, int *fd_p, err_t *err);
 void notes_read(int fd, const char *directory, ready_fn ready, void *arg);
 bool notes_write_place(const char *directory, int id, const uint8_t *env, size_t bytes);
 bool notes_write_news(const char *directory, uint32_t number, uint32_t what);
+bool notes_read_number(const char *path, uint32_t *number_p); // false: there is none
 
 // Checks of the doctor on this host; a finding for each through report().
 typedef void (*finding_fn)(void *arg, bool is_fault, const char *what, const char *found,
@@ -46,9 +47,9 @@ void examine_host(const char *addresses, int port, int64_t launcher_time_s, find
 
 typedef struct agent_rank {
     int rank;
-    child_t child;               // fds -1 once at their end
-    bool is_running, was_halted; // halted: as by SIGSTOP, when it was to end
-    char result[128];            // path, or ""
+    child_t child;                // fds -1 once at their end
+    bool is_running, was_halted;  // halted: as by SIGSTOP, when it was to end
+    char result[128], blame[128]; // paths; result "": not wanted
 } agent_rank_t;
 
 typedef struct agent {
@@ -57,6 +58,7 @@ typedef struct agent {
     keeper_t keeper;
     bool has_keeper;
     char directory[96], program[4096];
+    const char *launcher; // its address as seen from here, up to a blank; NULL: not known
     agent_rank_t *ranks;
     int n_ranks, n_running;
     bool has_plan, is_stopping, was_killed, is_done;
@@ -65,9 +67,9 @@ typedef struct agent {
     uint64_t oom_at_start;
 } agent_t;
 
+void agent_report(agent_t *agent, const frame_t *frame);
 void agent_report_problem(agent_t *agent, int rank, int code, const char *text);
-void agent_report(agent_t *agent, uint8_t type, int rank, int value);
 // FRAME_PLAN: starts the ranks, or reports why not.
-void agent_start_plan(agent_t *agent, reader_t *reader);
+void agent_start_plan(agent_t *agent, const frame_t *frame);
 
 #endif

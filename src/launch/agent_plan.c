@@ -38,47 +38,6 @@ static hvd_status_t write_secret(agent_t *agent, const uint8_t *secret, err_t *e
     return status;
 }
 
-// The launcher as this host sees it is the best address of all: it is how ssh got here.
-static void prefer_ssh_address(buf_t *list)
-{
-    const char *connection = environment("SSH_CONNECTION");
-    const char *name = "HOROVOD_RENDEZVOUS_ADDR";
-    const char *given = environ_find(list->data, list->len, name);
-    char *before = connection != NULL && given != NULL ? strdup(given) : NULL;
-    if (before != NULL) {
-        environ_put(list, "%s=%.*s,%s", name, (int)strcspn(connection, " "), connection, before);
-    }
-    free(before);
-}
-
-// What PLAN brings, pointing into the frame.
-typedef struct order {
-    const uint8_t *secret;
-    bool is_remote, wants_results, is_elastic;
-    const char *directory;
-    char **argv;
-    const uint8_t *env, *payload;
-    size_t env_bytes, payload_bytes;
-} order_t;
-
-static void put_rank_environment(agent_t *agent, const order_t *order, agent_rank_t *rank,
-                                 buf_t *list)
-{
-    environ_put(list, "HOROVOD_SECRET_FILE=%s/secret", agent->directory);
-    environ_put(list, "HOROVOD_SECRET_FD=-1");
-    environ_put(list, "HOROVOD_RUN_PROGRAM=%s", agent->program);
-    if (order->payload_bytes > 0) {
-        environ_put(list, "HOROVOD_RUN_PAYLOAD=%s/payload", agent->directory);
-    }
-    if (order->is_elastic) {
-        environ_put(list, "HOROVOD_ELASTIC_DIR=%s", agent->directory);
-    }
-    if (order->wants_results) {
-        snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);
-        environ_put(list, "HOROVOD_RUN_RESULT=%s", rank->result);
-    }
-}
-
 static const char *advice_for(misfortune_t misfortune)
 {
     static const struct {
@@ -105,7 +64,7 @@ static const char *advice_for(misfortune_t misfortune)
     return "see the reason above";
 }
 
-static void report_misfortune(agent_t *agent, const order_t *order, int rank,
+static void report_misfortune(agent_t *agent, const char *directory, const char *program, int rank,
                               misfortune_t misfortune)
 {
     static const char *const steps[] = {
@@ -117,112 +76,123 @@ static void report_misfortune(agent_t *agent, const order_t *order, int rank,
     };
     char text[HVD_TEXT_BYTES];
     snprintf(text, sizeof text, "cannot %s %s: %s; %s", steps[misfortune.step],
-             misfortune.step == STEP_CHDIR ? order->directory : order->argv[0],
-             strerror(misfortune.code), advice_for(misfortune));
+             misfortune.step == STEP_CHDIR ? directory : program, strerror(misfortune.code),
+             advice_for(misfortune));
     agent_report_problem(agent, rank,
                          misfortune.code == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE, text);
 }
 
-static bool start_rank(agent_t *agent, const order_t *order, agent_rank_t *rank,
-                       const uint8_t *own_env, size_t own_bytes)
+// The environment of a rank on this host, for exec; NULL: no memory.
+static char **environment_of(const agent_t *agent, const frame_t *plan, const agent_rank_t *rank,
+                             bytes_t own)
 {
+    const rank_host_t host = {.directory = agent->directory,
+                              .program = agent->program,
+                              .result = rank->result,
+                              .blame = rank->blame,
+                              .launcher = plan->plan.is_remote ? agent->launcher : NULL,
+                              .has_payload = plan->plan.payload.len > 0,
+                              .is_elastic = plan->plan.is_elastic};
     buf_t list = {0};
-    misfortune_t misfortune = {.step = STEP_MEMORY, .code = ENOMEM};
-    bool has_started = false;
-    put_bytes(&list, order->env, order->env_bytes);
-    put_bytes(&list, own_env, own_bytes);
-    put_rank_environment(agent, order, rank, &list);
-    if (order->is_remote) {
-        prefer_ssh_address(&list);
-    }
+    put_bytes(&list, plan->plan.env.data, plan->plan.env.len);
+    put_bytes(&list, own.data, own.len);
+    environ_of_host(&host, &list);
     char **env = list.failed ? NULL : environ_merge(environ, list.data, list.len);
-    if (env != NULL) {
-        has_started = spawn_rank(order->argv, env, order->directory, &rank->child, &misfortune);
-    }
-    free(env);
     buf_free(&list);
-    if (has_started) {
-        rank->is_running = true;
-        agent->n_running++;
-        keeper_add(&agent->keeper, rank->child.pid);
-        agent_report(agent, FRAME_STARTED, rank->rank, rank->child.pid);
-        return true;
-    }
-    report_misfortune(agent, order, rank->rank, misfortune);
-    return false;
+    return env;
 }
 
-static bool read_order(reader_t *reader, order_t *order, uint64_t *silence_ns_p)
+static bool start_rank(agent_t *agent, const frame_t *plan, char *const *argv, const frame_t *place)
 {
-    order->secret = get_bytes(reader, SECRET_BYTES);
-    order->is_remote = get_u8(reader);
-    *silence_ns_p = get_u32(reader) * NS_PER_MS;
-    order->directory = get_text(reader);
-    size_t argc = get_u32(reader);
-    if (reader->bad || argc == 0 || argc > reader_left(reader)) {
+    misfortune_t misfortune = {.step = STEP_MEMORY, .code = ENOMEM};
+    agent_rank_t *rank = &agent->ranks[agent->n_ranks++];
+    *rank = (agent_rank_t){.rank = place->place.rank, .child = {.fds = {-1, -1}}};
+    snprintf(rank->blame, sizeof rank->blame, "%s/blame.%d", agent->directory, rank->rank);
+    if (plan->plan.wants_results) {
+        snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);
+    }
+    char **env = environment_of(agent, plan, rank, place->place.env);
+    rank->is_running =
+        env != NULL && spawn_rank(argv, env, plan->plan.directory, &rank->child, &misfortune);
+    free(env);
+    if (!rank->is_running) {
+        report_misfortune(agent, plan->plan.directory, argv[0], rank->rank, misfortune);
         return false;
     }
-    order->argv = calloc(argc + 1, sizeof *order->argv);
-    if (order->argv == NULL) {
-        return false;
-    }
-    for (size_t i = 0; i < argc; i++) {
-        order->argv[i] = (char *)get_text(reader);
-    }
-    order->env_bytes = get_u32(reader);
-    order->env = get_bytes(reader, order->env_bytes);
-    order->wants_results = get_u8(reader);
-    order->is_elastic = get_u8(reader);
-    order->payload_bytes = get_u32(reader);
-    order->payload = get_bytes(reader, order->payload_bytes);
-    return !reader->bad;
+    agent->n_running++;
+    keeper_add(&agent->keeper, rank->child.pid);
+    agent_report(agent, &(frame_t){.kind = FRAME_STARTED,
+                                   .started = {.rank = rank->rank, .pid = rank->child.pid}});
+    return true;
 }
 
-static hvd_status_t prepare(agent_t *agent, const order_t *order, err_t *err)
+static hvd_status_t prepare(agent_t *agent, const frame_t *plan, err_t *err)
 {
+    bytes_t payload = plan->plan.payload;
     char path[128];
     hvd_status_t status;
     TRY(make_directory(agent, err), out);
     TRY(keeper_start(agent->directory, &agent->keeper, err), out);
     agent->has_keeper = true;
-    TRY(write_secret(agent, order->secret, err), out);
-    if (order->is_elastic) {
+    TRY(write_secret(agent, plan->plan.secret.data, err), out);
+    if (plan->plan.is_elastic) {
         TRY(notes_watch(agent->directory, &agent->notes_fd, err), out);
     }
-    if (order->payload_bytes > 0) {
+    if (payload.len > 0) {
         snprintf(path, sizeof path, "%s/payload", agent->directory);
-        TRY(secret_write_file(path, order->payload, order->payload_bytes, err), out);
+        TRY(secret_write_file(path, payload.data, payload.len, err), out);
     }
 out:
     return status;
 }
 
-void agent_start_plan(agent_t *agent, reader_t *reader)
+// The words of a list, pointing into it; NULL: there are none, or no memory.
+static char **words_of(bytes_t list)
 {
-    order_t order = {0};
+    size_t n = 0;
+    for (size_t i = 0; i < list.len; i++) {
+        n += list.data[i] == '\0';
+    }
+    char **words = n > 0 ? calloc(n + 1, sizeof *words) : NULL;
+    char *at = (char *)list.data;
+    for (size_t i = 0; words != NULL && i < n; i++, at += strlen(at) + 1) {
+        words[i] = at;
+    }
+    return words;
+}
+
+static size_t count_places(reader_t reader)
+{
+    frame_t place;
+    size_t n = 0;
+    while (frame_get(&reader, &place) == HVD_OK && place.kind == FRAME_PLACE) {
+        n++;
+    }
+    return reader_left(&reader) == 0 ? n : 0;
+}
+
+void agent_start_plan(agent_t *agent, const frame_t *plan)
+{
+    reader_t places = reader_of(plan->plan.ranks.data, plan->plan.ranks.len);
+    size_t n_ranks = count_places(places);
+    char **argv = words_of(plan->plan.command);
+    frame_t place;
     err_t err = {0};
-    bool goes_on = read_order(reader, &order, &agent->silence_ns);
-    size_t n_ranks = get_u32(reader);
     agent->has_plan = true;
+    agent->silence_ns = (uint64_t)MAX(plan->plan.silence_ms, 0) * NS_PER_MS;
     if (agent->silence_ns > 0) {
         agent->ping_ns = MIN(agent->ping_ns, agent->silence_ns / 4);
         agent->ping_at_ns = clock_ns() + agent->ping_ns;
     }
     agent->oom_at_start = oom_kills();
-    goes_on = goes_on && !reader->bad && n_ranks <= reader_left(reader);
-    agent->ranks = goes_on ? calloc(n_ranks + 1, sizeof *agent->ranks) : NULL;
-    if (agent->ranks == NULL) {
+    agent->ranks = n_ranks > 0 ? calloc(n_ranks, sizeof *agent->ranks) : NULL;
+    if (agent->ranks == NULL || argv == NULL || plan->plan.secret.len != SECRET_BYTES) {
         agent_report_problem(agent, -1, EXIT_INTERNAL, "the agent cannot read its commands");
-    } else if (prepare(agent, &order, &err) != HVD_OK) {
+    } else if (prepare(agent, plan, &err) != HVD_OK) {
         agent_report_problem(agent, -1, EXIT_INTERNAL, err.text);
     } else {
-        for (size_t i = 0; i < n_ranks && goes_on; i++) {
-            agent_rank_t *rank = &agent->ranks[agent->n_ranks++];
-            *rank = (agent_rank_t){.rank = (int)get_u32(reader), .child = {.fds = {-1, -1}}};
-            size_t bytes = get_u32(reader);
-            const uint8_t *own_env = get_bytes(reader, bytes);
-            goes_on = !reader->bad && start_rank(agent, &order, rank, own_env, bytes);
+        while (frame_get(&places, &place) == HVD_OK && start_rank(agent, plan, argv, &place)) {
         }
     }
-    free(order.argv);
+    free(argv);
 }

@@ -41,6 +41,15 @@ static crew_host_t *find(const crew_t *crew, const char *target)
     return NULL;
 }
 
+crew_host_t *crew_host_of(const crew_t *crew, const host_t *host)
+{
+    int i = 0;
+    while (&crew->hosts[i]->host != host) {
+        i++;
+    }
+    return crew->hosts[i];
+}
+
 static bool append(crew_t *crew, const host_t *host)
 {
     size_t n = (size_t)crew->n_hosts + 1;

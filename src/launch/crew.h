@@ -31,6 +31,7 @@ enum { NEWS_REMOVED = 1, NEWS_ADDED = 2 }; // as Python's HostUpdateResult has i
 hvd_status_t crew_read_cooldown(crew_t *crew, const char *text, err_t *err); // "MIN MAX", or ""
 // Takes the names over. false: no memory.
 bool crew_update(crew_t *crew, const hosts_t *found);
+crew_host_t *crew_host_of(const crew_t *crew, const host_t *host); // one of its own
 void crew_bar(crew_t *crew, crew_host_t *host, uint64_t now_ns, uint32_t random);
 // Gives places to hosts: first to those that have ranks, in order, at most max_ranks (0: any
 // number); the sum.

@@ -2,14 +2,13 @@
 //
 // doctor.c - horovodrun --doctor: checks hosts before a job is started on them, each with its fix.
 //
-// An agent on every host, brought up as for a job, looks around there (examine_host) and reports a
+// A session without ranks: an agent on every host looks around there (examine_host) and reports a
 // finding a line. If all hosts answer, a trial job of one rank per host (two on a single host) goes
 // all the way: secret, rendezvous, addresses, transports; its first rank prints how fast each host
 // sends to the others. The exit code is 0 if no fault was found.
 #define _GNU_SOURCE
 #include "launch/agent.h"
-#include "launch/launch.h"
-#include "launch/link.h"
+#include "launch/session.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -285,72 +284,102 @@ static int listen_anywhere(int *port_p)
     return -1;
 }
 
-// Prints what the agent finds; the number of faults.
-static int hear_findings(agent_link_t *link)
+typedef struct doctor {
+    session_t session; // first: the policy finds the doctor by it
+    const char *addresses;
+    int port, n_faults;
+    uint64_t deadline_ns;
+    buf_t *findings; // by host
+} doctor_t;
+
+static buf_t *findings_of(doctor_t *doctor, const agent_link_t *link)
 {
-    uint64_t deadline_ns = deadline_in_ms(EXAMINE_TIMEOUT_MS);
-    int n_faults = 0;
-    while (link->phase == LINK_READY) {
-        struct pollfd polled = {.fd = link->channel.in_fd, .events = POLLIN};
-        frame_t frame;
-        if (clock_ns() >= deadline_ns || link->channel.is_closed) {
-            fprintf(stdout, "  FAULT  the agent: no longer answers\n");
-            return n_faults + 1;
-        }
-        if (poll(&polled, 1, 200) > 0) {
-            channel_receive(&link->channel);
-        }
-        while (channel_next(&link->channel, &frame)) {
-            reader_t reader = reader_of(frame.data, frame.bytes);
-            if (frame.type == FRAME_FINDING) {
-                bool is_fault = get_u8(&reader);
-                const char *what = get_text(&reader), *found = get_text(&reader);
-                const char *fix = get_text(&reader);
-                fprintf(stdout, "  %s  %s: %s\n", is_fault ? "FAULT" : "ok   ", what, found);
-                if (is_fault) {
-                    fprintf(stdout, "         fix: %s\n", fix);
-                }
-                n_faults += is_fault;
-            } else if (frame.type == FRAME_DONE) {
-                link->phase = LINK_DONE;
-            }
-        }
+    int i = 0;
+    while (doctor->session.links[i] != link) {
+        i++;
     }
-    return n_faults;
+    return &doctor->findings[i];
 }
 
-static void ask(agent_link_t *link, const char *addresses, int port)
+static void note_fault(doctor_t *doctor, const agent_link_t *link, const char *what)
 {
-    size_t begin = frame_begin(&link->channel, FRAME_EXAMINE);
-    put_text(&link->channel.out, addresses);
-    put_u32(&link->channel.out, (uint32_t)port);
-    put_u64(&link->channel.out, (uint64_t)time(NULL));
-    frame_end(&link->channel, begin);
-    channel_send(&link->channel);
+    buf_printf(findings_of(doctor, link), "  FAULT  %s\n", what);
+    doctor->n_faults++;
 }
 
-static int examine_all(agent_link_t *links, int n, const char *addresses, int port)
+static void on_ready(session_t *session, agent_link_t *link)
 {
-    int n_faults = 0;
-    for (int i = 0; i < n; i++) {
-        if (links[i].phase == LINK_READY) {
-            ask(&links[i], addresses, port);
+    doctor_t *doctor = (doctor_t *)session;
+    double answer_s = (double)(link->heard_ns - link->started_ns) / 1e9;
+    buf_printf(findings_of(doctor, link), "  ok     %s: answers after %.2f s, version %s\n",
+               link->host->is_local ? "agent" : "ssh", answer_s, hvd_version());
+    command_examine(link, doctor->addresses, doctor->port);
+}
+
+static void on_frame(session_t *session, agent_link_t *link, const frame_t *frame)
+{
+    doctor_t *doctor = (doctor_t *)session;
+    buf_t *text = findings_of(doctor, link);
+    bool is_fault = frame->finding.is_fault;
+    if (frame->kind != FRAME_FINDING) {
+        return;
+    }
+    buf_printf(text, "  %s  %s: %s\n", is_fault ? "FAULT" : "ok   ", frame->finding.what,
+               frame->finding.found);
+    if (is_fault) {
+        buf_printf(text, "         fix: %s\n", frame->finding.fix);
+    }
+    doctor->n_faults += is_fault;
+}
+
+static void on_lost(session_t *session, agent_link_t *link, const char *how)
+{
+    note_fault((doctor_t *)session, link,
+               how == NULL ? link->problem : "the agent: no longer answers");
+}
+
+// Once all have come, or never will, the session ends with their examination.
+static uint64_t on_time(session_t *session, uint64_t now_ns)
+{
+    doctor_t *doctor = (doctor_t *)session;
+    bool are_coming = false;
+    for (int i = 0; i < session->n_links; i++) {
+        link_phase_t phase = session->links[i]->phase;
+        are_coming |= phase == LINK_WAITING || phase == LINK_CONNECTING;
+        if (phase == LINK_READY && now_ns >= doctor->deadline_ns) {
+            session_lose(session, session->links[i], "it takes too long");
         }
     }
-    for (int i = 0; i < n; i++) {
-        fprintf(stdout, "host %s\n", links[i].host->name);
-        if (links[i].phase == LINK_FAILED) {
-            fprintf(stdout, "  FAULT  %s\n", links[i].problem);
-            n_faults++;
-            continue;
-        }
-        double answer_s = (double)(links[i].heard_ns - links[i].started_ns) / 1e9;
-        fprintf(stdout, "  ok     %s: answers after %.2f s, version %s\n",
-                links[i].host->is_local ? "agent" : "ssh", answer_s, hvd_version());
-        n_faults += hear_findings(&links[i]);
+    session->is_finishing = !are_coming;
+    return doctor->deadline_ns;
+}
+
+static const session_policy_t policy = {.look_ms = 1000,
+                                        .on_ready = on_ready,
+                                        .on_frame = on_frame,
+                                        .on_lost = on_lost,
+                                        .on_time = on_time};
+
+// Brings up all agents and prints what they find.
+static hvd_status_t examine_all(doctor_t *doctor, const hosts_t *hosts, err_t *err)
+{
+    session_t *session = &doctor->session;
+    bool has_memory = true;
+    doctor->findings = calloc((size_t)hosts->n, sizeof *doctor->findings);
+    for (int i = 0; i < hosts->n && has_memory; i++) {
+        has_memory = session_add_link(session, &hosts->list[i]) != NULL;
+    }
+    if (doctor->findings == NULL || !has_memory) {
+        return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", hosts->n);
+    }
+    session_loop(session);
+    for (int i = 0; i < hosts->n; i++) {
+        fprintf(stdout, "host %s\n%.*s", hosts->list[i].name, (int)doctor->findings[i].len,
+                (const char *)doctor->findings[i].data);
+        buf_free(&doctor->findings[i]);
     }
     fflush(stdout);
-    return n_faults;
+    return HVD_OK;
 }
 
 static hvd_status_t choose_hosts(const options_t *options, hosts_t *hosts_p, err_t *err)
@@ -360,21 +389,30 @@ static hvd_status_t choose_hosts(const options_t *options, hosts_t *hosts_p, err
                    : hosts_choose(options, hosts_p, err);
 }
 
+static void try_all(doctor_t *doctor, const options_t *options, const hosts_t *hosts)
+{
+    fprintf(stdout, "trial job over all hosts:");
+    for (int i = 0; i < hosts->n; i++) {
+        fprintf(stdout, "%s rank %d on %s", i > 0 ? "," : "", i, hosts->list[i].name);
+    }
+    fprintf(stdout, "\n");
+    fflush(stdout);
+    doctor->n_faults += run_trial(options, hosts) != 0;
+}
+
 int doctor_run(const options_t *options)
 {
     hosts_t hosts = {0};
     buf_t addresses = {0};
     err_t err = {0};
-    int port, listener = listen_anywhere(&port);
-    agent_link_t *links = NULL;
-    sink_t *sink = NULL;
-    int n_faults = 0;
+    doctor_t doctor = {.session = {.signal_fd = -1}};
+    int listener = listen_anywhere(&doctor.port);
     hvd_status_t status;
     TRY(choose_hosts(options, &hosts, &err), out);
     hosts_find_local(&hosts);
     if (own_addresses(options->network_interfaces, &addresses, &err) != HVD_OK) {
         fprintf(stdout, "  FAULT  this host: %s\n", err.text);
-        n_faults++;
+        doctor.n_faults++;
         buf_clear(&addresses);
         buf_append(&addresses, "127.0.0.1", sizeof "127.0.0.1");
     }
@@ -382,37 +420,28 @@ int doctor_run(const options_t *options)
         status = fail_errno(&err, errno, "cannot listen on any port");
         goto out;
     }
-    links = links_new(&hosts, hosts.n);
-    sink = sink_start();
-    if (links == NULL || sink == NULL) {
-        status = fail(&err, HVD_NO_MEMORY, "no memory for %d hosts", hosts.n);
-        goto out;
+    doctor.addresses = (const char *)addresses.data;
+    doctor.deadline_ns =
+        deadline_in_ms((int64_t)(options->start_timeout * 1000) + EXAMINE_TIMEOUT_MS);
+    TRY(session_init(&doctor.session, options, &policy, &err), out);
+    doctor.session.silence_ns = NEVER_NS; // an agent that looks around says nothing meanwhile
+    TRY(examine_all(&doctor, &hosts, &err), out);
+    session_close(&doctor.session);
+    if (doctor.n_faults == 0) {
+        try_all(&doctor, options, &hosts);
     }
-    links_gather(links, hosts.n, options, deadline_in_ms((int64_t)(options->start_timeout * 1000)),
-                 -1, false, sink);
-    n_faults += examine_all(links, hosts.n, (const char *)addresses.data, port);
-    if (n_faults == 0) {
-        fprintf(stdout, "trial job over all hosts:");
-        for (int i = 0; i < hosts.n; i++) {
-            fprintf(stdout, "%s rank %d on %s", i > 0 ? "," : "", i, hosts.list[i].name);
-        }
-        fprintf(stdout, "\n");
-        fflush(stdout);
-        n_faults += run_trial(options, &hosts) != 0;
-    }
-    fprintf(stdout, n_faults == 0 ? "no faults found\n" : "%d faults found\n", n_faults);
+    fprintf(stdout, doctor.n_faults == 0 ? "no faults found\n" : "%d faults found\n",
+            doctor.n_faults);
 out:
     if (status != HVD_OK) {
         say("%s", err.text);
     }
-    if (sink != NULL) {
-        sink_stop(sink);
-    }
-    links_free(links, hosts.n);
+    session_close(&doctor.session);
+    free(doctor.findings);
     if (listener >= 0) {
         close(listener);
     }
     buf_free(&addresses);
     hosts_free(&hosts);
-    return status == HVD_OK && n_faults == 0 ? 0 : status == HVD_OK ? 1 : EXIT_USAGE;
+    return status == HVD_OK && doctor.n_faults == 0 ? 0 : status == HVD_OK ? 1 : EXIT_USAGE;
 }

@@ -5,9 +5,10 @@
 // When a rank dies the others notice and give up a moment later, so the first to fail is the cause,
 // with one correction: reports of one moment may change places, and a rank that a signal killed did
 // not give up because of others. Nor is it the fault of who gave up waiting for a rank that was
-// halted: then that one is to blame, if the last words of the first to fail are about it, for it
-// may have been halted for another reason. The block has at most REPORT_LINES lines: who, where,
-// how, its last words, what to try, what became of the others. Pure.
+// halted: then that one is to blame, if a rank has noted that it gave up because of it
+// (HOROVOD_BLAME_FILE), for it may have been halted for another reason. The block has at most
+// REPORT_LINES lines: who, where, how, its last words, what to try, what became of the others.
+// Pure.
 #include "launch/ending.h"
 #include "launch/launch.h"
 #include "launch/process.h"
@@ -44,15 +45,12 @@ int ending_cause(const rank_end_t *ends, int n)
     return killed >= 0 ? killed : first;
 }
 
-int ending_blamed(const rank_end_t *ends, int n, int cause, const splitter_t *tail)
+int ending_blamed(const rank_end_t *ends, int n, int cause)
 {
-    char name[32];
     for (int i = 0; i < n; i++) {
-        snprintf(name, sizeof name, "rank %d (", i); // as peer_name() has it
-        for (int k = 0; ends[i].was_halted && k < MIN(tail->n_tail, TAIL_LINES); k++) {
-            if (strstr(tail->tail[k], name) != NULL) {
-                return i;
-            }
+        int blamed = ends[i].has_ended ? ends[i].blames : -1;
+        if (blamed >= 0 && blamed < n && ends[blamed].was_halted) {
+            return blamed;
         }
     }
     return cause;

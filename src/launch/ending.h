@@ -15,6 +15,7 @@ typedef struct rank_end {
     bool was_halted;                      // as by SIGSTOP, when we asked
     int code;                             // of the process; 128 + signal
     int signo;                            // 0: none
+    int blames;                           // the rank whose silence made it give up; -1: none
     pid_t pid;
     uint64_t time_ns;
 } rank_end_t;
@@ -22,8 +23,9 @@ typedef struct rank_end {
 // The rank whose failure is the cause, or -1: the first that failed, but one that a signal killed
 // within a moment of it goes before one that gave up because of that.
 int ending_cause(const rank_end_t *ends, int n);
-// Who is to blame: the cause itself, or a rank that was halted and that its last lines are about.
-int ending_blamed(const rank_end_t *ends, int n, int cause, const splitter_t *tail);
+// Who is to blame: the cause itself, or a rank that was halted and for which another gave up
+// waiting.
+int ending_blamed(const rank_end_t *ends, int n, int cause);
 // The block that closes a failed job: at most 15 lines. The host is of who is to blame, the tail of
 // the cause.
 void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const char *host,

@@ -2,9 +2,12 @@
 //
 // environ.c - the environment of ranks: what is carried to them, and laying it over what is there.
 //
-// An agent has an environment of its own: the launcher's on this host, that of an ssh session on
-// others. The launcher's exportable variables go over it, then what options say, then what makes a
-// rank a rank. A list of changes is NAME=value after NAME=value, each with its '\0'.
+// The one place where it is put together, in the order in which later ones win: what the agent has
+// (the launcher's own environment on this host, that of an ssh session on others); what all ranks
+// of the job are told (environ_of_job: the launcher's exportable variables, then options, then
+// where to meet); what makes a process this rank (environ_of_rank); what only its host knows
+// (environ_of_host, which the agent calls). A list of changes is NAME=value after NAME=value, each
+// with its '\0'.
 #define _GNU_SOURCE
 #include "launch/launch.h"
 
@@ -98,9 +101,8 @@ static void put_gloo(buf_t *list, enum knob_id id)
     put(list, knob->env, "gloo");
 }
 
-void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list)
+void environ_of_job(const options_t *options, const char *addresses, bool is_elastic, buf_t *list)
 {
-    char port[16];
     put_own_environment(list);
     for (int i = 0; i < N_OPTIONS; i++) {
         option_t option = option_at(i);
@@ -108,18 +110,76 @@ void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list
             put(list, option.info.env, options->texts[i]);
         }
     }
-    snprintf(port, sizeof port, "%d", job->port);
-    put(list, "HOROVOD_RENDEZVOUS_ADDR", job->addresses);
-    put(list, "HOROVOD_RENDEZVOUS_PORT", port);
-    put(list, "HOROVOD_GLOO_RENDEZVOUS_ADDR", job->addresses);
-    put(list, "HOROVOD_GLOO_RENDEZVOUS_PORT", port);
-    put(list, "HOROVOD_JOB_ID", job->id);
+    put(list, "HOROVOD_RENDEZVOUS_ADDR", addresses);
+    put(list, "HOROVOD_GLOO_RENDEZVOUS_ADDR", addresses);
     put_gloo(list, KNOB_controller);
     put_gloo(list, KNOB_cpu_operations);
     put(list, "PYTHONUNBUFFERED", "1");
     if (options->network_interfaces[0] != '\0') {
         put(list, "HOROVOD_GLOO_IFACE", options->network_interfaces);
         put(list, "NCCL_SOCKET_IFNAME", options->network_interfaces);
+    }
+    if (is_elastic) {
+        put(list, "HOROVOD_ELASTIC", "1");
+        // Who has left a generation waits for the others as long as for hosts.
+        environ_put(list, "HOROVOD_START_TIMEOUT=%lld",
+                    (long long)MAX(options->elastic_timeout, (int64_t)options->start_timeout));
+        environ_put(list, "HOROVOD_ELASTIC_TIMEOUT=%lld", (long long)options->elastic_timeout);
+    }
+}
+
+void environ_of_rank(const rank_info_t *rank, buf_t *list)
+{
+    const rank_place_t *place = rank->place;
+    if (place != NULL) {
+        environ_put(list, "HOROVOD_RANK=%d", place->rank);
+        environ_put(list, "HOROVOD_SIZE=%d", rank->n_ranks);
+        environ_put(list, "HOROVOD_LOCAL_RANK=%d", place->local_rank);
+        environ_put(list, "HOROVOD_LOCAL_SIZE=%d", place->local_size);
+        environ_put(list, "HOROVOD_CROSS_RANK=%d", place->cross_rank);
+        environ_put(list, "HOROVOD_CROSS_SIZE=%d", place->cross_size);
+        environ_put(list, "HOROVOD_HOSTNAME=%s", rank->host_name);
+    } else {
+        environ_put(list, "HOROVOD_RANK=-1");
+    }
+    environ_put(list, "HOROVOD_RENDEZVOUS_PORT=%d", rank->job->port);
+    environ_put(list, "HOROVOD_GLOO_RENDEZVOUS_PORT=%d", rank->job->port);
+    environ_put(list, "HOROVOD_JOB_ID=%s", rank->job->id);
+    if (rank->generation > 0) {
+        environ_put(list, "HOROVOD_ELASTIC_WORKER=%d", rank->id);
+        environ_put(list, "HOROVOD_ELASTIC_GENERATION=%u", rank->generation);
+    }
+}
+
+// The launcher as this host sees it is the best address of all: it is how ssh got here.
+static void prefer_address(const char *seen, buf_t *list)
+{
+    const char *name = "HOROVOD_RENDEZVOUS_ADDR";
+    const char *given = environ_find(list->data, list->len, name);
+    char *before = given != NULL ? strdup(given) : NULL;
+    if (before != NULL) {
+        environ_put(list, "%s=%.*s,%s", name, (int)strcspn(seen, " "), seen, before);
+    }
+    free(before);
+}
+
+void environ_of_host(const rank_host_t *host, buf_t *list)
+{
+    environ_put(list, "HOROVOD_SECRET_FILE=%s/secret", host->directory);
+    environ_put(list, "HOROVOD_SECRET_FD=-1");
+    environ_put(list, "HOROVOD_RUN_PROGRAM=%s", host->program);
+    environ_put(list, "HOROVOD_BLAME_FILE=%s", host->blame);
+    if (host->has_payload) {
+        environ_put(list, "HOROVOD_RUN_PAYLOAD=%s/payload", host->directory);
+    }
+    if (host->is_elastic) {
+        environ_put(list, "HOROVOD_ELASTIC_DIR=%s", host->directory);
+    }
+    if (host->result[0] != '\0') {
+        environ_put(list, "HOROVOD_RUN_RESULT=%s", host->result);
+    }
+    if (host->launcher != NULL) {
+        prefer_address(host->launcher, list);
     }
 }
 

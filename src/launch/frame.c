@@ -2,18 +2,205 @@
 //
 // frame.c - what launcher and agent say to each other: frames on a non-blocking byte stream.
 //
-// A frame is its length (u32, what follows), its type (u8) and its data, little-endian. The stream
-// is a socket to a process on this host or an ssh session to another: whoever can write to it may
-// run what he likes as this user anyway, so it carries the job's secret. Lengths are limited before
-// memory is taken. One thread; a channel belongs to its loop.
+// A frame is its length (u32, what follows), its kind (u8) and its fields, little-endian. Which
+// fields a kind has is a table: a row lists them in wire order, and one loop each reads and writes
+// any frame, so the two cannot drift apart. A frame that is cut short, or longer than its fields,
+// is refused; only a hello may have fewer or more behind its version, since another version may say
+// more of itself. Lengths are limited before memory is taken; nothing is copied when reading.
+//
+// The stream is a socket to a process on this host, an ssh session or a secure channel to another:
+// whoever can write to it may run what he likes as this user anyway, so it carries the job's
+// secret. One thread; a channel belongs to its loop.
 #define _GNU_SOURCE
 #include "launch/frame.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <unistd.h>
 
 #define HEAD_BYTES 5
 #define READ_BYTES (256 * KIB)
+
+typedef enum field_type {
+    FIELD_NONE,
+    FIELD_INT,   // int32_t
+    FIELD_LONG,  // int64_t
+    FIELD_FLAG,  // bool
+    FIELD_TEXT,  // const char *
+    FIELD_BYTES, // bytes_t
+    FIELD_LIST,  // bytes_t: nothing, or texts that all end in '\0'
+} field_type_t;
+
+#define MAX_FIELDS 10
+#define HAS(type, member) {FIELD_##type, offsetof(frame_t, member)}
+
+static const struct {
+    bool may_vary; // behind the first field: fewer or more, in another version
+    struct {
+        uint8_t type;
+        uint16_t at;
+    } fields[MAX_FIELDS + 1];
+} kinds[FRAME_N_KINDS] = {
+    [FRAME_HELLO] = {true,
+                     {HAS(TEXT, hello.version), HAS(TEXT, hello.host), HAS(INT, hello.slot),
+                      HAS(TEXT, hello.about)}},
+    [FRAME_PLAN] = {false,
+                    {HAS(BYTES, plan.secret), HAS(FLAG, plan.is_remote), HAS(INT, plan.silence_ms),
+                     HAS(TEXT, plan.directory), HAS(LIST, plan.command), HAS(LIST, plan.env),
+                     HAS(FLAG, plan.wants_results), HAS(FLAG, plan.is_elastic),
+                     HAS(BYTES, plan.payload), HAS(BYTES, plan.ranks)}},
+    [FRAME_STARTED] = {false, {HAS(INT, started.rank), HAS(INT, started.pid)}},
+    [FRAME_OUTPUT] = {false,
+                      {HAS(INT, output.rank), HAS(INT, output.stream), HAS(BYTES, output.data)}},
+    [FRAME_RESULT] = {false, {HAS(INT, result.rank), HAS(BYTES, result.data)}},
+    [FRAME_EXITED] = {false,
+                      {HAS(INT, exited.rank), HAS(INT, exited.code), HAS(INT, exited.signo),
+                       HAS(FLAG, exited.was_oom), HAS(FLAG, exited.was_halted),
+                       HAS(INT, exited.blames)}},
+    [FRAME_PROBLEM] = {false,
+                       {HAS(INT, problem.rank), HAS(INT, problem.code), HAS(TEXT, problem.text)}},
+    [FRAME_STOP] = {false, {HAS(INT, stop.signo), HAS(INT, stop.grace_ms)}},
+    [FRAME_EXAMINE] = {false,
+                       {HAS(TEXT, examine.addresses), HAS(INT, examine.port),
+                        HAS(LONG, examine.time_s)}},
+    [FRAME_FINDING] = {false,
+                       {HAS(FLAG, finding.is_fault), HAS(TEXT, finding.what),
+                        HAS(TEXT, finding.found), HAS(TEXT, finding.fix)}},
+    [FRAME_PING] = {false, {{FIELD_NONE, 0}}},
+    [FRAME_DONE] = {false, {{FIELD_NONE, 0}}},
+    [FRAME_PLACE] = {false, {HAS(INT, place.rank), HAS(LIST, place.env)}},
+    [FRAME_NEWS] = {false, {HAS(INT, news.number), HAS(INT, news.what)}},
+    [FRAME_READY] = {false, {HAS(INT, ready.rank), HAS(INT, ready.generation)}},
+};
+
+// --- Fields --------------------------------------------------------------------------------------
+
+static void put_counted(buf_t *out, const void *data, size_t bytes)
+{
+    out->failed |= bytes > FRAME_LIMIT;
+    put_u32(out, (uint32_t)bytes);
+    if (bytes > 0) {
+        put_bytes(out, data, bytes);
+    }
+}
+
+static void put_field(buf_t *out, field_type_t type, const void *field)
+{
+    const bytes_t *bytes = field;
+    const char *text;
+    switch (type) {
+    case FIELD_INT:
+        put_u32(out, (uint32_t)*(const int32_t *)field);
+        break;
+    case FIELD_LONG:
+        put_u64(out, (uint64_t)*(const int64_t *)field);
+        break;
+    case FIELD_FLAG:
+        put_u8(out, *(const bool *)field);
+        break;
+    case FIELD_TEXT:
+        text = *(const char *const *)field;
+        text = text != NULL ? text : "";
+        put_counted(out, text, strlen(text) + 1);
+        break;
+    case FIELD_BYTES:
+    case FIELD_LIST:
+        put_counted(out, bytes->data, bytes->len);
+        break;
+    case FIELD_NONE:
+        break;
+    }
+}
+
+static void get_field(reader_t *in, field_type_t type, void *field)
+{
+    bytes_t bytes = {0};
+    if (type == FIELD_INT) {
+        *(int32_t *)field = (int32_t)get_u32(in);
+    } else if (type == FIELD_LONG) {
+        *(int64_t *)field = (int64_t)get_u64(in);
+    } else if (type == FIELD_FLAG) {
+        uint8_t flag = get_u8(in);
+        in->bad |= flag > 1;
+        *(bool *)field = flag == 1;
+    } else {
+        bytes.len = get_u32(in);
+        bytes.data = get_bytes(in, bytes.len);
+        const uint8_t *end = bytes.len > 0 && !in->bad ? &bytes.data[bytes.len - 1] : NULL;
+        if (type == FIELD_TEXT) {
+            in->bad |= end == NULL || memchr(bytes.data, '\0', bytes.len) != end;
+            *(const char **)field = in->bad ? "" : (const char *)bytes.data;
+        } else {
+            in->bad |= type == FIELD_LIST && end != NULL && *end != '\0';
+            *(bytes_t *)field = in->bad ? (bytes_t){0} : bytes;
+        }
+    }
+}
+
+// What a field of a hello is that another version does not have.
+static void leave_out(field_type_t type, void *field)
+{
+    if (type == FIELD_TEXT) {
+        *(const char **)field = "";
+    }
+}
+
+// --- Frames --------------------------------------------------------------------------------------
+
+bool frame_put(buf_t *out, const frame_t *frame)
+{
+    size_t begin = out->len;
+    put_u32(out, 0);
+    put_u8(out, (uint8_t)frame->kind);
+    for (int i = 0; kinds[frame->kind].fields[i].type != FIELD_NONE; i++) {
+        put_field(out, kinds[frame->kind].fields[i].type,
+                  (const char *)frame + kinds[frame->kind].fields[i].at);
+    }
+    size_t bytes = out->len - begin - 4;
+    if (out->failed || bytes > FRAME_LIMIT) {
+        out->len = begin; // half a frame must not leave
+        return false;
+    }
+    for (int i = 0; i < 4; i++) {
+        out->data[begin + (size_t)i] = (uint8_t)(bytes >> (8 * i));
+    }
+    return true;
+}
+
+hvd_status_t frame_get(reader_t *in, frame_t *frame_p)
+{
+    reader_t reader = *in;
+    size_t bytes = get_u32(&reader);
+    frame_t frame = {.kind = (frame_kind_t)get_u8(&reader)};
+    if (reader.bad) {
+        return HVD_IN_PROGRESS;
+    }
+    if (bytes < 1 || bytes > FRAME_LIMIT || frame.kind == 0 || frame.kind >= FRAME_N_KINDS) {
+        return HVD_PROTOCOL;
+    }
+    if (reader_left(&reader) < bytes - 1) {
+        return HVD_IN_PROGRESS;
+    }
+    reader_t body = reader_of(reader.at, bytes - 1);
+    bool may_vary = kinds[frame.kind].may_vary;
+    for (int i = 0; kinds[frame.kind].fields[i].type != FIELD_NONE; i++) {
+        field_type_t type = kinds[frame.kind].fields[i].type;
+        void *field = (char *)&frame + kinds[frame.kind].fields[i].at;
+        if (may_vary && i > 0 && reader_left(&body) == 0) {
+            leave_out(type, field);
+        } else {
+            get_field(&body, type, field);
+        }
+    }
+    if (body.bad || (!may_vary && reader_left(&body) > 0)) {
+        return HVD_PROTOCOL;
+    }
+    in->at = reader.at + bytes - 1;
+    *frame_p = frame;
+    return HVD_OK;
+}
+
+// --- Channels ------------------------------------------------------------------------------------
 
 void channel_open(channel_t *channel, int in_fd, int out_fd)
 {
@@ -39,24 +226,9 @@ void channel_close(channel_t *channel)
     *channel = (channel_t){.in_fd = -1, .out_fd = -1, .is_closed = true};
 }
 
-size_t frame_begin(channel_t *channel, uint8_t type)
+void channel_put(channel_t *channel, const frame_t *frame)
 {
-    size_t begin = channel->out.len;
-    put_u32(&channel->out, 0);
-    put_u8(&channel->out, type);
-    return begin;
-}
-
-void frame_end(channel_t *channel, size_t begin)
-{
-    size_t bytes = channel->out.len - begin - 4;
-    if (channel->out.failed || bytes > FRAME_LIMIT) {
-        channel->is_closed = true; // half a frame must not leave
-        return;
-    }
-    for (int i = 0; i < 4; i++) {
-        channel->out.data[begin + (size_t)i] = (uint8_t)(bytes >> (8 * i));
-    }
+    channel->is_closed |= !frame_put(&channel->out, frame);
 }
 
 bool channel_wants_write(const channel_t *channel)
@@ -112,37 +284,10 @@ bool channel_next(channel_t *channel, frame_t *frame_p)
 {
     reader_t reader =
         reader_of(channel->in.data + channel->in_used, channel->in.len - channel->in_used);
-    size_t bytes = get_u32(&reader);
-    uint8_t type = get_u8(&reader);
-    if (reader.bad) {
-        return false;
+    hvd_status_t status = frame_get(&reader, frame_p);
+    if (status == HVD_OK) {
+        channel->in_used = (size_t)(reader.at - channel->in.data);
     }
-    if (bytes < 1 || bytes > FRAME_LIMIT) {
-        channel->is_closed = true;
-        return false;
-    }
-    if (reader_left(&reader) < bytes - 1) {
-        return false;
-    }
-    *frame_p = (frame_t){.type = type, .data = reader.at, .bytes = bytes - 1};
-    channel->in_used += HEAD_BYTES + bytes - 1;
-    return true;
-}
-
-void put_text(buf_t *buf, const char *text)
-{
-    size_t bytes = strlen(text) + 1;
-    put_u32(buf, (uint32_t)bytes);
-    put_bytes(buf, text, bytes);
-}
-
-const char *get_text(reader_t *reader)
-{
-    size_t bytes = get_u32(reader);
-    const uint8_t *text = get_bytes(reader, bytes);
-    if (text == NULL || bytes == 0 || text[bytes - 1] != '\0') {
-        reader->bad = true;
-        return "";
-    }
-    return (const char *)text;
+    channel->is_closed |= status == HVD_PROTOCOL;
+    return status == HVD_OK;
 }

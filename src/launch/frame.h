@@ -2,41 +2,114 @@
 //
 // frame.h - frames between the launcher and the agents of its hosts (frame.c).
 //
-// A channel belongs to one thread.
+// Who says what, with which fields, is the table in frame.c; frame_put and frame_get are the only
+// writer and reader. A channel belongs to one thread.
 #ifndef HVD_LAUNCH_FRAME_H
 #define HVD_LAUNCH_FRAME_H
 
 #include "base/base.h"
 #include "wire/codec.h"
 
-enum frame_type {
-    FRAME_HELLO = 1, // agent: version
+typedef enum frame_kind {
+    FRAME_HELLO = 1, // agent: version, and who it is if it was not called
     FRAME_PLAN,      // launcher: what to start
-    FRAME_STARTED,   // agent: rank, pid
-    FRAME_OUTPUT,    // agent: rank, stream, bytes
-    FRAME_RESULT,    // agent: rank, bytes of its result file
-    FRAME_EXITED,    // agent: rank, code, signal, was it out of memory, was it halted
-    FRAME_PROBLEM,   // agent: rank or -1, exit code, sentence
-    FRAME_STOP,      // launcher: signal, grace in ms
+    FRAME_STARTED,   // agent: a rank runs
+    FRAME_OUTPUT,    // agent: what a rank printed
+    FRAME_RESULT,    // agent: a piece of a rank's result file
+    FRAME_EXITED,    // agent: how a rank ended
+    FRAME_PROBLEM,   // agent: of a rank, or of the host (rank -1)
+    FRAME_STOP,      // launcher
     FRAME_EXAMINE,   // launcher: the doctor asks; addresses and port to try
     FRAME_FINDING,   // agent: one line of the doctor's report
     FRAME_PING,      // both, when there is nothing else to say
     FRAME_DONE,      // agent: nothing of the job is left on this host
-    FRAME_PLACE,     // launcher, elastic: rank, its environment in the next generation
-    FRAME_NEWS,      // launcher, elastic: number, whether hosts were added or removed
-    FRAME_READY,     // agent, elastic: rank, the generation it has left
-};
+    FRAME_PLACE,     // launcher: a rank and its environment: in a plan, or in the next generation
+    FRAME_NEWS,      // launcher, elastic: hosts were added or removed
+    FRAME_READY,     // agent, elastic: a rank has left a generation
+    FRAME_N_KINDS
+} frame_kind_t;
 
 #define FRAME_LIMIT ((size_t)1 << 30)
-#define OUTPUT_CHUNK ((size_t)64 * 1024)
 
+typedef struct bytes {
+    const uint8_t *data;
+    size_t len;
+} bytes_t;
+
+// What a frame says. Texts and bytes of one that was read point into what it was read from; texts
+// end in '\0' there. `rank` is the id of a rank, which in an elastic job stays the same.
 typedef struct frame {
-    uint8_t type;
-    const uint8_t *data; // in the channel's input, until the next channel_receive
-    size_t bytes;
+    frame_kind_t kind;
+    union {
+        struct {
+            const char *version;
+            const char *host;  // as the launcher calls it; "" unless the agent dials
+            int32_t slot;      // among agents of that name
+            const char *about; // for people
+        } hello;
+        struct {
+            bytes_t secret;
+            bool is_remote;
+            int32_t silence_ms; // after which the launcher counts as gone; 0: never
+            const char *directory;
+            bytes_t command, env; // lists: each word, each NAME=value, with its '\0'
+            bool wants_results, is_elastic;
+            bytes_t payload;
+            bytes_t ranks; // frames of kind FRAME_PLACE
+        } plan;
+        struct {
+            int32_t rank, pid;
+        } started;
+        struct {
+            int32_t rank, stream;
+            bytes_t data;
+        } output;
+        struct {
+            int32_t rank;
+            bytes_t data;
+        } result;
+        struct {
+            int32_t rank, code, signo;
+            bool was_oom, was_halted; // halted: as by SIGSTOP, when it was to end
+            int32_t blames;           // the rank whose silence made it give up; -1: none
+        } exited;
+        struct {
+            int32_t rank, code;
+            const char *text;
+        } problem;
+        struct {
+            int32_t signo, grace_ms;
+        } stop;
+        struct {
+            const char *addresses;
+            int32_t port;
+            int64_t time_s; // the launcher's
+        } examine;
+        struct {
+            bool is_fault;
+            const char *what, *found, *fix;
+        } finding;
+        struct {
+            int32_t rank;
+            bytes_t env; // a list, as above
+        } place;
+        struct {
+            int32_t number, what;
+        } news;
+        struct {
+            int32_t rank, generation;
+        } ready;
+    };
 } frame_t;
 
-// A non-blocking byte stream with frames on it. fd in may equal fd out.
+// Appends the frame; false, with nothing appended: no memory, or longer than FRAME_LIMIT.
+bool frame_put(buf_t *out, const frame_t *frame);
+// HVD_OK: a whole frame was read; HVD_IN_PROGRESS: more of it is to come; HVD_PROTOCOL: nobody
+// sends this.
+hvd_status_t frame_get(reader_t *in, frame_t *frame_p);
+
+// --- A non-blocking byte stream with frames on it. fd in may equal fd out. -----------------------
+
 typedef struct channel {
     int in_fd, out_fd;
     buf_t in, out;
@@ -45,16 +118,12 @@ typedef struct channel {
 } channel_t;
 
 void channel_open(channel_t *channel, int in_fd, int out_fd);
-void channel_close(channel_t *channel);               // closes the descriptors
-size_t frame_begin(channel_t *channel, uint8_t type); // append to channel->out, then
-void frame_end(channel_t *channel, size_t begin);
+void channel_close(channel_t *channel); // closes the descriptors
+void channel_put(channel_t *channel, const frame_t *frame);
 bool channel_wants_write(const channel_t *channel);
 void channel_send(channel_t *channel);    // what can be written now
 void channel_receive(channel_t *channel); // what can be read now
-// false: no whole frame is there. A malformed frame sets is_closed.
+// false: no whole frame is there; a malformed one sets is_closed. Until the next channel_receive.
 bool channel_next(channel_t *channel, frame_t *frame_p);
-void put_text(buf_t *buf, const char *text);
-// Points into the frame and ends in '\0' there; "" (and bad) if it does not.
-const char *get_text(reader_t *reader);
 
 #endif

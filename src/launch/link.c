@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// link.c - brings up an agent on every host, all at once, and explains those that do not come.
+// link.c - brings up the agent of a host, and explains why one does not come.
 //
 // On this machine the agent is a child, elsewhere the far end of ssh; both talk over a socket and
 // complain on a pipe. An attempt that fails for a reason that may pass (a host that is still
@@ -11,27 +11,25 @@
 #include "launch/launch.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_CONNECTING 64
 #define RETRY_MS 1000
-#define LOOK_MS 200
 #define END_MS 8000 // for a process that has no reason to stay
 
-agent_link_t *links_new(const hosts_t *hosts, int n_hosts)
+agent_link_t *link_new(const host_t *host, const options_t *options)
 {
-    agent_link_t *links = calloc((size_t)n_hosts, sizeof *links);
-    for (int i = 0; links != NULL && i < n_hosts; i++) {
-        links[i].host = &hosts->list[i];
-        channel_open(&links[i].channel, -1, -1);
-        links[i].process.fds[STREAM_STDERR] = -1;
-        links[i].exit_code = -1;
+    agent_link_t *link = calloc(1, sizeof *link);
+    if (link != NULL) {
+        link->host = host;
+        link->deadline_ns = deadline_in_ms((int64_t)(options->start_timeout * 1000));
+        link->process.fds[STREAM_STDERR] = -1;
+        link->exit_code = -1;
+        channel_open(&link->channel, -1, -1);
     }
-    return links;
+    return link;
 }
 
 static void fail_link(agent_link_t *link, const char *format, ...) PRINTF_LIKE(2, 3);
@@ -60,7 +58,7 @@ static void tell_command(char *const *command, sink_t *sink)
     buf_free(&text);
 }
 
-static void start_link(agent_link_t *link, const options_t *options, sink_t *sink)
+void link_start(agent_link_t *link, const options_t *options, sink_t *sink)
 {
     char path[4096];
     char *local[] = {path, "--agent", NULL};
@@ -127,15 +125,13 @@ static void refuse_stranger(agent_link_t *link)
 
 static void on_hello(agent_link_t *link, const frame_t *frame)
 {
-    reader_t reader = reader_of(frame->data, frame->bytes);
-    const char *version = get_text(&reader);
-    if (frame->type != FRAME_HELLO || reader.bad) {
+    if (frame->kind != FRAME_HELLO) {
         refuse_stranger(link);
-    } else if (strcmp(version, hvd_version()) != 0) {
+    } else if (strcmp(frame->hello.version, hvd_version()) != 0) {
         fail_link(link,
                   "version mismatch: host %s has version %.32s, the launcher has %s; install the "
                   "same version on all hosts",
-                  link->host->name, version, hvd_version());
+                  link->host->name, frame->hello.version, hvd_version());
     } else {
         link->heard_ns = clock_ns();
         link->phase = LINK_READY;
@@ -174,8 +170,7 @@ static int reap_within(pid_t pid, int timeout_ms)
 // The process is gone before its hello.
 static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
 {
-    int status = 0;
-    status = reap_within(link->process.pid, END_MS);
+    int status = reap_within(link->process.pid, END_MS);
     link_read_errors(link, options->verbose, sink);
     link->has_process = false;
     link->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -192,115 +187,33 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
               last_line(link->said), fault.fix);
 }
 
-// --- All of them ---------------------------------------------------------------------------------
-
-static int count(const agent_link_t *links, int n, link_phase_t phase)
+void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink)
 {
-    int found = 0;
-    for (int i = 0; i < n; i++) {
-        found += links[i].phase == phase;
-    }
-    return found;
-}
-
-static void start_some(agent_link_t *links, int n, const options_t *options, sink_t *sink)
-{
-    int n_connecting = count(links, n, LINK_CONNECTING);
-    uint64_t now_ns = clock_ns();
-    for (int i = 0; i < n && n_connecting < MAX_CONNECTING; i++) {
-        if (links[i].phase == LINK_WAITING && links[i].retry_at_ns <= now_ns) {
-            start_link(&links[i], options, sink);
-            n_connecting++;
-        }
+    frame_t frame;
+    channel_receive(&link->channel);
+    if (channel_next(&link->channel, &frame)) {
+        on_hello(link, &frame);
+    } else if (link->channel.is_closed && link->channel.in.len > 0) {
+        refuse_stranger(link);
+    } else if (link->channel.is_closed) {
+        on_gone(link, options, sink);
     }
 }
 
-// false: no memory.
-static bool look_once(agent_link_t *links, int n, const options_t *options, int signal_fd,
-                      uint64_t deadline_ns, sink_t *sink)
+void link_expire(agent_link_t *link, const options_t *options)
 {
-    struct pollfd *polled = calloc(2 * (size_t)n + 1, sizeof *polled);
-    uint64_t now_ns = clock_ns();
-    if (polled == NULL) {
-        return false;
-    }
-    for (int i = 0; i < n; i++) {
-        bool is_on = links[i].phase == LINK_CONNECTING;
-        polled[2 * i] =
-            (struct pollfd){.fd = is_on ? links[i].channel.in_fd : -1, .events = POLLIN};
-        polled[2 * i + 1] = (struct pollfd){.fd = is_on ? links[i].process.fds[STREAM_STDERR] : -1,
-                                            .events = POLLIN};
-    }
-    polled[2 * n] = (struct pollfd){.fd = signal_fd, .events = POLLIN};
-    int wait_ms = deadline_ns <= now_ns ? 0 : (int)MIN((deadline_ns - now_ns) / NS_PER_MS, LOOK_MS);
-    poll(polled, 2 * (nfds_t)n + 1, wait_ms);
-    for (int i = 0; i < n; i++) {
-        frame_t frame;
-        if (polled[2 * i + 1].revents != 0) {
-            link_read_errors(&links[i], options->verbose, sink);
-        }
-        if (polled[2 * i].revents == 0) {
-            continue;
-        }
-        channel_receive(&links[i].channel);
-        if (channel_next(&links[i].channel, &frame)) {
-            on_hello(&links[i], &frame);
-        } else if (links[i].channel.is_closed && links[i].channel.in.len > 0) {
-            refuse_stranger(&links[i]);
-        } else if (links[i].channel.is_closed) {
-            on_gone(&links[i], options, sink);
-        }
-    }
-    bool has_signal = polled[2 * n].revents != 0;
-    free(polled);
-    return !has_signal;
+    bool has_reason = link->said[0] != '\0';
+    remote_fault_t fault = remote_explain(link->said, link->exit_code);
+    link->is_late = true;
+    fail_link(
+        link, "host %s did not answer within %g s (--start-timeout), attempt %d: %s %.200s; %s",
+        link->host->name, options->start_timeout, link->attempts,
+        has_reason ? fault.what : "waited for the agent's hello over ssh", last_line(link->said),
+        has_reason ? fault.fix
+                   : "is it down, or slow? Try ssh by hand, or a larger --start-timeout");
 }
 
-static void give_up(agent_link_t *links, int n, const options_t *options)
-{
-    for (int i = 0; i < n; i++) {
-        if (links[i].phase == LINK_CONNECTING || links[i].phase == LINK_WAITING) {
-            remote_fault_t fault = remote_explain(links[i].said, links[i].exit_code);
-            links[i].is_late = true;
-            fail_link(&links[i],
-                      "host %s did not answer within %g s (--start-timeout), attempt %d: "
-                      "%s %.200s; %s",
-                      links[i].host->name, options->start_timeout, links[i].attempts,
-                      links[i].said[0] != '\0' ? fault.what
-                                               : "waited for the agent's hello over ssh",
-                      last_line(links[i].said),
-                      links[i].said[0] != '\0'
-                          ? fault.fix
-                          : "is it down, or slow? Try ssh by hand, or a larger --start-timeout");
-        }
-    }
-}
-
-void links_gather(agent_link_t *links, int n, const options_t *options, uint64_t deadline_ns,
-                  int signal_fd, bool until_failure, sink_t *sink)
-{
-    while (count(links, n, LINK_WAITING) + count(links, n, LINK_CONNECTING) > 0) {
-        start_some(links, n, options, sink);
-        if (!look_once(links, n, options, signal_fd, deadline_ns, sink) ||
-            (until_failure && count(links, n, LINK_FAILED) > 0)) {
-            return;
-        }
-        if (clock_ns() >= deadline_ns) {
-            give_up(links, n, options);
-        }
-    }
-}
-
-bool links_advance(agent_link_t *links, int n, const options_t *options, uint64_t deadline_ns,
-                   sink_t *sink)
-{
-    start_some(links, n, options, sink);
-    look_once(links, n, options, -1, 0, sink);
-    if (clock_ns() >= deadline_ns) {
-        give_up(links, n, options);
-    }
-    return count(links, n, LINK_WAITING) + count(links, n, LINK_CONNECTING) == 0;
-}
+// --- The end -------------------------------------------------------------------------------------
 
 void link_close(agent_link_t *link)
 {
@@ -319,10 +232,10 @@ void link_close(agent_link_t *link)
     }
 }
 
-void links_free(agent_link_t *links, int n)
+void link_free(agent_link_t *link)
 {
-    for (int i = 0; links != NULL && i < n; i++) {
-        link_close(&links[i]);
+    if (link != NULL) {
+        link_close(link);
     }
-    free(links);
+    free(link);
 }

@@ -80,10 +80,9 @@ static bool parse_number(const char *text, uint32_t *number_p)
     return end != text && *end == '\0';
 }
 
-static bool read_number(const char *directory, const char *name, uint32_t *number_p)
+bool notes_read_number(const char *path, uint32_t *number_p)
 {
-    char path[128 + NAME_MAX], text[32] = "";
-    snprintf(path, sizeof path, "%s/%s", directory, name);
+    char text[32] = "";
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     if (fd >= 0) {
@@ -95,16 +94,17 @@ static bool read_number(const char *directory, const char *name, uint32_t *numbe
 void notes_read(int fd, const char *directory, ready_fn ready, void *arg)
 {
     char events[4096] __attribute__((aligned(__alignof__(struct inotify_event))));
+    char path[128 + NAME_MAX];
     ssize_t n;
-
     while ((n = read(fd, events, sizeof events)) > 0) {
         const struct inotify_event *event;
         for (char *at = events; at < events + n; at += sizeof *event + event->len) {
             uint32_t id, generation;
             event = (const void *)at;
+            snprintf(path, sizeof path, "%s/%.*s", directory, (int)event->len, event->name);
             if (event->len > 0 && strncmp(event->name, READY, strlen(READY)) == 0 &&
                 parse_number(event->name + strlen(READY), &id) &&
-                read_number(directory, event->name, &generation)) {
+                notes_read_number(path, &generation)) {
                 ready(arg, (int)id, generation);
             }
         }

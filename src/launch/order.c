@@ -2,15 +2,14 @@
 //
 // order.c - what the launcher tells agents: the plan, to stop, that it is still there.
 //
-// Shared by jobs of fixed size (job.c) and elastic ones (elastic.c). What all agents of a job are
-// told alike is gathered once; the frames themselves are written into the link's buffer and leave
-// when its socket takes them. One thread.
+// What all agents of a session are told alike is gathered once. Frames are written into the link's
+// buffer and leave when its socket takes them. One thread.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/link.h"
+#include "launch/session.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAYLOAD_LIMIT (1024 * MIB - MIB)
@@ -36,94 +35,102 @@ static hvd_status_t read_payload(const char *path, buf_t *payload, err_t *err)
                            "cannot read all of %s: is it larger than 1 GiB?", path);
 }
 
-hvd_status_t orders_make(const options_t *options, const job_info_t *job, orders_t *orders_p,
-                         err_t *err)
+hvd_status_t commands_prepare(session_t *session, err_t *err)
 {
-    orders_t orders = {.options = options, .directory = get_current_dir_name()};
-    hvd_status_t status = read_payload(options->payload, &orders.payload, err);
-    environ_of_job(options, job, &orders.env);
-    if (status == HVD_OK &&
-        (orders.directory == NULL || orders.env.failed || orders.payload.failed)) {
-        status = fail(err, HVD_NO_MEMORY, "no memory to start the ranks");
-    }
-    if (status != HVD_OK) {
-        orders_free(&orders);
-        return status;
-    }
-    *orders_p = orders;
-    return HVD_OK;
-}
-
-void orders_free(orders_t *orders)
-{
-    free(orders->directory);
-    buf_free(&orders->env);
-    buf_free(&orders->payload);
-    *orders = (orders_t){0};
-}
-
-size_t order_plan_begin(agent_link_t *link, const orders_t *orders, const uint8_t *secret,
-                        uint32_t n_ranks)
-{
-    const options_t *options = orders->options;
-    const buf_t *env = &orders->env, *payload = &orders->payload;
-    buf_t *out = &link->channel.out;
-    size_t begin = frame_begin(&link->channel, FRAME_PLAN);
-    put_bytes(out, secret, SECRET_BYTES);
-    put_u8(out, !link->host->is_local);
-    put_u32(out, link->host->is_local ? 0 : (uint32_t)(options->peer_timeout * 1000));
-    put_text(out, orders->directory);
-    put_u32(out, (uint32_t)options->n_command);
+    const options_t *options = session->options;
+    hvd_status_t status = read_payload(options->payload, &session->payload, err);
+    session->directory = get_current_dir_name();
     for (int i = 0; i < options->n_command; i++) {
-        put_text(out, options->command[i]);
+        buf_append(&session->command, options->command[i], strlen(options->command[i]) + 1);
     }
-    put_u32(out, (uint32_t)env->len);
-    put_bytes(out, env->data, env->len);
-    put_u8(out, options->results[0] != '\0');
-    put_u8(out, orders->is_elastic);
-    put_u32(out, (uint32_t)payload->len);
-    put_bytes(out, payload->len > 0 ? payload->data : (const uint8_t *)"", payload->len);
-    put_u32(out, n_ranks);
-    return begin;
+    environ_of_job(options, session->info.addresses, session->policy->is_elastic, &session->env);
+    bool has_memory = session->directory != NULL && !session->command.failed &&
+                      !session->env.failed && !session->payload.failed;
+    return status != HVD_OK || has_memory ? status
+                                          : fail(err, HVD_NO_MEMORY, "no memory to start ranks");
 }
 
-void order_plan_rank(agent_link_t *link, int id, const buf_t *env)
+static bytes_t bytes_of(const buf_t *buf)
 {
-    put_u32(&link->channel.out, (uint32_t)id);
-    put_u32(&link->channel.out, (uint32_t)env->len);
-    put_bytes(&link->channel.out, env->data, env->len);
+    return (bytes_t){.data = buf->data, .len = buf->len};
 }
 
-void order_end(agent_link_t *link, size_t begin)
+static void tell(agent_link_t *link, const frame_t *frame)
 {
-    frame_end(&link->channel, begin);
+    channel_put(&link->channel, frame);
     channel_send(&link->channel);
 }
 
-void order_stop(agent_link_t *link, int signo, int grace_ms)
+static frame_t place_of(const session_t *session, const worker_t *worker, buf_t *list)
 {
-    size_t begin = frame_begin(&link->channel, FRAME_STOP);
-    put_u32(&link->channel.out, (uint32_t)signo);
-    put_u32(&link->channel.out, (uint32_t)grace_ms);
-    order_end(link, begin);
+    const rank_info_t rank = {.place = worker->is_leaving ? NULL : &worker->place,
+                              .n_ranks = session->n_ranks,
+                              .host_name = worker->link->host->name,
+                              .job = &session->info,
+                              .id = worker->id,
+                              .generation = session->generation};
+    buf_clear(list);
+    environ_of_rank(&rank, list);
+    return (frame_t){.kind = FRAME_PLACE, .place = {.rank = worker->id, .env = bytes_of(list)}};
 }
 
-void order_ping(agent_link_t *link)
+void command_place(session_t *session, worker_t *worker)
 {
-    order_end(link, frame_begin(&link->channel, FRAME_PING));
+    buf_t list = {0};
+    const frame_t frame = place_of(session, worker, &list);
+    tell(worker->link, &frame);
+    buf_free(&list);
 }
 
-void order_place(agent_link_t *link, int id, const buf_t *env)
+void command_plan(session_t *session, agent_link_t *link)
 {
-    size_t begin = frame_begin(&link->channel, FRAME_PLACE);
-    order_plan_rank(link, id, env);
-    order_end(link, begin);
+    const options_t *options = session->options;
+    bool is_remote = !link->host->is_local;
+    buf_t ranks = {0}, list = {0};
+    for (int i = 0; i < session->n_workers; i++) {
+        if (session->workers[i]->link == link) {
+            const frame_t place = place_of(session, session->workers[i], &list);
+            frame_put(&ranks, &place);
+        }
+    }
+    const frame_t frame = {
+        .kind = FRAME_PLAN,
+        .plan = {.secret = {.data = session->secret, .len = SECRET_BYTES},
+                 .is_remote = is_remote,
+                 .silence_ms = is_remote ? (int32_t)(options->peer_timeout * 1000) : 0,
+                 .directory = session->directory,
+                 .command = bytes_of(&session->command),
+                 .env = bytes_of(&session->env),
+                 .wants_results = options->results[0] != '\0',
+                 .is_elastic = session->policy->is_elastic,
+                 .payload = bytes_of(&session->payload),
+                 .ranks = bytes_of(&ranks)}};
+    link->channel.is_closed |= ranks.failed || list.failed;
+    tell(link, &frame);
+    link->has_plan = true;
+    link->heard_ns = clock_ns();
+    buf_free(&ranks);
+    buf_free(&list);
 }
 
-void order_news(agent_link_t *link, uint32_t number, unsigned what)
+void command_stop(agent_link_t *link, int signo, int grace_ms)
 {
-    size_t begin = frame_begin(&link->channel, FRAME_NEWS);
-    put_u32(&link->channel.out, number);
-    put_u32(&link->channel.out, what);
-    order_end(link, begin);
+    tell(link, &(frame_t){.kind = FRAME_STOP, .stop = {.signo = signo, .grace_ms = grace_ms}});
+}
+
+void command_ping(agent_link_t *link)
+{
+    tell(link, &(frame_t){.kind = FRAME_PING});
+}
+
+void command_news(agent_link_t *link, int number, int what)
+{
+    tell(link, &(frame_t){.kind = FRAME_NEWS, .news = {.number = number, .what = what}});
+}
+
+void command_examine(agent_link_t *link, const char *addresses, int port)
+{
+    tell(link, &(frame_t){.kind = FRAME_EXAMINE,
+                          .examine = {.addresses = addresses, .port = port, .time_s = time(NULL)}});
+    link->has_plan = true;
 }

@@ -70,23 +70,3 @@ void job_plan_free(job_plan_t *plan)
     free(plan->places);
     *plan = (job_plan_t){0};
 }
-
-static void put_number(buf_t *list, const char *name, int value)
-{
-    char text[96];
-    int len = snprintf(text, sizeof text, "%s=%d", name, value);
-    buf_append(list, text, (size_t)len + 1);
-}
-
-void job_plan_environment(const job_plan_t *plan, const rank_place_t *place, const char *host_name,
-                          buf_t *list)
-{
-    put_number(list, "HOROVOD_RANK", place->rank);
-    put_number(list, "HOROVOD_SIZE", plan->n_ranks);
-    put_number(list, "HOROVOD_LOCAL_RANK", place->local_rank);
-    put_number(list, "HOROVOD_LOCAL_SIZE", place->local_size);
-    put_number(list, "HOROVOD_CROSS_RANK", place->cross_rank);
-    put_number(list, "HOROVOD_CROSS_SIZE", place->cross_size);
-    buf_append(list, "HOROVOD_HOSTNAME=", strlen("HOROVOD_HOSTNAME="));
-    buf_append(list, host_name, strlen(host_name) + 1);
-}

@@ -56,22 +56,39 @@ typedef struct job_plan {
 // np 0: every slot.
 hvd_status_t job_plan_make(const hosts_t *hosts, int np, job_plan_t *plan_p, err_t *err);
 void job_plan_free(job_plan_t *plan);
-// What a rank is told besides the launcher's own environment: NAME=value after NAME=value, each
-// with its '\0'.
-void job_plan_environment(const job_plan_t *plan, const rank_place_t *place, const char *host_name,
-                          buf_t *list);
 
 // --- Environment of ranks (environ.c) ------------------------------------------------------------
 
+// Where the ranks of one generation meet.
 typedef struct job_info {
     char id[32];
     char *addresses; // of the rendezvous server
     int port;
 } job_info_t;
 
-// What every rank of the job gets: the exportable part of this process's environment, options, and
-// where to meet. Appended as in job_plan_environment.
-void environ_of_job(const options_t *options, const job_info_t *job, buf_t *list);
+// What makes a process a rank.
+typedef struct rank_info {
+    const rank_place_t *place; // NULL: it has none any more
+    int n_ranks;
+    const char *host_name;
+    const job_info_t *job;
+    int id;
+    uint32_t generation; // 0: there is only one
+} rank_info_t;
+
+// What its host adds.
+typedef struct rank_host {
+    const char *directory, *program;
+    const char *result, *blame; // files of this rank; result "": not wanted
+    const char *launcher;       // its address as seen from here, up to a blank; NULL: not known
+    bool has_payload, is_elastic;
+} rank_host_t;
+
+// Each appends NAME=value after NAME=value, with a '\0' after each. For every rank of the job: the
+// exportable part of this process's environment, options, and where to meet.
+void environ_of_job(const options_t *options, const char *addresses, bool is_elastic, buf_t *list);
+void environ_of_rank(const rank_info_t *rank, buf_t *list);
+void environ_of_host(const rank_host_t *host, buf_t *list);
 // Appends NAME=value, printed, with its '\0'.
 void environ_put(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
 // Is this variable carried to other hosts?

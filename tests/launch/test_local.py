@@ -211,18 +211,31 @@ class Ending(Case):
             self.assertIn(part, block)
 
     def test_halted_rank_is_blamed(self):
+        # As the library does; what a rank says is not read.
+        note = "open(os.environ['HOROVOD_BLAME_FILE'], 'w').write('2')\n"
         lost = "rank 2 (host localhost, pid 7) has been silent"
-        for said, blamed in [(lost, 2), ("broken on purpose", 0)]:
+        for said, noted, blamed in [("lost", note, 2), (lost, "", 0)]:
             with self.subTest(said=said):
                 code = RANK + ("import signal, time\nif rank == 2:\n"
                                "    os.kill(os.getpid(), signal.SIGSTOP)\n"
-                               f"time.sleep(1 + rank)\nraise RuntimeError('{said}')")
+                               f"time.sleep(1 + rank)\n{noted}raise RuntimeError('{said}')")
                 _, err = run("-np", 3, *python(code), expect=1)
                 block = err[err.index("horovodrun: the job failed"):]
                 self.assertIn(f"because of rank {blamed}: ", block)
                 self.assertIn(said, block)
                 self.assertEqual("rank 0 gave up waiting for it" in block, blamed == 2)
                 self.assertEqual("kill -CONT" in block, blamed == 2)
+
+    def test_halted_rank_is_blamed_by_the_library(self):
+        code = JOIN + ("from horovod.common.objects import allgather_object\n"
+                       "if hvd.rank() == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+                       "allgather_object(1)")
+        _, err = run("-np", 2, *python(code), expect=1,
+                     env={"PYTHONPATH": str(BUILD / "python"),
+                          "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "2"})
+        block = err[err.index("horovodrun: the job failed"):]
+        self.assertIn("because of rank 1: its process was halted", block)
+        self.assertIn("rank 0 gave up waiting for it", block)
 
     def test_stubborn_ranks_are_killed(self):
         begin = time.monotonic()

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// session.c - one loop over agents, signals and the clock, for jobs of every kind.
+//
+// Agents are brought up on all hosts at once, at most MAX_CONNECTING at a time; what happens when
+// they are there, when ranks end and when agents are lost is the policy's to say (session.h); what
+// they report goes to ranks.c. Stopping is SIGTERM, GRACE_MS, SIGKILL, by the agents; a second
+// SIGINT or SIGTERM skips the grace. The rendezvous server runs in a thread of the library, output
+// leaves through the sink's thread; everything else is this thread's.
+#define _GNU_SOURCE
+#include "launch/session.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define MAX_CONNECTING 64
+#define PING_MS 5000
+#define LATE_MS 10000 // for agents to finish after ranks must be dead
+#define FULL_MS 5     // until the next look whether the sink has room
+
+// --- Beginning -----------------------------------------------------------------------------------
+
+hvd_status_t session_init(session_t *session, const options_t *options,
+                          const session_policy_t *policy, err_t *err)
+{
+    *session = (session_t){
+        .options = options,
+        .policy = policy,
+        .signal_fd = -1,
+        .stop_at_ns = NEVER_NS,
+        .late_at_ns = NEVER_NS,
+        .silence_ns = (uint64_t)(options->peer_timeout * 1e9),
+        .style = {.timestamp = options->prefix_timestamp, .color = options_want_color(options)}};
+    if (policy->hears_signals) {
+        session->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
+    }
+    session->sink = sink_start();
+    return session->sink != NULL ? HVD_OK
+                                 : fail(err, HVD_NO_MEMORY, "cannot start a thread for output");
+}
+
+// Where ranks find the rendezvous server. An elastic job may wait for hosts from anywhere; without
+// a network it has only this one.
+static hvd_status_t find_addresses(session_t *session, bool is_local, err_t *err)
+{
+    const char *nics = session->options->network_interfaces;
+    buf_t list = {0};
+    if (nics[0] != '\0' || !is_local) {
+        hvd_status_t status = own_addresses(nics, &list, err);
+        if (status != HVD_OK && (nics[0] != '\0' || !session->policy->is_elastic)) {
+            buf_free(&list);
+            return status;
+        }
+        is_local = status != HVD_OK;
+    }
+    if (is_local) {
+        buf_clear(&list);
+        buf_append(&list, "127.0.0.1", sizeof "127.0.0.1");
+    }
+    session->info.addresses = (char *)list.data;
+    return list.failed ? fail(err, HVD_NO_MEMORY, "no memory for addresses") : HVD_OK;
+}
+
+hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err_t *err)
+{
+    const char *files = session->options->output_filename;
+    uint8_t id[4];
+    hvd_status_t status;
+    prctl(PR_SET_DUMPABLE, 0); // the secret is in this memory
+    if (files[0] != '\0') {
+        session->problem_code = EXIT_OUTPUT;
+        TRY(output_files_open(files, n_files, &session->files, err), out);
+        session->problem_code = 0;
+    }
+    TRY(random_bytes(session->secret, sizeof session->secret, err), out);
+    TRY(random_bytes(id, sizeof id, err), out);
+    snprintf(session->info.id, sizeof session->info.id, "%02x%02x%02x%02x", id[0], id[1], id[2],
+             id[3]);
+    TRY(find_addresses(session, is_local, err), out);
+    TRY(commands_prepare(session, err), out);
+out:
+    return status;
+}
+
+// At loopback, at the one address that was asked for, or everywhere.
+hvd_status_t session_meet(session_t *session, err_t *err)
+{
+    const char *addresses = session->info.addresses, *bind = "*";
+    hvd_rendezvous_t *server = NULL;
+    if (strcmp(addresses, "127.0.0.1") == 0) {
+        bind = NULL;
+    } else if (session->options->network_interfaces[0] != '\0' && strchr(addresses, ',') == NULL) {
+        bind = addresses;
+    }
+    hvd_status_t status =
+        hvd_rendezvous_start(bind, 0, session->secret, &server, err->text, sizeof err->text);
+    if (status == HVD_OK) {
+        if (session->server != NULL) {
+            hvd_rendezvous_stop(session->server);
+        }
+        session->server = server;
+        session->info.port = hvd_rendezvous_port(server);
+    }
+    err->status = status;
+    return status;
+}
+
+bool session_append(void *array_p, int *n_p, void *item)
+{
+    void ***array = array_p, **larger = realloc(*array, ((size_t)*n_p + 1) * sizeof *larger);
+    if (larger != NULL) {
+        *array = larger;
+        larger[(*n_p)++] = item;
+    }
+    return larger != NULL;
+}
+
+agent_link_t *session_add_link(session_t *session, const host_t *host)
+{
+    agent_link_t *link = link_new(host, session->options);
+    if (link != NULL && session_append(&session->links, &session->n_links, link)) {
+        return link;
+    }
+    link_free(link);
+    return NULL;
+}
+
+// --- Stopping ------------------------------------------------------------------------------------
+
+bool link_is_running(const agent_link_t *link)
+{
+    return link->has_plan && link->phase == LINK_READY;
+}
+
+void session_stop_link(agent_link_t *link, int signo, int grace_ms)
+{
+    if (link_is_running(link)) {
+        command_stop(link, signo, grace_ms);
+    }
+    link->is_stopping = true;
+}
+
+void session_stop(session_t *session, int signo, int grace_ms)
+{
+    for (int i = 0; i < session->n_links; i++) {
+        session_stop_link(session->links[i], signo, grace_ms);
+    }
+    session->is_stopping = true;
+    session->stop_at_ns = NEVER_NS;
+    session->late_at_ns = deadline_in_ms(grace_ms + LATE_MS);
+}
+
+void session_stop_soon(session_t *session)
+{
+    if (!session->is_stopping && session->stop_at_ns == NEVER_NS) {
+        session->stop_at_ns = deadline_in_ms(MOMENT_MS);
+    }
+}
+
+void session_fail(session_t *session, int code, const char *format, ...)
+{
+    va_list args;
+    if (session->problem_code == 0) {
+        va_start(args, format);
+        vsnprintf(session->problem, sizeof session->problem, format, args);
+        va_end(args);
+        session->problem_code = code;
+    }
+    session_stop_soon(session);
+}
+
+static void on_signals(session_t *session)
+{
+    struct signalfd_siginfo info;
+    char name[16];
+    while (read(session->signal_fd, &info, sizeof info) == sizeof info) {
+        bool is_second = session->signo != 0;
+        session->signo = is_second ? session->signo : (int)info.ssi_signo;
+        sink_say(session->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
+                 signal_name((int)info.ssi_signo, name),
+                 is_second ? "killing the ranks" : "stopping the ranks; a second one kills them");
+        session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
+    }
+}
+
+void session_lose(session_t *session, agent_link_t *link, const char *how)
+{
+    link->phase = LINK_FAILED;
+    session->policy->on_lost(session, link, how);
+}
+
+// --- The loop ------------------------------------------------------------------------------------
+
+static bool is_coming(const agent_link_t *link)
+{
+    return link->phase == LINK_WAITING || link->phase == LINK_CONNECTING;
+}
+
+// An agent that was coming may have come, or never will.
+static void look_at(session_t *session, agent_link_t *link)
+{
+    if (link->phase == LINK_READY) {
+        session->policy->on_ready(session, link);
+    } else if (link->phase == LINK_FAILED) {
+        session->policy->on_lost(session, link, NULL);
+    }
+}
+
+static void start_links(session_t *session)
+{
+    int n_connecting = 0;
+    uint64_t now_ns = clock_ns();
+    for (int i = 0; i < session->n_links; i++) {
+        n_connecting += session->links[i]->phase == LINK_CONNECTING;
+    }
+    for (int i = 0; i < session->n_links && !session->is_stopping && !session->is_finishing; i++) {
+        agent_link_t *link = session->links[i];
+        if (is_coming(link) && now_ns >= link->deadline_ns) {
+            link_expire(link, session->options);
+            look_at(session, link);
+        } else if (link->phase == LINK_WAITING && link->retry_at_ns <= now_ns &&
+                   n_connecting < MAX_CONNECTING) {
+            n_connecting++;
+            link_start(link, session->options, session->sink);
+            look_at(session, link);
+        }
+    }
+}
+
+static void serve_link(session_t *session, agent_link_t *link)
+{
+    frame_t frame;
+    if (link->phase == LINK_CONNECTING) {
+        link_hear_hello(link, session->options, session->sink);
+        look_at(session, link);
+    } else if (link->phase == LINK_READY) {
+        channel_receive(&link->channel);
+    }
+    while (link->phase == LINK_READY && channel_next(&link->channel, &frame)) {
+        session_hear(session, link, &frame);
+    }
+    if (link->channel.is_closed && link->phase == LINK_READY) {
+        link_read_errors(link, session->options->verbose, session->sink);
+        session_lose(session, link, "the connection is closed");
+    }
+}
+
+// Often enough to be heard in time.
+static uint64_t ping_ns(const session_t *session)
+{
+    return MIN(PING_MS * NS_PER_MS, (uint64_t)(session->options->peer_timeout * 1e9 / 4));
+}
+
+static void look_after(session_t *session, agent_link_t *link, bool pings, uint64_t now_ns)
+{
+    if (pings) {
+        command_ping(link);
+    }
+    if (!link->host->is_local && now_ns > link->heard_ns &&
+        now_ns - link->heard_ns > session->silence_ns) {
+        session_lose(session, link, "it has been silent for --gloo-timeout-seconds");
+    } else if (now_ns >= session->late_at_ns) {
+        session_lose(session, link, "it did not end");
+    }
+}
+
+// Who was not read may have spoken.
+static void on_time(session_t *session, bool was_reading)
+{
+    uint64_t now_ns = clock_ns();
+    if (now_ns >= session->stop_at_ns) {
+        session_stop(session, SIGTERM, GRACE_MS);
+    }
+    if (sink_is_broken(session->sink) && !session->is_stopping) {
+        session->signo = SIGPIPE; // who reads our output has gone
+        session_stop(session, SIGTERM, GRACE_MS);
+    }
+    bool pings = now_ns >= session->ping_at_ns;
+    session->ping_at_ns = pings ? now_ns + ping_ns(session) : session->ping_at_ns;
+    for (int i = 0; i < session->n_links; i++) {
+        agent_link_t *link = session->links[i];
+        if (link->phase == LINK_READY) {
+            link->heard_ns = was_reading ? link->heard_ns : now_ns;
+            look_after(session, link, pings, now_ns);
+        }
+    }
+}
+
+static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns)
+{
+    uint64_t now_ns = clock_ns();
+    uint64_t next_ns =
+        MIN(MIN(session->stop_at_ns, session->late_at_ns), MIN(session->ping_at_ns, policy_ns));
+    for (int i = 0; i < session->n_links; i++) {
+        const agent_link_t *link = session->links[i];
+        if (link->phase == LINK_WAITING && link->retry_at_ns > now_ns) {
+            next_ns = MIN(next_ns, link->retry_at_ns);
+        }
+        next_ns = is_coming(link) ? MIN(next_ns, link->deadline_ns) : next_ns;
+    }
+    uint64_t most_ms = reads ? (uint64_t)session->policy->look_ms : FULL_MS;
+    return next_ns <= now_ns ? 0 : (int)MIN((next_ns - now_ns) / NS_PER_MS + 1, most_ms);
+}
+
+static bool watch_links(session_t *session, bool reads)
+{
+    size_t n = (size_t)session->n_links;
+    struct pollfd *polled = realloc(session->polled, (2 * n + 1) * sizeof *polled);
+    if (polled == NULL) {
+        return false;
+    }
+    session->polled = polled;
+    for (size_t i = 0; i < n; i++) {
+        const agent_link_t *link = session->links[i];
+        bool is_on = link->phase == LINK_CONNECTING || link->phase == LINK_READY;
+        bool hears = reads || link->phase == LINK_CONNECTING;
+        bool writes = is_on && channel_wants_write(&link->channel);
+        polled[2 * i] =
+            (struct pollfd){.fd = is_on && (hears || writes) ? link->channel.in_fd : -1,
+                            .events = (short)((hears ? POLLIN : 0) | (writes ? POLLOUT : 0))};
+        polled[2 * i + 1] =
+            (struct pollfd){.fd = is_on ? link->process.fds[STREAM_STDERR] : -1, .events = POLLIN};
+    }
+    polled[2 * n] = (struct pollfd){.fd = session->signal_fd, .events = POLLIN};
+    return true;
+}
+
+static void poll_once(session_t *session, uint64_t policy_ns)
+{
+    int n = session->n_links;
+    bool reads = !sink_is_full(session->sink);
+    if (!watch_links(session, reads)) {
+        session_fail(session, EXIT_INTERNAL, "no memory for %d hosts", n);
+        session_stop(session, SIGKILL, 0);
+        return;
+    }
+    struct pollfd *polled = session->polled;
+    if (poll(polled, 2 * (nfds_t)n + 1, next_wait_ms(session, reads, policy_ns)) > 0) {
+        for (int i = 0; i < n; i++) {
+            agent_link_t *link = session->links[i];
+            if (polled[2 * i + 1].revents != 0) {
+                link_read_errors(link, session->options->verbose, session->sink);
+            }
+            if (polled[2 * i].revents & POLLOUT) {
+                channel_send(&link->channel);
+            }
+            if ((polled[2 * i].revents & ~POLLOUT) != 0 &&
+                (reads || link->phase == LINK_CONNECTING)) {
+                serve_link(session, link);
+            }
+        }
+        if (polled[2 * n].revents != 0) {
+            on_signals(session);
+        }
+    }
+    on_time(session, reads);
+}
+
+static bool is_over(const session_t *session)
+{
+    int n_running = 0;
+    for (int i = 0; i < session->n_links; i++) {
+        n_running += link_is_running(session->links[i]);
+    }
+    return (session->is_stopping || session->is_finishing) && n_running == 0;
+}
+
+void session_loop(session_t *session)
+{
+    session->ping_at_ns = clock_ns() + ping_ns(session);
+    while (!is_over(session)) {
+        uint64_t policy_ns = session->policy->on_time != NULL
+                                 ? session->policy->on_time(session, clock_ns())
+                                 : NEVER_NS;
+        start_links(session);
+        if (!is_over(session)) {
+            poll_once(session, policy_ns);
+        }
+    }
+}
+
+// --- The end -------------------------------------------------------------------------------------
+
+static int conclude(session_t *session)
+{
+    if (session->signo != 0) {
+        return EXIT_BY_SIGNAL + session->signo;
+    }
+    if (session->problem_code != 0) {
+        sink_say(session->sink, STREAM_STDERR, "%s: the job failed: %s", PROGRAM, session->problem);
+        return session->problem_code;
+    }
+    return session->policy->conclude(session);
+}
+
+int session_run(session_t *session)
+{
+    session_loop(session);
+    for (int i = 0; i < session->n_workers; i++) {
+        session_flush(session, session->workers[i]);
+    }
+    return conclude(session);
+}
+
+void session_close(session_t *session)
+{
+    wipe(session->secret, sizeof session->secret);
+    for (int i = 0; i < session->n_links; i++) {
+        link_free(session->links[i]);
+    }
+    for (int i = 0; i < session->n_workers; i++) {
+        session_free_worker(session->workers[i]);
+    }
+    if (session->server != NULL) {
+        hvd_rendezvous_stop(session->server);
+    }
+    output_files_close(&session->files);
+    buf_free(&session->lines);
+    buf_free(&session->command);
+    buf_free(&session->env);
+    buf_free(&session->payload);
+    free(session->directory);
+    free(session->info.addresses);
+    free(session->links);
+    free(session->workers);
+    free(session->polled);
+    if (session->signal_fd >= 0) {
+        close(session->signal_fd);
+    }
+    if (session->sink != NULL) {
+        sink_stop(session->sink);
+    }
+    *session = (session_t){.signal_fd = -1};
+}
+
+int session_refuse(session_t *session, const err_t *err)
+{
+    int code = session->problem_code != 0            ? session->problem_code
+               : err->status == HVD_INVALID_ARGUMENT ? EXIT_USAGE
+                                                     : EXIT_INTERNAL;
+    say("%s", err->text);
+    session_close(session);
+    return code;
+}

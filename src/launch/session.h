@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// session.h - the launcher at work: agents, ranks, output, signals and the clock, in one loop.
+//
+// session.c runs the loop and owns what is in session_t; ranks.c takes what agents report, order.c
+// tells them what to do. What a job does when something happens is a policy: job.c has one
+// generation of ranks, elastic.c many, doctor.c none. One thread; output and the rendezvous server
+// have threads of their own.
+#ifndef HVD_LAUNCH_SESSION_H
+#define HVD_LAUNCH_SESSION_H
+
+#include "launch/ending.h"
+#include "launch/launch.h"
+#include "launch/link.h"
+
+#define GRACE_MS 5000 // between SIGTERM and SIGKILL
+#define MOMENT_MS 250 // between a failure and what follows: others may fail for the same reason
+
+// A rank of the job, from its place to its end.
+typedef struct worker {
+    int id; // stays, while its rank may change
+    agent_link_t *link;
+    rank_place_t place;
+    bool is_leaving;   // told to go: how it ends does not matter
+    uint32_t has_left; // the last generation it has left
+    rank_end_t end;
+    splitter_t splitters[N_STREAMS];
+    int result_fd;
+} worker_t;
+
+typedef struct session session_t;
+
+// What NULL stands for does not happen in that kind of session.
+typedef struct session_policy {
+    bool is_elastic, hears_signals;
+    int look_ms; // longest sleep of the loop
+    // An agent has said hello and waits for its plan.
+    void (*on_ready)(session_t *session, agent_link_t *link);
+    // A rank has ended, as worker->end says.
+    void (*on_exit)(session_t *session, worker_t *worker);
+    // An agent is gone. how NULL: it never came, and link->problem says why.
+    void (*on_lost)(session_t *session, agent_link_t *link, const char *how);
+    // An agent cannot do what it was told; worker NULL: none of its ranks can run.
+    void (*on_problem)(session_t *session, agent_link_t *link, worker_t *worker, int code,
+                       const char *text);
+    // Other frames.
+    void (*on_frame)(session_t *session, agent_link_t *link, const frame_t *frame);
+    // Called in every turn of the loop; when it must be called again at the latest.
+    uint64_t (*on_time)(session_t *session, uint64_t now_ns);
+    // Everything has ended, neither by a signal nor by a problem: the exit code.
+    int (*conclude)(session_t *session);
+} session_policy_t;
+
+struct session {
+    const options_t *options;
+    const session_policy_t *policy;
+    agent_link_t **links;
+    worker_t **workers; // by id
+    int n_links, n_workers;
+    // The generation that runs.
+    job_info_t info;
+    hvd_rendezvous_t *server;
+    uint8_t secret[SECRET_BYTES];
+    int n_ranks;
+    uint32_t generation; // 0: there is only one
+    // What all agents are told alike.
+    char *directory;
+    buf_t command, env, payload;
+    // Output.
+    sink_t *sink;
+    prefix_style_t style;
+    output_files_t files;
+    buf_t lines;
+    // Ending.
+    bool is_stopping;  // everything was told to stop
+    bool is_finishing; // nothing new is started: the session ends with the agents that run
+    uint64_t stop_at_ns, late_at_ns, ping_at_ns, silence_ns;
+    int signal_fd, signo; // signo: that asked us to end
+    int problem_code;     // 0: none
+    char problem[HVD_TEXT_BYTES + 300];
+    struct pollfd *polled;
+};
+
+// An empty session, without secret and ranks.
+hvd_status_t session_init(session_t *session, const options_t *options,
+                          const session_policy_t *policy, err_t *err);
+// All that ranks need: files for n_files ranks, the secret, addresses (loopback if
+// everything is on this host), what agents are told. On failure problem_code may be set.
+hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err_t *err);
+// A rendezvous server of its own for the next generation; the old one ends, which frees ranks that
+// still wait there.
+hvd_status_t session_meet(session_t *session, err_t *err);
+// NULL: no memory. The host must outlive the session.
+agent_link_t *session_add_link(session_t *session, const host_t *host);
+// Runs until everything has ended, and says what there is to say: the exit code.
+int session_run(session_t *session);
+void session_loop(session_t *session); // the same without the last words
+void session_close(session_t *session);
+int session_refuse(session_t *session, const err_t *err); // it cannot begin: says why, closes
+
+bool link_is_running(const agent_link_t *link); // has ranks, or may have
+void session_stop(session_t *session, int signo, int grace_ms);
+void session_stop_link(agent_link_t *link, int signo, int grace_ms);
+void session_stop_soon(session_t *session);
+// The first problem is the one that counts; stops soon.
+void session_fail(session_t *session, int code, const char *format, ...) PRINTF_LIKE(3, 4);
+void session_lose(session_t *session, agent_link_t *link, const char *how);
+bool session_append(void *array_p, int *n_p, void *item); // to an array of pointers
+
+// --- Ranks (ranks.c) -----------------------------------------------------------------------------
+
+// NULL: no memory.
+worker_t *session_add_worker(session_t *session, agent_link_t *link, const rank_place_t *place);
+void session_free_worker(worker_t *worker);
+void session_hear(session_t *session, agent_link_t *link, const frame_t *frame);
+// Notes how it ended, once, and tells the policy. Of `end` only how, not when and why.
+void session_end_worker(session_t *session, worker_t *worker, const rank_end_t *end);
+void session_flush(session_t *session, worker_t *worker); // its last, unended lines
+// Ends by rank, for ending_cause; NULL: no memory. The caller frees them.
+rank_end_t *session_ends(const session_t *session);
+worker_t *session_worker_at(const session_t *session, int rank); // that has it now, or had it last
+// The block that names the cause; its exit code. ends NULL: only that.
+int session_report(session_t *session, const rank_end_t *ends, const worker_t *cause);
+
+// --- Commands to agents (order.c) ----------------------------------------------------------------
+
+hvd_status_t commands_prepare(session_t *session, err_t *err); // gathers what all are told alike
+void command_plan(session_t *session, agent_link_t *link);     // with all its workers
+void command_place(session_t *session, worker_t *worker);
+void command_stop(agent_link_t *link, int signo, int grace_ms);
+void command_ping(agent_link_t *link);
+void command_news(agent_link_t *link, int number, int what);
+void command_examine(agent_link_t *link, const char *addresses, int port);
+
+#endif
