@@ -88,5 +88,6 @@ void kv_disconnect(kv_client_t *client); // safe on NULL
 // A channel to somebody who has come in by a door of the role HELLO_CHANNEL. Takes its secure_t
 // over, also when there is no memory: NULL. The descriptor stays the caller's.
 hvd_channel_t *channel_of_guest(const guest_t *guest);
+size_t channel_pending(const hvd_channel_t *channel); // bytes inside: poll() does not show them
 
 #endif

@@ -90,6 +90,11 @@ int64_t hvd_channel_recv(hvd_channel_t *channel, void *data, size_t bytes, char 
     return n < 0 ? err_export(&err, (hvd_status_t)n, text, text_bytes) : n;
 }
 
+size_t channel_pending(const hvd_channel_t *channel)
+{
+    return secure_pending(channel->greeting.secure);
+}
+
 bool hvd_channel_wants_write(const hvd_channel_t *channel)
 {
     return greeting_wants_write(&channel->greeting);

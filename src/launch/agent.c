@@ -14,6 +14,7 @@
 // One thread, one poll. No order is trusted beyond its length: what cannot be read ends the agent.
 #define _GNU_SOURCE
 #include "launch/agent.h"
+#include "launch/dial.h"
 #include "launch/launch.h"
 
 #include "base/peer.h"
@@ -342,7 +343,8 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
             polled[n++] = (struct pollfd){.fd = reads_ranks ? fd : -1, .events = POLLIN};
         }
     }
-    if (poll(polled, (nfds_t)n, next_wait_ms(agent)) < 0) {
+    bool has_more = channel_has_more(&agent->channel);
+    if (poll(polled, (nfds_t)n, has_more ? 0 : next_wait_ms(agent)) < 0) {
         return;
     }
     for (int i = 0; i < n - N_OWN_FDS; i++) {
@@ -356,7 +358,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     if (polled[0].revents != 0) {
         on_signal(agent);
     }
-    if (polled[1].revents != 0) {
+    if (polled[1].revents != 0 || has_more) {
         frame_t frame;
         channel_receive(&agent->channel);
         while (channel_next(&agent->channel, &frame)) {
@@ -398,37 +400,75 @@ static int serve(agent_t *agent)
     return 0;
 }
 
-int agent_main(void)
+// Commands and reports on stdin and stdout, which ranks must not inherit, whatever they do with
+// their own descriptors.
+static int open_streams(agent_t *agent)
 {
-    agent_t agent = {.notes_fd = -1,
-                     .launcher = environment("SSH_CONNECTION"),
-                     .kill_at_ns = NEVER_NS,
-                     .close_at_ns = NEVER_NS,
-                     .heard_ns = clock_ns(),
-                     .ping_ns = PING_MS * NS_PER_MS,
-                     .keeper = {.fd = -1, .pid = -1}};
-    agent.signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0});
-    agent.ping_at_ns = deadline_in_ms(PING_MS);
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-    prctl(PR_SET_DUMPABLE, 0); // the secret passes through this memory
-    if (!own_path(agent.program, sizeof agent.program)) {
-        snprintf(agent.program, sizeof agent.program, "%s", PROGRAM);
-    }
-    if (agent.signal_fd < 0 || !set_nonblocking(STDIN_FILENO) || !set_nonblocking(STDOUT_FILENO)) {
+    if (!set_nonblocking(STDIN_FILENO) || !set_nonblocking(STDOUT_FILENO)) {
         say("the agent takes commands on stdin and reports on stdout; %s starts it", PROGRAM);
         return EXIT_INTERNAL;
     }
-    // Ranks must not inherit the channel, whatever they do with their own descriptors.
     int in = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3),
         out = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     dup2(nothing, STDIN_FILENO);
     dup2(nothing, STDOUT_FILENO);
     close(nothing);
-    channel_open(&agent.channel, in, out);
-    agent_report(&agent, &(frame_t){.kind = FRAME_HELLO, .hello = {.version = hvd_version()}});
+    channel_open(&agent->channel, in, out);
+    agent->launcher = environment("SSH_CONNECTION");
+    return 0;
+}
+
+// Or over a channel that this agent has opened itself.
+static int open_dialled(agent_t *agent, const options_t *options)
+{
+    signal(SIGPIPE, SIG_IGN);
+    int code = dial_launcher(options, &agent->channel);
+    if (code == 0) {
+        agent->launcher = peer_address(agent->channel.in_fd, agent->dialled, sizeof agent->dialled);
+        agent->silence_ns = (uint64_t)(options->peer_timeout * 1e9);
+        agent->ping_ns = MIN(agent->ping_ns, agent->silence_ns / 4);
+    }
+    return code;
+}
+
+static void report_hello(agent_t *agent, const options_t *options)
+{
+    char name[256] = "";
+    bool has_dialled = options->dial[0] != '\0';
+    gethostname(name, sizeof name - 1);
+    agent_report(agent,
+                 &(frame_t){.kind = FRAME_HELLO,
+                            .hello = {.version = hvd_version(),
+                                      .host = !has_dialled                     ? ""
+                                              : options->agent_name[0] != '\0' ? options->agent_name
+                                                                               : name,
+                                      .slot = (int32_t)options->agent_slot,
+                                      .about = options->agent_about}});
+}
+
+int agent_main(const options_t *options)
+{
+    agent_t agent = {.notes_fd = -1,
+                     .kill_at_ns = NEVER_NS,
+                     .close_at_ns = NEVER_NS,
+                     .ping_ns = PING_MS * NS_PER_MS,
+                     .keeper = {.fd = -1, .pid = -1}};
+    prctl(PR_SET_DUMPABLE, 0); // the secret passes through this memory
+    int code = options->dial[0] != '\0' ? open_dialled(&agent, options) : open_streams(&agent);
+    if (code != 0) {
+        return code;
+    }
+    agent.signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0});
+    agent.heard_ns = clock_ns();
+    agent.ping_at_ns = clock_ns() + agent.ping_ns;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (!own_path(agent.program, sizeof agent.program)) {
+        snprintf(agent.program, sizeof agent.program, "%s", PROGRAM);
+    }
+    report_hello(&agent, options);
     channel_send(&agent.channel);
-    int code = serve(&agent);
+    code = agent.signal_fd < 0 ? EXIT_INTERNAL : serve(&agent);
     kill_leftovers(&agent);
     if (agent.has_keeper) {
         keeper_stop(&agent.keeper);

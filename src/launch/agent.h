@@ -9,9 +9,10 @@
 #define HVD_LAUNCH_AGENT_H
 
 #include "launch/frame.h"
+#include "launch/options.h"
 #include "launch/process.h"
 
-int agent_main(void);
+int agent_main(const options_t *options);
 
 #define AGENT_DIRECTORY "hvd-agent-" // the name begins with it
 
@@ -59,6 +60,7 @@ typedef struct agent {
     bool has_keeper;
     char directory[96], program[4096];
     const char *launcher; // its address as seen from here, up to a blank; NULL: not known
+    char dialled[64];     // the same, if we have dialled
     agent_rank_t *ranks;
     int n_ranks, n_running;
     bool has_plan, is_stopping, was_killed, is_done;

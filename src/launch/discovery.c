@@ -21,8 +21,8 @@
 #define MAX_BYTES (256 * KIB)
 
 struct discovery {
+    const options_t *options;
     const char *script;
-    int bare_slots;
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -51,10 +51,10 @@ static hvd_status_t ask(const discovery_t *discovery, char *text, hosts_t *hosts
         *hosts_p = (hosts_t){0};
         return HVD_OK;
     }
-    hvd_status_t status =
-        hostfile_parse(text, discovery->script, discovery->bare_slots, hosts_p, err);
+    hvd_status_t status = hostfile_parse(text, discovery->script,
+                                         (int)discovery->options->slots_per_host, hosts_p, err);
     if (status == HVD_OK) {
-        hosts_find_local(hosts_p);
+        hosts_find_local(discovery->options, hosts_p);
     }
     return status;
 }
@@ -124,7 +124,7 @@ static hvd_status_t ask_first(discovery_t *discovery, const options_t *options, 
     } else {
         status = hosts_choose(options, &hosts, err);
         if (status == HVD_OK) {
-            hosts_find_local(&hosts);
+            hosts_find_local(options, &hosts);
         }
     }
     if (status == HVD_OK) {
@@ -142,9 +142,8 @@ hvd_status_t discovery_start(const options_t *options, discovery_t **discovery_p
         free(text);
         return fail(err, HVD_NO_MEMORY, "no memory to look for hosts");
     }
-    *discovery = (discovery_t){.script = options->host_discovery_script,
-                               .bare_slots = (int)options->slots_per_host,
-                               .text = text};
+    *discovery =
+        (discovery_t){.options = options, .script = options->host_discovery_script, .text = text};
     pthread_mutex_init(&discovery->lock, NULL);
     pthread_cond_init(&discovery->changed, NULL);
     hvd_status_t status = ask_first(discovery, options, err);

@@ -312,7 +312,7 @@ static void on_ready(session_t *session, agent_link_t *link)
     doctor_t *doctor = (doctor_t *)session;
     double answer_s = (double)(link->heard_ns - link->started_ns) / 1e9;
     buf_printf(findings_of(doctor, link), "  ok     %s: answers after %.2f s, version %s\n",
-               link->host->is_local ? "agent" : "ssh", answer_s, hvd_version());
+               reach_name(link_reach(link->host, session->options)), answer_s, hvd_version());
     command_examine(link, doctor->addresses, doctor->port);
 }
 
@@ -409,7 +409,7 @@ int doctor_run(const options_t *options)
     int listener = listen_anywhere(&doctor.port);
     hvd_status_t status;
     TRY(choose_hosts(options, &hosts, &err), out);
-    hosts_find_local(&hosts);
+    hosts_find_local(options, &hosts);
     if (own_addresses(options->network_interfaces, &addresses, &err) != HVD_OK) {
         fprintf(stdout, "  FAULT  this host: %s\n", err.text);
         doctor.n_faults++;

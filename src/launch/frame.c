@@ -207,10 +207,16 @@ void channel_open(channel_t *channel, int in_fd, int out_fd)
     *channel = (channel_t){.in_fd = in_fd, .out_fd = out_fd};
 }
 
+void channel_open_secure(channel_t *channel, int fd, hvd_channel_t *secure)
+{
+    *channel = (channel_t){.in_fd = fd, .out_fd = fd, .secure = secure};
+}
+
 void channel_close(channel_t *channel)
 {
+    hvd_channel_close(channel->secure);
     if (channel->in_fd >= 0) {
-        close(channel->in_fd);
+        fd_close(channel->in_fd);
     }
     if (channel->out_fd >= 0 && channel->out_fd != channel->in_fd) {
         close(channel->out_fd);
@@ -233,22 +239,33 @@ void channel_put(channel_t *channel, const frame_t *frame)
 
 bool channel_wants_write(const channel_t *channel)
 {
-    return !channel->is_closed && channel->out_sent < channel->out.len;
+    return !channel->is_closed &&
+           (channel->out_sent < channel->out.len ||
+            (channel->secure != NULL && hvd_channel_wants_write(channel->secure)));
+}
+
+bool channel_has_more(const channel_t *channel)
+{
+    return !channel->is_closed && channel->secure != NULL && channel_pending(channel->secure) > 0;
+}
+
+// Bytes moved; 0: not now; negative: the other side is gone.
+static int64_t moved(ssize_t n)
+{
+    bool not_now = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+    return not_now ? 0 : n;
 }
 
 void channel_send(channel_t *channel)
 {
-    while (channel_wants_write(channel)) {
-        ssize_t n = write(channel->out_fd, channel->out.data + channel->out_sent,
-                          channel->out.len - channel->out_sent);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n < 0) {
-            channel->is_closed |= errno != EAGAIN && errno != EWOULDBLOCK;
-            break;
-        }
-        channel->out_sent += (size_t)n;
+    int64_t n = 1;
+    while (n > 0 && channel_wants_write(channel)) {
+        const uint8_t *data = channel->out.data + channel->out_sent;
+        size_t bytes = channel->out.len - channel->out_sent;
+        n = channel->secure != NULL ? hvd_channel_send(channel->secure, data, bytes, NULL, 0)
+                                    : moved(write(channel->out_fd, data, bytes));
+        channel->is_closed |= n < 0;
+        channel->out_sent += n > 0 ? (size_t)n : 0;
     }
     if (channel->out_sent == channel->out.len) {
         channel->out.len = channel->out_sent = 0;
@@ -272,12 +289,16 @@ void channel_receive(channel_t *channel)
         channel->is_closed = true;
         return;
     }
-    ssize_t n = read(channel->in_fd, channel->in.data + channel->in.len, READ_BYTES);
-    if (n > 0) {
-        channel->in.len += (size_t)n;
-    } else if (n == 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
-        channel->is_closed = true;
+    uint8_t *place = channel->in.data + channel->in.len;
+    int64_t n;
+    if (channel->secure != NULL) {
+        n = hvd_channel_recv(channel->secure, place, READ_BYTES, NULL, 0);
+    } else {
+        n = read(channel->in_fd, place, READ_BYTES);
+        n = n == 0 ? -1 : moved(n);
     }
+    channel->in.len += n > 0 ? (size_t)n : 0;
+    channel->is_closed |= n < 0;
 }
 
 bool channel_next(channel_t *channel, frame_t *frame_p)

@@ -7,7 +7,7 @@
 #ifndef HVD_LAUNCH_FRAME_H
 #define HVD_LAUNCH_FRAME_H
 
-#include "base/base.h"
+#include "boot/boot.h"
 #include "wire/codec.h"
 
 typedef enum frame_kind {
@@ -114,15 +114,19 @@ typedef struct channel {
     int in_fd, out_fd;
     buf_t in, out;
     size_t in_used, out_sent;
-    bool is_closed; // the other side is gone
+    hvd_channel_t *secure; // NULL: the bytes are as they are
+    bool is_closed;        // the other side is gone
 } channel_t;
 
 void channel_open(channel_t *channel, int in_fd, int out_fd);
+// A socket whose other end has proved the secret. Takes both over.
+void channel_open_secure(channel_t *channel, int fd, hvd_channel_t *secure);
 void channel_close(channel_t *channel); // closes the descriptors
 void channel_put(channel_t *channel, const frame_t *frame);
 bool channel_wants_write(const channel_t *channel);
-void channel_send(channel_t *channel);    // what can be written now
-void channel_receive(channel_t *channel); // what can be read now
+bool channel_has_more(const channel_t *channel); // to receive, which poll() does not show
+void channel_send(channel_t *channel);           // what can be written now
+void channel_receive(channel_t *channel);        // what can be read now
 // false: no whole frame is there; a malformed one sets is_closed. Until the next channel_receive.
 bool channel_next(channel_t *channel, frame_t *frame_p);
 

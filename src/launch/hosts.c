@@ -360,13 +360,16 @@ static void *look_up(void *arg)
 }
 
 // A resolver that does not answer takes its time for every name: ask for many at once.
-void hosts_find_local(hosts_t *hosts)
+void hosts_find_local(const options_t *options, hosts_t *hosts)
 {
     lookup_t lookup = {.hosts = hosts};
     struct ifaddrs *interfaces = NULL;
     pthread_t threads[MAX_LOOKUPS];
     int n_threads = 0;
-    if (hosts->knows_local) {
+    for (int i = 0; i < hosts->n && options->await_agents >= 0; i++) {
+        hosts->list[i].is_local = strcmp(hosts->list[i].name, "localhost") == 0;
+    }
+    if (hosts->knows_local || options->await_agents >= 0) {
         return;
     }
     gethostname(lookup.own_name, sizeof lookup.own_name - 1);

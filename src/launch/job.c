@@ -34,7 +34,8 @@ static void tell_hosts(session_t *session)
     sink_say(session->sink, STREAM_STDERR, "%s",
              all_local(session)
                  ? "All hosts are local, finding the interfaces with address 127.0.0.1"
-                 : "Checking ssh on all remote hosts.");
+             : session->awaited != NULL ? "Awaiting the agents of all remote hosts."
+                                        : "Checking ssh on all remote hosts.");
 }
 
 // --- What happens --------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ static void on_ready(session_t *session, agent_link_t *link)
             return;
         }
     }
-    if (session->options->verbose && !all_local(session)) {
+    if (session->options->verbose && !all_local(session) && session->awaited == NULL) {
         sink_say(session->sink, STREAM_STDERR, "SSH was successful into all the remote hosts.");
     }
     for (int i = 0; i < session->n_links; i++) {
@@ -141,7 +142,7 @@ int job_run(const options_t *options)
     hvd_status_t status;
     TRY(hosts_choose(options, &hosts, &err), out);
     TRY(job_plan_make(&hosts, (int)options->num_proc, &plan, &err), out);
-    hosts_find_local(&hosts);
+    hosts_find_local(options, &hosts);
     TRY(session_init(&session, options, &policy, &err), out);
     TRY(add_ranks(&session, &hosts, &plan, &err), out);
     TRY(session_prepare(&session, all_local(&session), plan.n_ranks, &err), out);

@@ -2,10 +2,11 @@
 //
 // link.c - brings up the agent of a host, and explains why one does not come.
 //
-// On this machine the agent is a child, elsewhere the far end of ssh; both talk over a socket and
-// complain on a pipe. An attempt that fails for a reason that may pass (a host that is still
-// booting, a name that is not in DNS yet) is repeated after a second. An agent that says hello with
-// another version is refused: its frames could mean something else.
+// On this machine the agent is a child, elsewhere the far end of ssh or of a process that has
+// dialled an agent that waits (relay.c); all talk over a socket and complain on a pipe. Or the
+// agent itself dials (await.c), over a secure channel. An attempt that fails for a reason that may
+// pass (a host that is still booting, a name that is not in DNS yet) is repeated after a second. An
+// agent that says hello with another version is refused: its frames could mean something else.
 #define _GNU_SOURCE
 #include "launch/link.h"
 #include "launch/launch.h"
@@ -18,6 +19,36 @@
 
 #define RETRY_MS 1000
 #define END_MS 8000 // for a process that has no reason to stay
+
+static const struct {
+    const char *name;
+    bool is_patient; // worth all our time: the host is starting up as we do
+    const char *silence, *advice;
+} reaches[] = {
+    [REACH_FORK] = {"agent", false, "waited for the agent's hello",
+                    "is this host overloaded? Try a larger --start-timeout"},
+    [REACH_SSH] = {"ssh", false, "waited for the agent's hello over ssh",
+                   "is it down, or slow? Try ssh by hand, or a larger --start-timeout"},
+    [REACH_PORT] = {"agent port", true, "waited for the agent's hello",
+                    "is it down, or slow? Try a larger --start-timeout"},
+    [REACH_AWAITED] = {"agent", true, "no agent of that name has dialled",
+                       "does " PROGRAM " --agent --dial run there, with this --agent-name and the "
+                       "same --secret-file, and can it reach this host? Or try a larger "
+                       "--start-timeout"},
+};
+
+reach_t link_reach(const host_t *host, const options_t *options)
+{
+    return host->is_local               ? REACH_FORK
+           : options->await_agents >= 0 ? REACH_AWAITED
+           : options->agent_port > 0    ? REACH_PORT
+                                        : REACH_SSH;
+}
+
+const char *reach_name(reach_t reach)
+{
+    return reaches[reach].name;
+}
 
 agent_link_t *link_new(const host_t *host, const options_t *options)
 {
@@ -64,6 +95,11 @@ void link_start(agent_link_t *link, const options_t *options, sink_t *sink)
     char *local[] = {path, "--agent", NULL};
     err_t err = {0};
     int socket;
+    if (link_reach(link->host, options) == REACH_AWAITED) {
+        link->started_ns = clock_ns();
+        link->phase = LINK_AWAITED;
+        return;
+    }
     if (!own_path(path, sizeof path)) {
         fail_link(link, "cannot find out where this program is: /proc is not mounted");
         return;
@@ -123,19 +159,23 @@ static void refuse_stranger(agent_link_t *link)
               link->host->name, link->host->target);
 }
 
-static void on_hello(agent_link_t *link, const frame_t *frame)
+static void check_version(agent_link_t *link, const char *version)
 {
-    if (frame->kind != FRAME_HELLO) {
-        refuse_stranger(link);
-    } else if (strcmp(frame->hello.version, hvd_version()) != 0) {
+    if (strcmp(version, hvd_version()) != 0) {
         fail_link(link,
                   "version mismatch: host %s has version %.32s, the launcher has %s; install the "
                   "same version on all hosts",
-                  link->host->name, frame->hello.version, hvd_version());
+                  link->host->name, version, hvd_version());
     } else {
         link->heard_ns = clock_ns();
         link->phase = LINK_READY;
     }
+}
+
+void link_welcome(agent_link_t *link, const channel_t *channel, const char *version)
+{
+    link->channel = *channel;
+    check_version(link, version);
 }
 
 // Last line ssh printed, for the sentence.
@@ -175,16 +215,15 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
     link->has_process = false;
     link->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     remote_fault_t fault = remote_explain(link->said, link->exit_code);
-    // Agents that wait belong to hosts that are starting up as we do: worth all our time.
-    if (fault.is_passing && (link->attempts < options->ssh_attempts || options->agent_port > 0)) {
+    reach_t reach = link_reach(link->host, options);
+    if (fault.is_passing && (link->attempts < options->ssh_attempts || reaches[reach].is_patient)) {
         link_close(link);
         link->phase = LINK_WAITING;
         link->retry_at_ns = deadline_in_ms(RETRY_MS);
         return;
     }
-    fail_link(link, "%s not successful for host %s: %s (%.300s); %s",
-              options->agent_port > 0 ? "agent port" : "ssh", link->host->name, fault.what,
-              last_line(link->said), fault.fix);
+    fail_link(link, "%s not successful for host %s: %s (%.300s); %s", reach_name(reach),
+              link->host->name, fault.what, last_line(link->said), fault.fix);
 }
 
 void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink)
@@ -192,7 +231,11 @@ void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink)
     frame_t frame;
     channel_receive(&link->channel);
     if (channel_next(&link->channel, &frame)) {
-        on_hello(link, &frame);
+        if (frame.kind == FRAME_HELLO) {
+            check_version(link, frame.hello.version);
+        } else {
+            refuse_stranger(link);
+        }
     } else if (link->channel.is_closed && link->channel.in.len > 0) {
         refuse_stranger(link);
     } else if (link->channel.is_closed) {
@@ -202,15 +245,15 @@ void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink)
 
 void link_expire(agent_link_t *link, const options_t *options)
 {
+    reach_t reach = link_reach(link->host, options);
     bool has_reason = link->said[0] != '\0';
     remote_fault_t fault = remote_explain(link->said, link->exit_code);
     link->is_late = true;
-    fail_link(
-        link, "host %s did not answer within %g s (--start-timeout), attempt %d: %s %.200s; %s",
-        link->host->name, options->start_timeout, link->attempts,
-        has_reason ? fault.what : "waited for the agent's hello over ssh", last_line(link->said),
-        has_reason ? fault.fix
-                   : "is it down, or slow? Try ssh by hand, or a larger --start-timeout");
+    fail_link(link,
+              "host %s did not answer within %g s (--start-timeout), attempt %d: %s %.200s; %s",
+              link->host->name, options->start_timeout, link->attempts,
+              has_reason ? fault.what : reaches[reach].silence, last_line(link->said),
+              has_reason ? fault.fix : reaches[reach].advice);
 }
 
 // --- The end -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 
 typedef enum link_phase {
     LINK_WAITING, // to be started, or started again
+    LINK_AWAITED, // an agent of this host is to dial
     LINK_CONNECTING,
     LINK_READY, // has said hello
     LINK_DONE,  // nothing is left there
@@ -36,9 +37,22 @@ typedef struct agent_link {
     bool is_late;                 // failed because of --start-timeout
 } agent_link_t;
 
+// How a host is reached; a row each in link.c.
+typedef enum reach {
+    REACH_FORK,   // this host: a child
+    REACH_SSH,    // or what --ssh-command names
+    REACH_PORT,   // an agent that waits: --agent-port
+    REACH_AWAITED // an agent that dials: --await-agents
+} reach_t;
+
+reach_t link_reach(const host_t *host, const options_t *options);
+const char *reach_name(reach_t reach);
+
 agent_link_t *link_new(const host_t *host, const options_t *options); // NULL: no memory
 // One that waits: starts the agent.
 void link_start(agent_link_t *link, const options_t *options, sink_t *sink);
+// One that is awaited: the agent has come, and has said hello with this version. Takes the channel.
+void link_welcome(agent_link_t *link, const channel_t *channel, const char *version);
 // One that connects: something has come from it, or its time is over.
 void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink);
 void link_expire(agent_link_t *link, const options_t *options);

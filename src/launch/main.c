@@ -43,12 +43,6 @@ static int print_build(const options_t *options)
     return check_build(stdout);
 }
 
-static int be_agent(const options_t *options)
-{
-    (void)options;
-    return agent_main();
-}
-
 static int be_doctor_rank(const options_t *options)
 {
     (void)options;
@@ -95,7 +89,7 @@ int main(int argc, char **argv)
         bool is_wanted;
         int (*act)(const options_t *);
     } actions[] = {
-        {options.agent, be_agent},
+        {options.agent, agent_main},
         {options.doctor_rank, be_doctor_rank},
         {options.dial_agent[0] != '\0', relay_dial},
         {options.serve_agents, relay_serve},

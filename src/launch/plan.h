@@ -35,7 +35,8 @@ hvd_status_t hostfile_text(const char *path, buf_t *text, err_t *err); // with a
 hvd_status_t hosts_add(hosts_t *hosts, const char *name, size_t bytes, int slots, err_t *err);
 // From the options: --pai, -H, a hostfile; else from a scheduler, or localhost with -np slots.
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err);
-void hosts_find_local(hosts_t *hosts); // looks names up: may take as long as the resolver does
+// Looks names up, which may take as long as the resolver does; not those of agents that dial.
+void hosts_find_local(const options_t *options, hosts_t *hosts);
 void hosts_free(hosts_t *hosts);
 // Addresses of this machine that others may reach, separated by commas. nics "": all that are up.
 hvd_status_t own_addresses(const char *nics, buf_t *list, err_t *err);

@@ -9,6 +9,7 @@
 // server, and there are at most MAX_GUESTS: others wait at the door. When either end goes, the
 // other is closed, and the agent cleans up as it always does.
 #define _GNU_SOURCE
+#include "launch/dial.h"
 #include "launch/launch.h"
 #include "launch/process.h"
 
@@ -26,18 +27,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define HANDSHAKE_MS 10000
-#define CONNECT_MS 10000
-#define READ_MS 10000
 #define MAX_GUESTS 256
 #define ROOM (256 * KIB)
 #define LOOK_MS 500
-
-static hvd_status_t read_secret(const options_t *options, uint8_t secret[SECRET_BYTES], err_t *err)
-{
-    return secret_read_file(options->secret_file, "--secret-file", SECRET_FOR_GROUP,
-                            deadline_in_ms(READ_MS), secret, err);
-}
 
 // --- Passing bytes on ----------------------------------------------------------------------------
 
@@ -132,22 +124,6 @@ static void pass_on(relay_t *relay)
     }
 }
 
-static hvd_status_t shake(int fd, hvd_channel_t *channel, char *text, size_t text_bytes)
-{
-    uint64_t deadline_ns = deadline_in_ms(HANDSHAKE_MS);
-    hvd_status_t status;
-    while ((status = hvd_channel_shake(channel, text, text_bytes)) == HVD_IN_PROGRESS) {
-        short writes = hvd_channel_wants_write(channel) ? POLLOUT : 0;
-        struct pollfd polled = {.fd = fd, .events = (short)(POLLIN | writes)};
-        if (clock_ns() >= deadline_ns) {
-            snprintf(text, text_bytes, "Connection timed out during the handshake");
-            return HVD_TIMEOUT;
-        }
-        poll(&polled, 1, 100);
-    }
-    return status;
-}
-
 // Passes on between a channel whose peer has proved the secret and two descriptors. Takes the
 // channel over.
 static hvd_status_t relay_run(int net_fd, hvd_channel_t *channel, int in_fd, int out_fd)
@@ -167,73 +143,30 @@ static hvd_status_t relay_run(int net_fd, hvd_channel_t *channel, int in_fd, int
 
 // --- Knocking ------------------------------------------------------------------------------------
 
-static int connect_to(const struct addrinfo *at)
-{
-    struct pollfd polled = {.events = POLLOUT};
-    int code = ETIMEDOUT;
-    socklen_t bytes = sizeof code;
-    polled.fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (polled.fd < 0) {
-        return -1;
-    }
-    if (connect(polled.fd, at->ai_addr, at->ai_addrlen) == 0) {
-        code = 0;
-    } else if (errno != EINPROGRESS) {
-        code = errno;
-    } else if (poll(&polled, 1, CONNECT_MS) == 1) {
-        getsockopt(polled.fd, SOL_SOCKET, SO_ERROR, &code, &bytes);
-    }
-    if (code != 0) {
-        close(polled.fd);
-        errno = code;
-        return -1;
-    }
-    return polled.fd;
-}
-
 int relay_dial(const options_t *options)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    char port[16], text[HVD_TEXT_BYTES];
     uint8_t secret[SECRET_BYTES];
-    char port[16], text[HVD_TEXT_BYTES] = "";
     err_t err = {0};
-    int fd = -1;
+    hvd_channel_t *channel;
+    int fd;
     signal(SIGPIPE, SIG_IGN);
-    snprintf(port, sizeof port, "%d", (int)options->agent_port);
-    if (read_secret(options, secret, &err) != HVD_OK) {
+    if (shared_secret(options, secret, &err) != HVD_OK) {
         say("agent port: %s", err.text);
         return EXIT_NO_SECRET;
     }
-    if (getaddrinfo(options->dial_agent, port, &hints, &found) != 0) {
-        say("agent port: Could not resolve hostname %s", options->dial_agent);
-        return EXIT_UNREACHABLE;
-    }
-    for (struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
-        fd = connect_to(at);
-    }
-    int code = errno;
-    freeaddrinfo(found);
-    if (fd < 0) {
-        say("agent port: %s", strerror(code));
-        return code == ECONNREFUSED ? EXIT_NO_LISTENER : EXIT_UNREACHABLE;
+    snprintf(port, sizeof port, "%d", (int)options->agent_port);
+    int code = dial(options->dial_agent, port, secret, &fd, &channel, text, sizeof text);
+    wipe(secret, sizeof secret);
+    if (code != 0) {
+        say("agent port: %s", text);
+        return code;
     }
     set_nonblocking(STDIN_FILENO);
     set_nonblocking(STDOUT_FILENO);
-    hvd_channel_t *channel = NULL;
-    hvd_status_t status = hvd_channel_open(fd, false, secret, &channel, text, sizeof text);
-    wipe(secret, sizeof secret);
-    status = status == HVD_OK ? shake(fd, channel, text, sizeof text) : status;
-    int result = status == HVD_UNAUTHENTICATED ? EXIT_OTHER_SECRET : EXIT_UNREACHABLE;
-    if (status == HVD_OK) {
-        status = relay_run(fd, channel, STDIN_FILENO, STDOUT_FILENO);
-        result = status == HVD_OK ? 0 : EXIT_UNREACHABLE;
-    } else {
-        say("agent port: %s: %s",
-            status == HVD_UNAUTHENTICATED ? "the secret is not the same" : "no handshake", text);
-        hvd_channel_close(channel);
-    }
+    hvd_status_t status = relay_run(fd, channel, STDIN_FILENO, STDOUT_FILENO);
     close(fd);
-    return result;
+    return status == HVD_OK ? 0 : EXIT_UNREACHABLE;
 }
 
 // --- Waiting -------------------------------------------------------------------------------------
@@ -261,14 +194,9 @@ static void reap_guests(guests_t *guests)
 // As sshd does, so that the agent knows which of the launcher's addresses works from here.
 static void tell_peer(int fd)
 {
-    struct sockaddr_storage peer;
-    socklen_t bytes = sizeof peer;
     char name[NI_MAXHOST], text[NI_MAXHOST + 16];
-    if (getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0 &&
-        getnameinfo((struct sockaddr *)&peer, bytes, name, sizeof name, NULL, 0, NI_NUMERICHOST) ==
-            0) {
-        const char *v4 = strncmp(name, "::ffff:", 7) == 0 ? name + 7 : name;
-        snprintf(text, sizeof text, "%s 0 0 0", v4);
+    if (peer_address(fd, name, sizeof name) != NULL) {
+        snprintf(text, sizeof text, "%s 0 0 0", name);
         setenv("SSH_CONNECTION", text, 1);
     }
 }
@@ -315,38 +243,6 @@ static void enter(void *owner, const guest_t *guest)
     close(guest->fd);
 }
 
-static void say_line(void *arg, int level, const char *line)
-{
-    (void)arg;
-    (void)level;
-    say("%s", line);
-}
-
-// At every interface; NULL, with the sentence in err, if that cannot be.
-static hvd_status_t listen_at(door_t *door, int port, err_t *err)
-{
-    const union {
-        struct sockaddr_in6 v6;
-        struct sockaddr_in v4;
-        struct sockaddr_storage storage;
-    } everywhere[] = {
-        {.v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)}},
-        {.v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)}},
-    };
-    int code = EAFNOSUPPORT;
-    for (size_t i = 0; i < N_ELEMENTS(everywhere) && code == EAFNOSUPPORT; i++) {
-        struct sockaddr_storage at = everywhere[i].storage;
-        socklen_t bytes = i == 0 ? sizeof everywhere[i].v6 : sizeof everywhere[i].v4;
-        code = door_listen(door, &at, &bytes);
-    }
-    return code == 0 ? HVD_OK
-                     : fail_errno(err, code,
-                                  "cannot listen on port %d (--agent-port); is another program "
-                                  "using it? See: ss -ltnp; end it, or choose another port here "
-                                  "and for " PROGRAM,
-                                  port);
-}
-
 // false: asked to end.
 static bool hear_signals(int signal_fd, guests_t *guests)
 {
@@ -360,38 +256,16 @@ static bool hear_signals(int signal_fd, guests_t *guests)
     return true;
 }
 
-static hvd_status_t open_door(const options_t *options, int port, door_rules_t *rules,
-                              door_t **door_p, err_t *err)
-{
-    uint8_t secret[SECRET_BYTES];
-    hvd_status_t status;
-    TRY(read_secret(options, secret, err), out);
-    status = secure_keys_new(secret, &rules->keys, err);
-    wipe(secret, sizeof secret);
-    TRY(status, out);
-    TRY(door_open(rules, door_p, err), out);
-    TRY(listen_at(*door_p, port, err), out);
-out:
-    return status;
-}
-
 // Until a signal or, with a time to give up, until the last guest has left.
 static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
 {
-    const log_t log = {.level = LOG_WARN, .rank = -1, .hide_time = true, .sink = say_line};
     guests_t guests = {.n = 0};
-    door_rules_t rules = {.name = "agent port",
-                          .log = &log,
-                          .role = HELLO_CHANNEL,
-                          .patience_ns = HANDSHAKE_MS * NS_PER_MS,
-                          .is_probed = true, // by a kubelet, say
-                          .owner = &guests,
-                          .enter = enter};
+    door_rules_t rules = {.name = "agent port", .owner = &guests, .enter = enter};
     door_t *door = NULL;
     err_t err = {0};
     bool looks = give_up_ns != NEVER_NS, is_left = false;
     int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
-    if (open_door(options, port, &rules, &door, &err) != HVD_OK) {
+    if (door_at(options, &port, "--agent-port", &rules, &door, &err) != HVD_OK) {
         say("%s", err.text);
         return EXIT_USAGE;
     }

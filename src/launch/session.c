@@ -21,6 +21,7 @@
 #define PING_MS 5000
 #define LATE_MS 10000 // for agents to finish after ranks must be dead
 #define FULL_MS 5     // until the next look whether the sink has room
+#define N_OWN_FDS 2   // polled besides those of links: signals, agents that dial
 
 // --- Beginning -----------------------------------------------------------------------------------
 
@@ -38,9 +39,12 @@ hvd_status_t session_init(session_t *session, const options_t *options,
     if (policy->hears_signals) {
         session->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
     }
+    prctl(PR_SET_DUMPABLE, 0); // secrets are in this memory
     session->sink = sink_start();
-    return session->sink != NULL ? HVD_OK
-                                 : fail(err, HVD_NO_MEMORY, "cannot start a thread for output");
+    if (session->sink == NULL) {
+        return fail(err, HVD_NO_MEMORY, "cannot start a thread for output");
+    }
+    return options->await_agents >= 0 ? awaited_open(options, &session->awaited, err) : HVD_OK;
 }
 
 // Where ranks find the rendezvous server. An elastic job may wait for hosts from anywhere; without
@@ -70,7 +74,6 @@ hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err
     const char *files = session->options->output_filename;
     uint8_t id[4];
     hvd_status_t status;
-    prctl(PR_SET_DUMPABLE, 0); // the secret is in this memory
     if (files[0] != '\0') {
         session->problem_code = EXIT_OUTPUT;
         TRY(output_files_open(files, n_files, &session->files, err), out);
@@ -197,7 +200,21 @@ void session_lose(session_t *session, agent_link_t *link, const char *how)
 
 static bool is_coming(const agent_link_t *link)
 {
-    return link->phase == LINK_WAITING || link->phase == LINK_CONNECTING;
+    return link->phase == LINK_WAITING || link->phase == LINK_AWAITED ||
+           link->phase == LINK_CONNECTING;
+}
+
+static void welcome(session_t *session, agent_link_t *link)
+{
+    introduction_t introduction;
+    channel_t channel;
+    if (awaited_take(session->awaited, link->host->name, &channel, &introduction)) {
+        if (session->options->verbose) {
+            sink_say(session->sink, STREAM_STDERR, "The agent of host %s has dialled. %s",
+                     link->host->name, introduction.about);
+        }
+        link_welcome(link, &channel, introduction.version);
+    }
 }
 
 // An agent that was coming may have come, or never will.
@@ -228,10 +245,14 @@ static void start_links(session_t *session)
             link_start(link, session->options, session->sink);
             look_at(session, link);
         }
+        if (link->phase == LINK_AWAITED) {
+            welcome(session, link);
+            look_at(session, link);
+        }
     }
 }
 
-static void serve_link(session_t *session, agent_link_t *link)
+static void hear_link(session_t *session, agent_link_t *link)
 {
     frame_t frame;
     if (link->phase == LINK_CONNECTING) {
@@ -246,6 +267,22 @@ static void serve_link(session_t *session, agent_link_t *link)
     if (link->channel.is_closed && link->phase == LINK_READY) {
         link_read_errors(link, session->options->verbose, session->sink);
         session_lose(session, link, "the connection is closed");
+    }
+}
+
+// What poll() said of its socket and of what its ssh prints.
+static void serve_link(session_t *session, agent_link_t *link, const struct pollfd polled[2],
+                       bool reads)
+{
+    if (polled[1].revents != 0) {
+        link_read_errors(link, session->options->verbose, session->sink);
+    }
+    if (polled[0].revents & POLLOUT) {
+        channel_send(&link->channel);
+    }
+    if (((polled[0].revents & ~POLLOUT) != 0 || channel_has_more(&link->channel)) &&
+        (reads || link->phase == LINK_CONNECTING)) {
+        hear_link(session, link);
     }
 }
 
@@ -281,6 +318,10 @@ static void on_time(session_t *session, bool was_reading)
     }
     bool pings = now_ns >= session->ping_at_ns;
     session->ping_at_ns = pings ? now_ns + ping_ns(session) : session->ping_at_ns;
+    if (pings && session->awaited != NULL) {
+        awaited_ping(session->awaited);
+        awaited_progress(session->awaited);
+    }
     for (int i = 0; i < session->n_links; i++) {
         agent_link_t *link = session->links[i];
         if (link->phase == LINK_READY) {
@@ -297,6 +338,9 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
         MIN(MIN(session->stop_at_ns, session->late_at_ns), MIN(session->ping_at_ns, policy_ns));
     for (int i = 0; i < session->n_links; i++) {
         const agent_link_t *link = session->links[i];
+        if (reads && link->phase == LINK_READY && channel_has_more(&link->channel)) {
+            return 0;
+        }
         if (link->phase == LINK_WAITING && link->retry_at_ns > now_ns) {
             next_ns = MIN(next_ns, link->retry_at_ns);
         }
@@ -309,7 +353,7 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
 static bool watch_links(session_t *session, bool reads)
 {
     size_t n = (size_t)session->n_links;
-    struct pollfd *polled = realloc(session->polled, (2 * n + 1) * sizeof *polled);
+    struct pollfd *polled = realloc(session->polled, (2 * n + N_OWN_FDS) * sizeof *polled);
     if (polled == NULL) {
         return false;
     }
@@ -326,6 +370,8 @@ static bool watch_links(session_t *session, bool reads)
             (struct pollfd){.fd = is_on ? link->process.fds[STREAM_STDERR] : -1, .events = POLLIN};
     }
     polled[2 * n] = (struct pollfd){.fd = session->signal_fd, .events = POLLIN};
+    polled[2 * n + 1] = (struct pollfd){
+        .fd = session->awaited != NULL ? awaited_fd(session->awaited) : -1, .events = POLLIN};
     return true;
 }
 
@@ -339,22 +385,15 @@ static void poll_once(session_t *session, uint64_t policy_ns)
         return;
     }
     struct pollfd *polled = session->polled;
-    if (poll(polled, 2 * (nfds_t)n + 1, next_wait_ms(session, reads, policy_ns)) > 0) {
+    if (poll(polled, 2 * (nfds_t)n + N_OWN_FDS, next_wait_ms(session, reads, policy_ns)) >= 0) {
         for (int i = 0; i < n; i++) {
-            agent_link_t *link = session->links[i];
-            if (polled[2 * i + 1].revents != 0) {
-                link_read_errors(link, session->options->verbose, session->sink);
-            }
-            if (polled[2 * i].revents & POLLOUT) {
-                channel_send(&link->channel);
-            }
-            if ((polled[2 * i].revents & ~POLLOUT) != 0 &&
-                (reads || link->phase == LINK_CONNECTING)) {
-                serve_link(session, link);
-            }
+            serve_link(session, session->links[i], &polled[2 * i], reads);
         }
         if (polled[2 * n].revents != 0) {
             on_signals(session);
+        }
+        if (polled[2 * n + 1].revents != 0) {
+            awaited_progress(session->awaited);
         }
     }
     on_time(session, reads);
@@ -412,6 +451,7 @@ void session_close(session_t *session)
     for (int i = 0; i < session->n_links; i++) {
         link_free(session->links[i]);
     }
+    awaited_close(session->awaited);
     for (int i = 0; i < session->n_workers; i++) {
         session_free_worker(session->workers[i]);
     }

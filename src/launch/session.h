@@ -9,6 +9,7 @@
 #ifndef HVD_LAUNCH_SESSION_H
 #define HVD_LAUNCH_SESSION_H
 
+#include "launch/dial.h"
 #include "launch/ending.h"
 #include "launch/launch.h"
 #include "launch/link.h"
@@ -54,6 +55,7 @@ typedef struct session_policy {
 struct session {
     const options_t *options;
     const session_policy_t *policy;
+    awaited_t *awaited; // agents that have dialled; NULL: none may
     agent_link_t **links;
     worker_t **workers; // by id
     int n_links, n_workers;

@@ -133,22 +133,22 @@ hvd_status_t secret_read_file(const char *path, const char *setting, secret_read
 }
 
 // The descriptor is read once and closed, so no child of the user's program inherits the secret.
-static hvd_status_t read_fd(int fd, uint64_t deadline_ns, uint8_t secret[SECRET_BYTES], err_t *err)
+hvd_status_t secret_read_fd(int fd, const char *setting, uint64_t deadline_ns,
+                            uint8_t secret[SECRET_BYTES], err_t *err)
 {
     char text[SECRET_DIGITS];
     hvd_status_t status = HVD_OK;
     ssize_t n = fcntl(fd, F_GETFD) < 0 ? -1 : read_until(fd, text, sizeof text, deadline_ns);
     if (n < 0) {
         status = fail_errno(err, errno,
-                            "cannot read the job's secret from descriptor %d (HOROVOD_SECRET_FD); "
-                            "it can be read only once: programs that call init again need "
-                            "HOROVOD_SECRET_FILE",
-                            fd);
+                            "cannot read the job's secret from descriptor %d (%s); it can be read "
+                            "only once: programs that call init again need HOROVOD_SECRET_FILE",
+                            fd, setting);
     } else if (!secret_decode(text, (size_t)n, secret)) {
         status = fail(err, HVD_INVALID_ARGUMENT,
-                      "descriptor %d (HOROVOD_SECRET_FD) must give 64 hexadecimal "
-                      "digits; it gave something else, or only %zd bytes",
-                      fd, n);
+                      "descriptor %d (%s) must give 64 hexadecimal digits; it gave something else, "
+                      "or only %zd bytes",
+                      fd, setting, n);
     }
     wipe(text, sizeof text);
     close(fd);
@@ -165,7 +165,8 @@ hvd_status_t secret_find(const config_t *config, uint64_t deadline_ns, uint8_t s
                          err_t *err)
 {
     if (config->secret_fd >= 0) {
-        return read_fd((int)config->secret_fd, deadline_ns, secret, err);
+        return secret_read_fd((int)config->secret_fd, "HOROVOD_SECRET_FD", deadline_ns, secret,
+                              err);
     }
     return secret_read_file(config->secret_file, "HOROVOD_SECRET_FILE", SECRET_FOR_OWNER,
                             deadline_ns, secret, err);

@@ -21,6 +21,9 @@ bool secret_decode(const char *text, size_t bytes, uint8_t secret[SECRET_BYTES])
 typedef enum secret_readers { SECRET_FOR_OWNER = 077, SECRET_FOR_GROUP = 07 } secret_readers_t;
 hvd_status_t secret_read_file(const char *path, const char *setting, secret_readers_t readers,
                               uint64_t deadline_ns, uint8_t secret[SECRET_BYTES], err_t *err);
+// A descriptor is read once, and closed.
+hvd_status_t secret_read_fd(int fd, const char *setting, uint64_t deadline_ns,
+                            uint8_t secret[SECRET_BYTES], err_t *err);
 // Makes a file that only its owner can read and that was not there before; also for other things
 // that are nobody else's business.
 hvd_status_t secret_write_file(const char *path, const void *data, size_t bytes, err_t *err);
