@@ -30,6 +30,8 @@ hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, 
                             err_t *err);
 // From the options: --pai, -H, a hostfile, or localhost with -np slots.
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err);
+// The tasks of this OpenPAI job as hosts, this one first (hosts_openpai.c).
+hvd_status_t hosts_of_openpai(const options_t *options, hosts_t *hosts_p, err_t *err);
 void hosts_find_local(hosts_t *hosts); // looks names up: may take as long as the resolver does
 void hosts_free(hosts_t *hosts);
 // Addresses of this machine that others may reach, separated by commas. nics "": all that are up.

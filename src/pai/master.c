@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_job.c - the master of an OpenPAI job: waits for every task, runs the job, tells how it ended.
+// master.c - the master of an OpenPAI job: waits for every task, runs the job, tells how it ended.
 //
-// Containers of a job start when they like. A gate (pai_gate.c) is opened on every task, all at
-// once, again every RETRY_MS where nobody answers yet; a line tells who is missing and why, and a
+// Containers of a job start when they like. A gate (gate.c) is opened on every task, all at once,
+// again every RETRY_MS where nobody answers yet; a line tells who is missing and why, and a
 // deadline ends it with the same list. When all are there the job runs in a child process, natively
 // or through mpirun, over the interfaces that own the addresses OpenPAI has given the tasks. Gates
 // stay open all the while: one that closes means a lost task, and ends a job that has not noticed
-// by itself within NOTICE_MS. The exit code goes to the workers through the gates and is ours.
-// One thread, one poll.
+// by itself within NOTICE_MS. The exit code goes to the workers through the gates and is ours. One
+// thread, one poll.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/pai.h"
 #include "launch/process.h"
+#include "pai/internal.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -487,7 +486,7 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
                     "and --slots-per-host say how many ranks)",
                     options->hosts[0] != '\0' ? "--hosts" : "--hostfile");
     }
-    hvd_status_t status = pai_hosts(options, &master->hosts, err);
+    hvd_status_t status = hosts_of_openpai(options, &master->hosts, err);
 
     master->options = *options;
     if (status != HVD_OK) {

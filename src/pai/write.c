@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_write.c - a job of one master and some workers, as v1 JSON or v2 YAML, from the same options.
+// write.c - a job of one master and some workers, as v1 JSON or v2 YAML, from the same options.
 //
-// The exit code of the master's command decides the job; workers end with it (pai_gate.c), so their
+// The exit code of the master's command decides the job; workers end with it (gate.c), so their
 // own success ends nothing early. Texts are written as JSON strings, which YAML reads alike. In v2
 // the tasks reach each other over ssh through the cluster's ssh plugin, in v1 that is always there.
-#include "launch/launch.h"
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 static void put_string(buf_t *out, const char *text)
 {

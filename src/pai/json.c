@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_json.c - is a text JSON, as RFC 8259 has it? Job files of v1 are read by servers as such.
+// json.c - is a text JSON, as RFC 8259 has it? Job files of v1 are read by servers as such.
 //
-// libyaml, which reads both forms of a job (pai_document.c), takes more: commas before a bracket,
+// libyaml, which reads both forms of a job (document.c), takes more: commas before a bracket,
 // comments, quotes of one stroke, True, and maps without brackets. What this file refuses is told
 // with its line and with what had to stand there. Reads every byte once, keeps nothing. Pure.
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 typedef struct json {
     const char *at, *end;

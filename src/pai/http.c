@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_http.c - one request over HTTP or HTTPS, through the libcurl of this machine.
+// http.c - one request over HTTP or HTTPS, through the libcurl of this machine.
 //
 // libcurl is looked for when it is needed, so horovodrun runs where there is none; the few names
 // and numbers used of it are part of its stable binary interface and written down here. Servers
 // prove who they are, or nothing is sent: certificate and name are always verified. A redirect is
 // not followed, as it could carry the token elsewhere. One thread.
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_cli.c - `horovodrun pai init|check|submit|status|logs|stop`: what was asked for, with what.
+// cli.c - `horovodrun pai init|check|submit|status|logs|stop`: what was asked for, with what.
 //
-// Commands and options are rows (pai.def); help comes from the same rows. A job that init writes
-// and a job that submit sends are held against the rules first (pai_check.c), so what is wrong is
-// told with its place before a server is asked. Results go to stdout, everything else to stderr.
-#include "launch/launch.h"
-#include "launch/pai.h"
+// Commands and options are rows (options.def); help comes from the same rows. A job that init
+// writes and a job that submit sends are held against the rules first (check.c), so what is wrong
+// is told with its place before a server is asked. Results go to stdout, everything else to stderr.
+#include "pai/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -41,7 +40,7 @@ static const pai_row_t rows[] = {
      .verbs = verbs_,                                                                              \
      .placeholder = placeholder_,                                                                  \
      .place = offsetof(pai_options_t, field_)},
-#include "launch/pai.def"
+#include "pai/options.def"
 #undef PAI_OPTION
 };
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_rest.c - submit, status, logs and stop: the REST API of an OpenPAI cluster, v1 and v2.
+// rest.c - submit, status, logs and stop: the REST API of an OpenPAI cluster, v1 and v2.
 //
 // The two versions differ in their paths only: a table. What the server refuses is told in its own
 // words ({"code", "message"}). The token comes from a file or the environment, never from an
 // argument, and goes to the server named by --server only: logs may lie elsewhere and are fetched
 // without it.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #include <stdlib.h>
 #include <strings.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_document.c - reads a job file or an answer of the server: YAML, or JSON, which is YAML too.
+// document.c - reads a job file or an answer of the server: YAML, or JSON, which is YAML too.
 //
 // libyaml makes a document of nodes with their places in the text; this file adds what a scalar is
 // (a quoted one is a text, a plain one may be a number, a truth value or nothing, as YAML 1.2 and
 // JSON have it) and how to get around. Nodes live as long as their document.
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
