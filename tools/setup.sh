@@ -25,6 +25,7 @@ pkg-config          | command -v pkg-config
 libssl-dev          | pkg-config --exists "openssl >= 3"
 libfabric-dev       | test -e /usr/include/rdma/fabric.h
 libyaml-dev         | test -e /usr/include/yaml.h
+libjansson-dev      | test -e /usr/include/jansson.h
 libcurl4            | PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q "libcurl.so.4 "
 libcmocka-dev       | pkg-config --exists cmocka
 python3             | command -v python3

@@ -112,8 +112,7 @@ static int init(const pai_options_t *options)
     }
     pai_write(options, format, &text);
     if (text.failed) {
-        say("no memory for the job");
-        code = EXIT_INTERNAL;
+        say("cannot write the job: its names and its command must be UTF-8");
     } else if (read_job(options, "the job", &text, &document, &format)) {
         code = write_job(options->output, &text);
     }

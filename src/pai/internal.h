@@ -60,7 +60,7 @@ const pai_node_t *pai_value(const pai_document_t *document, const pai_node_t *ma
 const pai_node_t *pai_get(const pai_document_t *document, const pai_node_t *map, const char *key);
 hvd_status_t pai_file_read(const char *path, buf_t *text, err_t *err); // with a '\0' behind
 
-// HVD_OK: the text is JSON, and nothing else that YAML would be (json.c).
+// HVD_OK: the text is JSON, and nothing else that YAML would be.
 hvd_status_t pai_json_check(const char *text, size_t bytes, const char *file, err_t *err);
 
 // --- Checking (check.c; the rules are in rules.c) ------------------------------------------------
@@ -101,6 +101,7 @@ void pai_check(const pai_document_t *document, pai_format_t format, pai_findings
 
 // --- Writing (write.c) ---------------------------------------------------------------------------
 
+// Failed: no memory, or a text that is not UTF-8.
 void pai_write(const pai_options_t *options, pai_format_t format, buf_t *out);
 
 // --- The server (rest.c over http.c) -------------------------------------------------------------
