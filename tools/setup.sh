@@ -26,7 +26,7 @@ libssl-dev          | pkg-config --exists "openssl >= 3"
 libfabric-dev       | test -e /usr/include/rdma/fabric.h
 libyaml-dev         | test -e /usr/include/yaml.h
 libjansson-dev      | test -e /usr/include/jansson.h
-libcurl4            | PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q "libcurl.so.4 "
+libcurl4-openssl-dev | pkg-config --exists libcurl
 libcmocka-dev       | pkg-config --exists cmocka
 python3             | command -v python3
 python3-dev         | has_python_header

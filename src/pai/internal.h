@@ -117,11 +117,11 @@ typedef struct pai_request {
     const char *token;        // NULL: none
     const char *content_type; // NULL: no body
     const char *body;
-    const char *ca_file; // "": the system's
+    const char *ca_file; // "": SSL_CERT_FILE, or the system's
     double timeout_s;
 } pai_request_t;
 
-// HVD_OK: there is a reply, whatever its code. HVD_UNSUPPORTED: no libcurl here.
+// HVD_OK: there is a reply, whatever its code.
 hvd_status_t pai_http(const pai_request_t *request, pai_reply_t *reply_p, err_t *err);
 void pai_reply_free(pai_reply_t *reply);
 

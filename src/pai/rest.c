@@ -175,10 +175,9 @@ static char *url_of(const rest_call_t *call, const char *path)
 static int send_request(const pai_request_t *request, pai_reply_t *reply_p)
 {
     err_t err = {0};
-    hvd_status_t status = pai_http(request, reply_p, &err);
-    if (status != HVD_OK) {
+    if (pai_http(request, reply_p, &err) != HVD_OK) {
         say("%s", err.text);
-        return status == HVD_UNSUPPORTED ? EXIT_NOT_FOUND : EXIT_UNREACHABLE;
+        return EXIT_UNREACHABLE;
     }
     if (reply_p->warning[0] != '\0') {
         say("the server warns: %s", reply_p->warning);
