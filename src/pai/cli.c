@@ -243,9 +243,10 @@ static hvd_status_t fail_unknown(const char *word, unsigned verb, const char *ve
             meant = rows[i].info.flag;
         }
     }
-    return fail(err, HVD_INVALID_ARGUMENT, "pai %s has no option %s%s%s; %s pai --help lists them",
-                verb_name, name, meant != NULL ? ", but " : "", meant != NULL ? meant : "",
-                PROGRAM);
+    return fail(err, HVD_INVALID_ARGUMENT,
+                "pai %s has no option %s%s%s%s %s pai --help lists all of them", verb_name, name,
+                meant != NULL ? "; did you mean " : ";", meant != NULL ? meant : "",
+                meant != NULL ? "?" : "", PROGRAM);
 }
 
 static hvd_status_t read_flags(int argc, char **argv, unsigned verb, const char *verb_name,
@@ -311,9 +312,9 @@ int pai_main(int argc, char **argv)
         i++;
     }
     if (argc <= 2 || i == N_ELEMENTS(verbs)) {
-        say("%s pai has the commands init, check, submit, status, logs and stop, but not \"%s\"; "
-            "%s pai --help says more",
-            PROGRAM, argc > 2 ? argv[2] : "", PROGRAM);
+        say("pai %s: %s; use init, check, submit, status, logs or stop (%s pai --help says more)",
+            argc > 2 ? argv[2] : "COMMAND", argc > 2 ? "no such command" : "the command is missing",
+            PROGRAM);
         return EXIT_USAGE;
     }
     if (argc > 3 && strcmp(argv[3], "--help") == 0) {
@@ -323,7 +324,7 @@ int pai_main(int argc, char **argv)
     if (read_options(argc - 3, argv + 3, verbs[i].verb, verbs[i].name, &options, &err) != HVD_OK) {
         say("%s", err.text);
     } else if (options.n_words < verbs[i].min_words || options.n_words > verbs[i].max_words) {
-        say("pai %s takes %s, but %d were given; %s pai --help says more", verbs[i].name,
+        say("pai %s takes %s, but got %d arguments; %s pai --help says more", verbs[i].name,
             verbs[i].words, options.n_words, PROGRAM);
     } else {
         code = verbs[i].act(&options);

@@ -45,8 +45,8 @@ void pai_choose_fabric(const options_t *options)
     for (size_t i = 0; i < N_ELEMENTS(settings); i++) {
         if (settings[i].generation == generation && environment(settings[i].name) == NULL) {
             setenv(settings[i].name, settings[i].value, 1);
-            say("%s=%s for the RDMA devices of this container (--azure-rdma)", settings[i].name,
-                settings[i].value);
+            say("setting %s=%s for the RDMA devices of this container (--azure-rdma)",
+                settings[i].name, settings[i].value);
         }
     }
 }

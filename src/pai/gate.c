@@ -53,7 +53,8 @@ static hvd_status_t socket_address(const char *task, bool makes, struct sockaddr
     }
     int bytes = snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", directory, task);
     if (bytes >= (int)sizeof address.sun_path || strchr(task, '/') != NULL) {
-        return fail(err, HVD_INVALID_ARGUMENT, "the name of task %.200s is too long", task);
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "the name of task %.200s is too long, or has a \"/\" in it", task);
     }
     *address_p = address;
     return HVD_OK;
@@ -163,15 +164,15 @@ static void wait_for_end(gate_worker_t *worker)
 static int conclude(const gate_worker_t *worker, const options_t *options)
 {
     if (worker->has_code) {
-        say("the master has ended with exit code %d, and so does this worker", worker->code);
+        say("the master has ended with exit code %d; so does this worker", worker->code);
         return worker->code;
     }
     if (worker->had_gate) {
-        say("the master is gone without a word: it was killed, or the network was cut. Look at its "
-            "log");
+        say("the master is gone: it was killed, or the network was cut. Look at its log");
         return EXIT_UNREACHABLE;
     }
-    say("no master came within %d s (--pai-timeout); does it run \"%s --pai ...\"? Look at its log",
+    say("the master did not connect within %d s (--pai-timeout); does its container run \"%s --pai "
+        "...\"? Look at its log",
         (int)options->pai_timeout, PROGRAM);
     return EXIT_START_TIMEOUT;
 }

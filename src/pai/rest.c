@@ -85,7 +85,7 @@ static hvd_status_t check_server(const pai_options_t *options, err_t *err)
 
     if (server[0] == '\0') {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "the cluster is missing; name it with --server, or HOROVODRUN_PAI_SERVER");
+                    "the cluster is missing; give --server, or set HOROVODRUN_PAI_SERVER");
     }
     if (!is_open && strncmp(server, "https://", 8) != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -110,8 +110,8 @@ static hvd_status_t open_call(const pai_options_t *options, pai_format_t api, co
     bool needs_user = job != NULL || api == PAI_V1;
     if (needs_user && !is_plain_name(call->user)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "the user of the job is missing; name the job USER~JOB, or give --user (or "
-                    "HOROVODRUN_PAI_USER)");
+                    "the user of the job is missing; write USER~JOB, give --user, or set "
+                    "HOROVODRUN_PAI_USER");
     }
     if (job != NULL && !is_plain_name(call->job)) {
         return fail(err, HVD_INVALID_ARGUMENT,
