@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the libcurl that goes into the wheel, as a static library: tools/curl.sh PREFIX OPENSSL
-# with the prefix of what tools/openssl.sh has built.
+# Builds the libcurl that horovodrun uses, as a static library: tools/curl.sh PREFIX [OPENSSL]
+# with the system's OpenSSL, or with the one that tools/openssl.sh has built in that prefix.
 #
-# The wheel needs nothing installed, and a system's libcurl brings some thirty other libraries. What
-# is built speaks HTTP and HTTPS, also through a proxy, and nothing else. Where a system keeps its
-# certificates is not built in: src/pai/http.c looks for them. The source comes from crates.io,
-# where it is kept for users of Rust, and is checked against its hash.
+# Why not the system's libcurl: the wheel needs nothing installed, and some thirty libraries that it
+# brings would be loaded by every horovodrun and every agent, which takes longer than all the rest
+# of their start. What is built speaks HTTP and HTTPS, also through a proxy, and nothing else. Where
+# a system keeps its certificates is not built in: src/pai/http.c looks for them. The source comes
+# from crates.io, where it is kept for users of Rust, and is checked against its hash.
 set -euo pipefail
 
 version=0.4.91+curl-8.22.0
 sha256=cd39579123e45bf762716bb893d43886ed1cabe6289455be29a4f1d4e37afb06
 prefix=$(realpath -m "$1")
-openssl=$(realpath "$2")
+openssl=${2:+$(realpath "$2")}
 stamp=$prefix/version
-built="$version with OpenSSL $(cat "$openssl/version")"
+built="$version with $(cat "$openssl/version" 2>/dev/null || pkg-config --modversion openssl)"
 
 if [ "$(cat "$stamp" 2>/dev/null)" = "$built" ]; then
     exit 0
@@ -26,7 +27,7 @@ options=(
     -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCURL_DROP_UNUSED=ON
     -DENABLE_CURL_MANUAL=OFF
     -DHTTP_ONLY=ON -DCURL_CA_BUNDLE=none -DCURL_CA_PATH=none
-    -DCURL_USE_OPENSSL=ON -DOPENSSL_ROOT_DIR="$openssl" -DOPENSSL_USE_STATIC_LIBS=ON
+    -DCURL_USE_OPENSSL=ON ${openssl:+-DOPENSSL_ROOT_DIR="$openssl"}
     -DCURL_DISABLE_OPENSSL_AUTO_LOAD_CONFIG=ON
 )
 # Whatever else it would use if it were installed here, or need not be able to do.

