@@ -140,4 +140,5 @@ check-style:
 	@tools/check-style
 
 clean:
-	rm -rf build build-clang build-asan build-tsan build-wheel build-openssl* dist build-fuzz build-cov
+	rm -rf build build-clang build-asan build-tsan build-wheel build-curl* build-openssl* dist \
+		build-fuzz build-cov

@@ -80,7 +80,7 @@ endfunction()
 function(hvd_test_program source)
     cmake_path(GET source STEM name)
     add_executable(${name} ${source})
-    target_link_libraries(${name} PRIVATE hvd_launch hvd_core PkgConfig::cmocka)
+    target_link_libraries(${name} PRIVATE hvd_pai PkgConfig::cmocka)
     set_target_properties(${name} PROPERTIES
         RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
 endfunction()

@@ -5,8 +5,9 @@
 #
 # Why not the system's: the wheel carries its own in any case, and since 3.1 AES-GCM uses the wide
 # AES instructions, which makes encryption about three times as fast as with the 3.0 of Debian 12.
-# Only what TLS 1.3 with a pre-shared key needs is built. The source comes from crates.io, where it
-# is kept for users of Rust, and is checked against its hash.
+# Only what TLS 1.3 with a pre-shared key needs is built, and what libcurl needs for HTTPS (TLS 1.2
+# and 1.3, certificates with RSA or elliptic curves). The source comes from crates.io, where it is
+# kept for users of Rust, and is checked against its hash.
 set -euo pipefail
 
 version=300.6.1+3.6.3

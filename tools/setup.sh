@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes a fresh Debian 12 machine ready, and does nothing on one that is: installs what is missing,
-# makes .venv with what the Python tests need (PyTorch without its GPU parts among it), configures
-# and builds build/, which .venv then sees as the package horovod. Needs root, or sudo, only when
-# something is missing.
+# makes .venv with what the Python tests need (PyTorch without its GPU parts among it), puts a small
+# libcurl into build-curl/, configures and builds build/, which .venv then sees as the package
+# horovod. Needs root, or sudo, only when something is missing.
 #
 #   tools/setup.sh             everything
 #   tools/setup.sh --no-build  packages and .venv only
@@ -25,7 +25,7 @@ pkg-config          | command -v pkg-config
 libssl-dev          | pkg-config --exists "openssl >= 3"
 libfabric-dev       | test -e /usr/include/rdma/fabric.h
 libyaml-dev         | test -e /usr/include/yaml.h
-libcurl4            | PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q "libcurl.so.4 "
+libjansson-dev      | test -e /usr/include/jansson.h
 libcmocka-dev       | pkg-config --exists cmocka
 python3             | command -v python3
 python3-dev         | has_python_header
@@ -76,6 +76,7 @@ if ! cmp -s tools/requirements.txt .venv/requirements.txt; then
     cp tools/requirements.txt .venv/requirements.txt
 fi
 .venv/bin/python tools/install-torch.py
+tools/curl.sh build-curl
 
 if [ "${1:-}" != --no-build ]; then
     tools/build.sh build

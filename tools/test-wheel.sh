@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # make test-wheel: the wheel of dist/ as users get it. Each Python found gets an environment with
-# nothing but the wheel; there it must install, be small, and run a job of two ranks.
+# nothing but the wheel; there it must install, be small, and run a job of two ranks. Its horovodrun
+# needs no library but the system's own, and talks to servers over HTTPS with the one inside.
 #
 #   PYTHONS="python3.11 ..."  which (default: those of 3.11 to 3.13 that are there, pyenv's too)
 set -euo pipefail
@@ -65,3 +66,9 @@ for python in ${PYTHONS:-$(pythons)}; do
         echo "slower than $limit_seconds s; was the machine busy?" >&2
     fi
 done
+needed=$(readelf -d "$environment/bin/horovodrun" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+if grep -Ev '^(libc|ld-linux.*)\.so\.[0-9]+$' <<<"$needed"; then
+    echo "horovodrun needs these libraries installed" >&2
+    exit 1
+fi
+python3 tests/launch/test_pai.py "$environment/bin"

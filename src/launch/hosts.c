@@ -9,7 +9,6 @@
 // remote.
 #define _GNU_SOURCE
 #include "launch/launch.h"
-#include "launch/pai.h"
 #include "launch/schedulers.h"
 
 #include <arpa/inet.h>
@@ -263,7 +262,7 @@ hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err
 {
     int bare_slots = (int)options->slots_per_host;
     if (options->pai) {
-        return pai_hosts(options, hosts_p, err);
+        return hosts_of_openpai(options, hosts_p, err);
     }
     if (options->hostfile[0] != '\0') {
         return hostfile_read(options->hostfile, bare_slots, hosts_p, err);

@@ -6,7 +6,8 @@
 // program is one process with one loop (session.c), a thread that writes output (sink.c) and the
 // library's rendezvous server; on every host an agent, the same binary (agent.c), starts the ranks
 // and reports. docs/launcher.md has the picture. options.h, plan.h, frame.h, session.h, output.h,
-// process.h, agent.h and ending.h have the parts; only main.c and tests call the rest.
+// process.h, agent.h and ending.h have the parts; only tools/horovodrun.c, pai/ and tests call the
+// rest.
 #ifndef HVD_LAUNCH_H
 #define HVD_LAUNCH_H
 

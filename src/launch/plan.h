@@ -35,6 +35,8 @@ hvd_status_t hostfile_text(const char *path, buf_t *text, err_t *err); // with a
 hvd_status_t hosts_add(hosts_t *hosts, const char *name, size_t bytes, int slots, err_t *err);
 // From the options: --pai, -H, a hostfile; else from a scheduler, or localhost with -np slots.
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err);
+// The tasks of this OpenPAI job as hosts, this one first (hosts_openpai.c).
+hvd_status_t hosts_of_openpai(const options_t *options, hosts_t *hosts_p, err_t *err);
 // Looks names up, which may take as long as the resolver does; not those of agents that dial.
 void hosts_find_local(const options_t *options, hosts_t *hosts);
 void hosts_free(hosts_t *hosts);

@@ -13,7 +13,7 @@ foreach(row IN LISTS rows)
     set(program fuzz_${name})
     set(corpus ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz/corpus/${name})
     add_executable(${program} ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz/${program}.c)
-    target_link_libraries(${program} PRIVATE hvd_launch hvd_core)
+    target_link_libraries(${program} PRIVATE hvd_pai)
     set_target_properties(${program} PROPERTIES
         RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
     if(HVD_FUZZ)

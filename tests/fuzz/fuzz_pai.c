@@ -5,7 +5,7 @@
 // Whatever can be read is held against the rules of both forms; every finding is one whole line.
 // Whether it is JSON is asked of all.
 #include "fuzz.h"
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {

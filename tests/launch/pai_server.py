@@ -156,8 +156,9 @@ Handler.routes = [
 
 
 @contextlib.contextmanager
-def serve(certificate=None):
-    """A running server: `url`, `requests` and `jobs`. certificate: a PEM file with its key."""
+def serve(certificate=None, tls=None):
+    """A running server: `url`, `requests` and `jobs`. certificate: a PEM file with its key; tls:
+    the one version it speaks."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.requests, server.jobs = [], {}
     server.log_port = server.server_port
@@ -165,6 +166,8 @@ def serve(certificate=None):
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
+        if tls:
+            context.minimum_version = context.maximum_version = tls
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

@@ -8,6 +8,7 @@ import copy
 import json
 import pathlib
 import re
+import ssl
 import subprocess
 import tempfile
 
@@ -93,6 +94,16 @@ WRONG_V2 = [
     ("    - plugin: ssh\n", "    - plugins: ssh\n",
      "extras.com.microsoft.pai.runtimeplugin[0].plugin", "is missing"),
     ("instances: 1", "instances: 0", "taskRoles.master.instances", "at least 1"),
+]
+
+# Where systems keep what they trust; None: nowhere.
+SYSTEM_CERTIFICATES = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+    None,
 ]
 
 
@@ -244,7 +255,7 @@ class Server(Case):
         return run("pai", words[0], "--server", server.url,
                    *(["--user", user] if user else []),
                    *(["--token-file", self.token] if token else []), *words[1:],
-                   env={"no_proxy": "*", **(env or {})}, **options)
+                   env={"no_proxy": "*", "SSL_CERT_FILE": "", **(env or {})}, **options)
 
     def test_a_job_from_submit_to_stop(self):
         for form in ("v1", "v2"):
@@ -355,21 +366,52 @@ class Server(Case):
                      env={"no_proxy": "*"})
         self.assertIn("is the server up?", err)
 
+    def certificate(self, *key, name="DNS:localhost"):
+        """PEM files: of a server with its key, and of the authority that has signed it, itself."""
+        pem, authority = self.directory / "server.pem", self.directory / "ca.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", *key, "-nodes", "-days", "2",
+                        "-subj", "/CN=localhost", "-addext", f"subjectAltName={name}",
+                        "-keyout", pem, "-out", authority], check=True, capture_output=True)
+        pem.write_text(pem.read_text() + authority.read_text())
+        return pem, authority
+
     def test_tls_is_verified(self):
-        pem = self.directory / "server.pem"
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-                        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-                        "-keyout", pem, "-out", self.directory / "ca.pem"],
-                       check=True, capture_output=True)
-        pem.write_text(pem.read_text() + (self.directory / "ca.pem").read_text())
+        for key, tls in [(["rsa:2048"], ssl.TLSVersion.TLSv1_2),
+                         (["ec", "-pkeyopt", "ec_paramgen_curve:P-256"], ssl.TLSVersion.TLSv1_2),
+                         (["rsa:3072"], ssl.TLSVersion.TLSv1_3),
+                         (["ec", "-pkeyopt", "ec_paramgen_curve:P-384"], ssl.TLSVersion.TLSv1_3)]:
+            pem, authority = self.certificate(*key)
+            with self.subTest(key=key, tls=tls), serve(pem, tls) as server:
+                _, err = self.ask(server, "submit", self.jobs["v2"], expect=69)
+                self.assertIn("--ca-file", err)
+                self.assertEqual(server.requests, [])
+                self.ask(server, "submit", "--ca-file", authority, self.jobs["v2"])
+                server.url = server.url.replace("localhost", "127.0.0.1")  # not its own name
+                self.ask(server, "status", "--ca-file", authority, "horovod-job", expect=69)
+
+    def test_certificates_of_the_environment(self):
+        pem, authority = self.certificate("rsa:2048")
+        other = self.directory / "other.pem"
+        other.write_text("no certificate\n")
         with serve(pem) as server:
-            _, err = self.ask(server, "submit", self.jobs["v2"], expect=69)
-            self.assertIn("--ca-file", err)
-            self.assertEqual(server.requests, [])
-            self.ask(server, "submit", "--ca-file", self.directory / "ca.pem", self.jobs["v2"])
-            server.url = server.url.replace("localhost", "127.0.0.1")  # another name than its own
-            self.ask(server, "status", "--ca-file", self.directory / "ca.pem", "horovod-job",
-                     expect=69)
+            self.ask(server, "submit", self.jobs["v2"], env={"SSL_CERT_FILE": str(authority)})
+            self.ask(server, "status", "--ca-file", authority, "horovod-job",
+                     env={"SSL_CERT_FILE": str(other)})
+            _, err = self.ask(server, "status", "--ca-file", other, "horovod-job", expect=69,
+                              env={"SSL_CERT_FILE": str(authority)})
+            self.assertIn("must be a file of certificates in PEM", err)
+
+    def test_certificates_of_the_system(self):
+        pem, authority = self.certificate("rsa:2048", name="IP:127.0.0.1")
+        for file in SYSTEM_CERTIFICATES:
+            with self.subTest(file=file), serve(pem) as server:
+                server.url = server.url.replace("localhost", "127.0.0.1")  # needs no /etc/hosts
+                put_it = f"install -D -m 644 {authority} {file}" if file else "true"
+                etc = ["unshare", "--mount", "sh", "-c",
+                       f'mount -t tmpfs none /etc && {put_it} && exec "$@"', "sh"]
+                _, err = self.ask(server, "submit", self.jobs["v2"], before=etc,
+                                  expect=0 if file else 69)
+                self.assertEqual("install ca-certificates" in err, file is None, err)
 
 
 if __name__ == "__main__":

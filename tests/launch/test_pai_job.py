@@ -246,7 +246,7 @@ class Missing(Containers):
         begin = time.monotonic()
         _, err = self.end(self.start_master("--pai-timeout", 4, "true", n_workers=2), 75)
         self.assertLess(time.monotonic() - begin, 5 * SLACK)
-        self.assertIn("2 of 3 tasks did not come within 4 s (--pai-timeout)", err)
+        self.assertIn("2 of 3 tasks did not answer within 4 s (--pai-timeout)", err)
         self.assertIn("worker-0 at 10.93.0.3", err)
         self.assertIn("worker-1 at 10.93.0.4", err)
 
@@ -254,7 +254,7 @@ class Missing(Containers):
         worker = self.start_worker(1, n_workers=2)
         _, err = self.end(self.start_master("--pai-timeout", 15, "true", n_workers=2), 75)
         last = err.splitlines()[-1]
-        self.assertIn("1 of 3 tasks did not come", last)
+        self.assertIn("1 of 3 tasks did not answer", last)
         self.assertIn("worker-0 at 10.93.0.3", last)
         self.assertNotIn("worker-1", last)
         _, said = self.end(worker, 75)
@@ -262,7 +262,7 @@ class Missing(Containers):
 
     def test_no_master_comes(self):
         _, err = self.end(self.start_worker(0, "--pai-timeout", 2), 75)
-        self.assertIn("no master came within 2 s (--pai-timeout)", err)
+        self.assertIn("the master did not connect within 2 s (--pai-timeout)", err)
 
     def test_no_job_of_openpai(self):
         for words in (["--pai", "true"], ["--pai-worker"]):
@@ -327,7 +327,7 @@ class Ending(Containers):
         master, worker = self.start_training()
         WORLD.kill("master-0")
         _, err = self.end(worker, 69)
-        self.assertIn("the master is gone without a word", err)
+        self.assertIn("the master is gone: it was killed", err)
         self.assertTrue(eventually(lambda: not any(
             variable(pid, "HOROVOD_RANK") for pid in WORLD.processes("worker-0")), 5 * SLACK))
         master.process.communicate()

@@ -5,7 +5,7 @@
 // Whole job files with planted errors are in tests/launch/test_pai.py, jobs in containers in
 // tests/launch/test_pai_job.py; here is what needs C, and runs in instrumented builds.
 #define _GNU_SOURCE
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -84,26 +84,30 @@ static void test_json(void **state)
     } rows[] = {
         {"{\"a\": [1, -0.5e+3, \"x\\u00e9\\n\", true, null, {}, []]}\n", NULL},
         {"\"text\"", NULL},
-        {"{\"a\": 1,}", "line 1: a v1 job is JSON: here, at \"}\", must be a key in \"\""},
-        {"[1,\n2,\n]", "line 3: a v1 job is JSON: here, at \"]\", must be a value"},
-        {"{\n# why\n\"a\": 1}", "line 2: a v1 job is JSON: here, at \"# why\", must be a key"},
-        {"{'a': 1}", "line 1: a v1 job is JSON: here, at \"'a': 1}\", must be a key in"},
-        {"{\"a\":\nTrue}", "line 2: a v1 job is JSON: here, at \"True}\", must be a value"},
-        {"jobName: a\nimage: i\n", "line 1: a v1 job is JSON: here, at \"jobName: a\", must be a"},
-        {"{\"a\": 1 \"b\": 2}", "must be \",\" or \"}\""},
-        {"{\"a\" 1}", "must be \":\" after a key"},
-        {"[\"a\tb\"]", "must be the \" that ends"},
-        {"[\"a", "line 1: a v1 job is JSON: here must be the \" that ends"},
-        {"[\"\\x\"]", "one of \" \\ / b f n r t u"},
-        {"[\"\\u12g4\"]", "four hexadecimal digits"},
-        {"[01]", "must be \",\" or \"]\""},
-        {"[1.]", "a digit after the point"},
-        {"[+1]", "must be a value"},
-        {"{} {}", "must be the end of the file"},
-        {"", "here must be a value"},
+        {"[99999999999999999999, \"\\u0000\"]", NULL},
+        {"{\"a\": 1,}", "line 1: a v1 job is JSON: here, at column 9, it is not: string or '}'"},
+        {"[1,\n2,\n]", "line 3: a v1 job is JSON: here, at column 1, it is not: unexpected token"},
+        {"{\n# why\n\"a\": 1}",
+         "line 2: a v1 job is JSON: here, at column 1, it is not: string or"},
+        {"{'a': 1}",
+         "line 1: a v1 job is JSON: here, at column 2, it is not: string or '}' expected"},
+        {"{\"a\":\nTrue}", "line 2: a v1 job is JSON: here, at column 4, it is not: invalid token"},
+        {"jobName: a\nimage: i\n",
+         "line 1: a v1 job is JSON: here, at column 7, it is not: invalid"},
+        {"{\"a\": 1 \"b\": 2}", "'}' expected near '\"b\"'"},
+        {"{\"a\" 1}", "':' expected near '1'"},
+        {"[\"a\tb\"]", "control character 0x9"},
+        {"[\"a", "line 1: a v1 job is JSON: here, at column 3, it is not: premature end of input"},
+        {"[\"\\x\"]", "invalid escape near '\"\\x'"},
+        {"[\"\\u12g4\"]", "invalid escape near '\"\\u12g'"},
+        {"[\"\xff\"]", "unable to decode byte 0xff"},
+        {"[01]", "invalid token near '0'"},
+        {"[1.]", "invalid token near '1.'"},
+        {"[+1]", "invalid token near '+'"},
+        {"{} {}", "end of file expected near '{'"},
+        {"", "near end of file"},
     };
     err_t err;
-
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
         bool is_json = pai_json_check(rows[i].text, strlen(rows[i].text), "j", &err) == HVD_OK;
@@ -233,7 +237,7 @@ static void test_tasks_are_hosts(void **state)
     set_all(true);
     setenv("PAI_RESOURCE_w.1", "4,8,1024,64", 1);
     setenv("PAI_RESOURCE", "2,8,1024,64", 1);
-    assert_int_equal(pai_hosts(&options, &hosts, &err), HVD_OK);
+    assert_int_equal(hosts_of_openpai(&options, &hosts, &err), HVD_OK);
     assert_int_equal(hosts.n, 3);
     assert_true(hosts.knows_local);
     static const struct {
@@ -251,7 +255,7 @@ static void test_tasks_are_hosts(void **state)
     hosts_free(&hosts);
     options.slots_per_host = 3;
     options.origins[OPTION_slots_per_host] = BY_FLAG;
-    assert_int_equal(pai_hosts(&options, &hosts, &err), HVD_OK);
+    assert_int_equal(hosts_of_openpai(&options, &hosts, &err), HVD_OK);
     assert_int_equal(hosts.list[1].slots, 3);
     hosts_free(&hosts);
     set_all(false);
@@ -284,7 +288,7 @@ static void test_variables_that_are_wrong(void **state)
         } else {
             unsetenv(rows[i].name);
         }
-        assert_int_equal(pai_hosts(&options, &hosts, &err), HVD_INVALID_ARGUMENT);
+        assert_int_equal(hosts_of_openpai(&options, &hosts, &err), HVD_INVALID_ARGUMENT);
         assert_non_null(strstr(err.text, rows[i].said));
     }
     set_all(false);
@@ -331,6 +335,25 @@ static void test_what_is_written_is_right(void **state)
     }
 }
 
+static void test_what_is_not_utf8_is_not_written(void **state)
+{
+    char *words[] = {"a\xff"};
+    pai_options_t options = {.name = "n",
+                             .image = "i",
+                             .virtual_cluster = "",
+                             .workers = 2,
+                             .rdma = true,
+                             .words = words,
+                             .n_words = 1};
+    (void)state;
+    for (pai_format_t format = PAI_V1; format <= PAI_V2; format++) {
+        buf_t text = {0};
+        pai_write(&options, format, &text);
+        assert_true(text.failed);
+        buf_free(&text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +368,7 @@ int main(void)
         cmocka_unit_test(test_variables_that_are_wrong),
         cmocka_unit_test(test_interface_of_an_address),
         cmocka_unit_test(test_what_is_written_is_right),
+        cmocka_unit_test(test_what_is_not_utf8_is_not_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

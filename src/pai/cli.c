@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_cli.c - `horovodrun pai init|check|submit|status|logs|stop`: what was asked for, with what.
+// cli.c - `horovodrun pai init|check|submit|status|logs|stop`: what was asked for, with what.
 //
-// Commands and options are rows (pai.def); help comes from the same rows. A job that init writes
-// and a job that submit sends are held against the rules first (pai_check.c), so what is wrong is
-// told with its place before a server is asked. Results go to stdout, everything else to stderr.
-#include "launch/launch.h"
-#include "launch/pai.h"
+// Commands and options are rows (options.def); help comes from the same rows. A job that init
+// writes and a job that submit sends are held against the rules first (check.c), so what is wrong
+// is told with its place before a server is asked. Results go to stdout, everything else to stderr.
+#include "pai/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -41,7 +40,7 @@ static const pai_row_t rows[] = {
      .verbs = verbs_,                                                                              \
      .placeholder = placeholder_,                                                                  \
      .place = offsetof(pai_options_t, field_)},
-#include "launch/pai.def"
+#include "pai/options.def"
 #undef PAI_OPTION
 };
 
@@ -113,8 +112,7 @@ static int init(const pai_options_t *options)
     }
     pai_write(options, format, &text);
     if (text.failed) {
-        say("no memory for the job");
-        code = EXIT_INTERNAL;
+        say("cannot write the job: its names and its command must be UTF-8");
     } else if (read_job(options, "the job", &text, &document, &format)) {
         code = write_job(options->output, &text);
     }
@@ -245,9 +243,10 @@ static hvd_status_t fail_unknown(const char *word, unsigned verb, const char *ve
             meant = rows[i].info.flag;
         }
     }
-    return fail(err, HVD_INVALID_ARGUMENT, "pai %s has no option %s%s%s; %s pai --help lists them",
-                verb_name, name, meant != NULL ? ", but " : "", meant != NULL ? meant : "",
-                PROGRAM);
+    return fail(err, HVD_INVALID_ARGUMENT,
+                "pai %s has no option %s%s%s%s %s pai --help lists all of them", verb_name, name,
+                meant != NULL ? "; did you mean " : ";", meant != NULL ? meant : "",
+                meant != NULL ? "?" : "", PROGRAM);
 }
 
 static hvd_status_t read_flags(int argc, char **argv, unsigned verb, const char *verb_name,
@@ -313,9 +312,9 @@ int pai_main(int argc, char **argv)
         i++;
     }
     if (argc <= 2 || i == N_ELEMENTS(verbs)) {
-        say("%s pai has the commands init, check, submit, status, logs and stop, but not \"%s\"; "
-            "%s pai --help says more",
-            PROGRAM, argc > 2 ? argv[2] : "", PROGRAM);
+        say("pai %s: %s; use init, check, submit, status, logs or stop (%s pai --help says more)",
+            argc > 2 ? argv[2] : "COMMAND", argc > 2 ? "no such command" : "the command is missing",
+            PROGRAM);
         return EXIT_USAGE;
     }
     if (argc > 3 && strcmp(argv[3], "--help") == 0) {
@@ -325,7 +324,7 @@ int pai_main(int argc, char **argv)
     if (read_options(argc - 3, argv + 3, verbs[i].verb, verbs[i].name, &options, &err) != HVD_OK) {
         say("%s", err.text);
     } else if (options.n_words < verbs[i].min_words || options.n_words > verbs[i].max_words) {
-        say("pai %s takes %s, but %d were given; %s pai --help says more", verbs[i].name,
+        say("pai %s takes %s, but got %d arguments; %s pai --help says more", verbs[i].name,
             verbs[i].words, options.n_words, PROGRAM);
     } else {
         code = verbs[i].act(&options);

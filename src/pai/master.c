@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_job.c - the master of an OpenPAI job: waits for every task, runs the job, tells how it ended.
+// master.c - the master of an OpenPAI job: waits for every task, runs the job, tells how it ended.
 //
-// Containers of a job start when they like. A gate (pai_gate.c) is opened on every task, all at
-// once, again every RETRY_MS where nobody answers yet; a line tells who is missing and why, and a
+// Containers of a job start when they like. A gate (gate.c) is opened on every task, all at once,
+// again every RETRY_MS where nobody answers yet; a line tells who is missing and why, and a
 // deadline ends it with the same list. When all are there the job runs in a child process, natively
 // or through mpirun, over the interfaces that own the addresses OpenPAI has given the tasks. Gates
 // stay open all the while: one that closes means a lost task, and ends a job that has not noticed
-// by itself within NOTICE_MS. The exit code goes to the workers through the gates and is ours.
-// One thread, one poll.
+// by itself within NOTICE_MS. The exit code goes to the workers through the gates and is ours. One
+// thread, one poll.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/pai.h"
 #include "launch/process.h"
+#include "pai/internal.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -130,7 +129,8 @@ static void on_hello_line(master_t *master, gate_t *gate)
                  gate->host->name, gate->hello, gate->host->name);
     } else if (strcmp(version, hvd_version()) != 0) {
         snprintf(master->fatal, sizeof master->fatal,
-                 "%s has version %s of " PROGRAM ", this is %s; use the same image for all roles",
+                 "%s has version %s of " PROGRAM ", this task has %s; use the same image for all "
+                 "roles",
                  gate->host->name, version, hvd_version());
     } else {
         snprintf(gate->interface, sizeof gate->interface, "%s",
@@ -302,8 +302,8 @@ static int give_up(master_t *master)
 {
     buf_t missing = {0};
     put_missing(master, &missing);
-    say("%d of %d tasks did not come within %d s (--pai-timeout): %.1000s. Look at their logs: is "
-        "there an sshd in the image, does their command run \"%s --pai-worker\"?",
+    say("%d of %d tasks did not answer within %d s (--pai-timeout): %.1000s. Look at their logs: "
+        "is there an sshd in the image, and does their command run \"%s --pai-worker\"?",
         master->n_gates - count_here(master), master->hosts.n, (int)master->options.pai_timeout,
         missing.failed ? "" : (const char *)missing.data, PROGRAM);
     buf_free(&missing);
@@ -487,7 +487,7 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
                     "and --slots-per-host say how many ranks)",
                     options->hosts[0] != '\0' ? "--hosts" : "--hostfile");
     }
-    hvd_status_t status = pai_hosts(options, &master->hosts, err);
+    hvd_status_t status = hosts_of_openpai(options, &master->hosts, err);
 
     master->options = *options;
     if (status != HVD_OK) {
@@ -499,13 +499,14 @@ static hvd_status_t open_master(const options_t *options, bool is_native, master
     for (int i = 1; i < master->hosts.n && master->options.agent_port == 1; i++) {
         if (master->hosts.list[i].agent_port == 0) {
             return fail(err, HVD_INVALID_ARGUMENT,
-                        "--secret-file needs a port on which agents wait: --agent-port, or a port "
-                        "labelled horovod in the job file for every role");
+                        "--secret-file needs a port on which agents listen: --agent-port, or a "
+                        "port labelled horovod in the job file for every role");
         }
     }
     master->gates = calloc((size_t)master->hosts.n, sizeof *master->gates);
     if (master->gates == NULL || !own_path(master->path, sizeof master->path)) {
-        return fail(err, HVD_NO_MEMORY, "no memory for %d tasks, or no /proc", master->hosts.n);
+        return fail(err, HVD_NO_MEMORY, "no memory for %d tasks, or /proc is not mounted",
+                    master->hosts.n);
     }
     master->n_gates = master->hosts.n - first;
     for (int i = 0; i < master->n_gates; i++) {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_rest.c - submit, status, logs and stop: the REST API of an OpenPAI cluster, v1 and v2.
+// rest.c - submit, status, logs and stop: the REST API of an OpenPAI cluster, v1 and v2.
 //
 // The two versions differ in their paths only: a table. What the server refuses is told in its own
 // words ({"code", "message"}). The token comes from a file or the environment, never from an
 // argument, and goes to the server named by --server only: logs may lie elsewhere and are fetched
 // without it.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #include <stdlib.h>
 #include <strings.h>
@@ -86,7 +85,7 @@ static hvd_status_t check_server(const pai_options_t *options, err_t *err)
 
     if (server[0] == '\0') {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "the cluster is missing; name it with --server, or HOROVODRUN_PAI_SERVER");
+                    "the cluster is missing; give --server, or set HOROVODRUN_PAI_SERVER");
     }
     if (!is_open && strncmp(server, "https://", 8) != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -111,8 +110,8 @@ static hvd_status_t open_call(const pai_options_t *options, pai_format_t api, co
     bool needs_user = job != NULL || api == PAI_V1;
     if (needs_user && !is_plain_name(call->user)) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "the user of the job is missing; name the job USER~JOB, or give --user (or "
-                    "HOROVODRUN_PAI_USER)");
+                    "the user of the job is missing; write USER~JOB, give --user, or set "
+                    "HOROVODRUN_PAI_USER");
     }
     if (job != NULL && !is_plain_name(call->job)) {
         return fail(err, HVD_INVALID_ARGUMENT,
@@ -176,10 +175,9 @@ static char *url_of(const rest_call_t *call, const char *path)
 static int send_request(const pai_request_t *request, pai_reply_t *reply_p)
 {
     err_t err = {0};
-    hvd_status_t status = pai_http(request, reply_p, &err);
-    if (status != HVD_OK) {
+    if (pai_http(request, reply_p, &err) != HVD_OK) {
         say("%s", err.text);
-        return status == HVD_UNSUPPORTED ? EXIT_NOT_FOUND : EXIT_UNREACHABLE;
+        return EXIT_UNREACHABLE;
     }
     if (reply_p->warning[0] != '\0') {
         say("the server warns: %s", reply_p->warning);

@@ -1,30 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_write.c - a job of one master and some workers, as v1 JSON or v2 YAML, from the same options.
+// write.c - a job of one master and some workers, as v1 JSON or v2 YAML, from the same options.
 //
-// The exit code of the master's command decides the job; workers end with it (pai_gate.c), so their
-// own success ends nothing early. Texts are written as JSON strings, which YAML reads alike. In v2
-// the tasks reach each other over ssh through the cluster's ssh plugin, in v1 that is always there.
-#include "launch/launch.h"
-#include "launch/pai.h"
+// The exit code of the master's command decides the job; workers end with it (gate.c), so their
+// own success ends nothing early. jansson writes v1 and the texts in v2, as a string of JSON is one
+// of YAML. In v2 the tasks reach each other over ssh through the cluster's ssh plugin; in v1 that
+// is always there.
+#include "pai/internal.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+
+// Appends a value as JSON and gives it up; NULL, as of a text that is not UTF-8, fails the buffer.
+static void put_json(buf_t *out, json_t *value, size_t flags)
+{
+    char *text = json_dumps(value, flags);
+    out->failed |= text == NULL;
+    if (text != NULL) {
+        buf_append(out, text, strlen(text));
+    }
+    free(text);
+    json_decref(value);
+}
 
 static void put_string(buf_t *out, const char *text)
 {
-    buf_append(out, "\"", 1);
-    for (; *text != '\0'; text++) {
-        if (*text == '"' || *text == '\\') {
-            buf_printf(out, "\\%c", *text);
-        } else if ((unsigned char)*text < 0x20) {
-            buf_printf(out, "\\u%04x", (unsigned char)*text);
-        } else {
-            buf_append(out, text, 1);
-        }
-    }
-    buf_append(out, "\"", 1);
+    put_json(out, json_string(text), JSON_ENCODE_ANY);
 }
 
 // What the master runs. One word may be a whole line; what only a shell understands goes to one.
-static void put_command(const pai_options_t *options, buf_t *out)
+static json_t *command_of_master(const pai_options_t *options)
 {
     static const char of_a_shell[] = "|&;<>()$`\\\"'*?[]#~=%{}!\n";
     const char *only = options->n_words == 1 ? options->words[0] : NULL;
@@ -39,55 +44,38 @@ static void put_command(const pai_options_t *options, buf_t *out)
         quote_word(options->words[i], &line);
         buf_append(&line, " ", i + 1 < options->n_words);
     }
-    buf_append(&line, "", 1);
-    out->failed |= line.failed;
-    if (!line.failed) {
-        put_string(out, (const char *)line.data);
-    }
+    json_t *text = line.failed ? NULL : json_stringn((const char *)line.data, line.len);
     buf_free(&line);
+    return text;
 }
 
-static void put_role_command(const pai_options_t *options, bool is_master, buf_t *out)
+static json_t *command_of(const pai_options_t *options, bool is_master)
 {
-    if (is_master) {
-        put_command(options, out);
-    } else {
-        put_string(out, PROGRAM " --pai-worker");
-    }
+    return is_master ? command_of_master(options) : json_string(PROGRAM " --pai-worker");
 }
 
 // --- v1 ------------------------------------------------------------------------------------------
 
-static void v1_role(const pai_options_t *options, bool is_master, buf_t *out)
+static json_t *v1_role(const pai_options_t *options, bool is_master)
 {
-    buf_printf(out, "    {\n      \"name\": \"%s\",\n", is_master ? "master" : "worker");
-    buf_printf(out, "      \"taskNumber\": %d,\n", is_master ? 1 : (int)options->workers);
-    buf_printf(out, "      \"cpuNumber\": %d,\n", (int)options->cpus);
-    buf_printf(out, "      \"memoryMB\": %d,\n", (int)options->memory_mb);
-    buf_printf(out, "      \"shmMB\": %d,\n", (int)options->shm_mb);
-    buf_printf(out, "      \"gpuNumber\": %d,\n", (int)options->gpus);
-    buf_printf(out, "      \"minFailedTaskCount\": 1,\n");
-    buf_printf(out, "      \"minSucceededTaskCount\": %s,\n", is_master ? "1" : "null");
-    buf_printf(out, "      \"command\": ");
-    put_role_command(options, is_master, out);
-    buf_printf(out, "\n    }%s\n", is_master && options->workers > 0 ? "," : "");
+    return json_pack("{ss si si si si si si so so}", "name", is_master ? "master" : "worker",
+                     "taskNumber", is_master ? 1 : (int)options->workers, "cpuNumber",
+                     (int)options->cpus, "memoryMB", (int)options->memory_mb, "shmMB",
+                     (int)options->shm_mb, "gpuNumber", (int)options->gpus, "minFailedTaskCount", 1,
+                     "minSucceededTaskCount", is_master ? json_integer(1) : json_null(), "command",
+                     command_of(options, is_master));
 }
 
 static void write_v1(const pai_options_t *options, buf_t *out)
 {
-    buf_printf(out, "{\n  \"jobName\": ");
-    put_string(out, options->name);
-    buf_printf(out, ",\n  \"image\": ");
-    put_string(out, options->image);
-    buf_printf(out, ",\n  \"virtualCluster\": ");
-    put_string(out, options->virtual_cluster);
-    buf_printf(out, ",\n  \"retryCount\": %d,\n  \"taskRoles\": [\n", (int)options->retries);
-    v1_role(options, true, out);
-    if (options->workers > 0) {
-        v1_role(options, false, out);
-    }
-    buf_printf(out, "  ]%s\n}\n",
-               options->rdma ? ",\n  \"jobEnvs\": {\n    \"paiAzRDMA\": true\n  }" : "");
+    json_t *workers = options->workers > 0 ? v1_role(options, false) : NULL;
+    json_t *envs = options->rdma ? json_pack("{sb}", "paiAzRDMA", 1) : NULL;
+    json_t *job =
+        json_pack("{ss ss ss si s[oo*] so*}", "jobName", options->name, "image", options->image,
+                  "virtualCluster", options->virtual_cluster, "retryCount", (int)options->retries,
+                  "taskRoles", v1_role(options, true), workers, "jobEnvs", envs);
+    put_json(out, job, JSON_INDENT(2));
+    buf_append(out, "\n", 1);
 }
 
 // --- v2 ------------------------------------------------------------------------------------------
@@ -108,7 +96,7 @@ static void v2_role(const pai_options_t *options, bool is_master, buf_t *out)
         buf_printf(out, "      infiniband: true\n");
     }
     buf_printf(out, "    commands:\n      - ");
-    put_role_command(options, is_master, out);
+    put_json(out, command_of(options, is_master), JSON_ENCODE_ANY);
     buf_printf(out, "\n");
 }
 

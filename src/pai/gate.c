@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_gate.c - the worker of an OpenPAI job, and the gate through which the master holds it.
+// gate.c - the worker of an OpenPAI job, and the gate through which the master holds it.
 //
 // `horovodrun --pai-worker` is the command of a worker's container, which lives as long as its
 // command: it waits at a local socket. The master opens a gate on every task over ssh
@@ -13,10 +13,12 @@
 // With --secret-file there is no ssh: the worker waits for agents at a port (relay.c) and ends when
 // the last one has left.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/pai.h"
+#include "pai/internal.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -51,7 +53,8 @@ static hvd_status_t socket_address(const char *task, bool makes, struct sockaddr
     }
     int bytes = snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", directory, task);
     if (bytes >= (int)sizeof address.sun_path || strchr(task, '/') != NULL) {
-        return fail(err, HVD_INVALID_ARGUMENT, "the name of task %.200s is too long", task);
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "the name of task %.200s is too long, or has a \"/\" in it", task);
     }
     *address_p = address;
     return HVD_OK;
@@ -161,15 +164,15 @@ static void wait_for_end(gate_worker_t *worker)
 static int conclude(const gate_worker_t *worker, const options_t *options)
 {
     if (worker->has_code) {
-        say("the master has ended with exit code %d, and so does this worker", worker->code);
+        say("the master has ended with exit code %d; so does this worker", worker->code);
         return worker->code;
     }
     if (worker->had_gate) {
-        say("the master is gone without a word: it was killed, or the network was cut. Look at its "
-            "log");
+        say("the master is gone: it was killed, or the network was cut. Look at its log");
         return EXIT_UNREACHABLE;
     }
-    say("no master came within %d s (--pai-timeout); does it run \"%s --pai ...\"? Look at its log",
+    say("the master did not connect within %d s (--pai-timeout); does its container run \"%s --pai "
+        "...\"? Look at its log",
         (int)options->pai_timeout, PROGRAM);
     return EXIT_START_TIMEOUT;
 }
@@ -179,7 +182,7 @@ static hvd_status_t own_task(const options_t *options, char *name, size_t bytes,
                              err_t *err)
 {
     hosts_t hosts = {0};
-    hvd_status_t status = pai_hosts(options, &hosts, err);
+    hvd_status_t status = hosts_of_openpai(options, &hosts, err);
     if (status == HVD_OK) {
         snprintf(name, bytes, "%s", hosts.list[0].name);
         *port_p =
@@ -254,6 +257,34 @@ static bool knock(const char *task, int *fd_p)
     }
     *fd_p = fd;
     return true;
+}
+
+bool pai_interface(const char *address, char *name, size_t bytes)
+{
+    struct ifaddrs *interfaces = NULL;
+    struct in_addr v4, *other4;
+    struct in6_addr v6;
+    bool is_v4 = inet_pton(AF_INET, address, &v4) == 1;
+    bool is_v6 = inet_pton(AF_INET6, address, &v6) == 1;
+    bool is_found = false;
+    if (getifaddrs(&interfaces) != 0) {
+        return false;
+    }
+    for (struct ifaddrs *at = interfaces; at != NULL && !is_found; at = at->ifa_next) {
+        int family = at->ifa_addr != NULL ? at->ifa_addr->sa_family : AF_UNSPEC;
+        if (family == AF_INET && is_v4) {
+            other4 = &((struct sockaddr_in *)(void *)at->ifa_addr)->sin_addr;
+            is_found = other4->s_addr == v4.s_addr;
+        } else if (family == AF_INET6 && is_v6) {
+            is_found = memcmp(&((struct sockaddr_in6 *)(void *)at->ifa_addr)->sin6_addr, &v6,
+                              sizeof v6) == 0;
+        }
+        if (is_found) {
+            snprintf(name, bytes, "%s", at->ifa_name);
+        }
+    }
+    freeifaddrs(interfaces);
+    return is_found;
 }
 
 static void say_hello(const char *address)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_hosts.c - the tasks of an OpenPAI job as hosts, from the variables every container has.
+// hosts_openpai.c - the tasks of an OpenPAI job as hosts, from the variables every container has.
 //
 // Four kinds of variables are the same in all versions of OpenPAI: the list of roles, how many
 // tasks each has, and address and ports of every task. A task is reached by ssh under its alias
@@ -8,11 +8,8 @@
 // where an agent waits. Which task this is, the variables say: two tasks may share a machine and
 // its address. This task comes first, so that rank 0 is the master's. Pure but for the environment.
 #define _GNU_SOURCE
-#include "launch/pai.h"
+#include "launch/plan.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <netinet/in.h>
 #include <stdlib.h>
 
 #define MAX_TASKS 100000
@@ -106,7 +103,7 @@ static hvd_status_t add_role(const options_t *options, const char *role, hosts_t
     return status;
 }
 
-hvd_status_t pai_hosts(const options_t *options, hosts_t *hosts_p, err_t *err)
+hvd_status_t hosts_of_openpai(const options_t *options, hosts_t *hosts_p, err_t *err)
 {
     const char *roles = environment("PAI_TASK_ROLE_LIST");
     hosts_t hosts = {.knows_local = true};
@@ -132,32 +129,4 @@ hvd_status_t pai_hosts(const options_t *options, hosts_t *hosts_p, err_t *err)
     }
     *hosts_p = hosts;
     return HVD_OK;
-}
-
-bool pai_interface(const char *address, char *name, size_t bytes)
-{
-    struct ifaddrs *interfaces = NULL;
-    struct in_addr v4, *other4;
-    struct in6_addr v6;
-    bool is_v4 = inet_pton(AF_INET, address, &v4) == 1;
-    bool is_v6 = inet_pton(AF_INET6, address, &v6) == 1;
-    bool is_found = false;
-    if (getifaddrs(&interfaces) != 0) {
-        return false;
-    }
-    for (struct ifaddrs *at = interfaces; at != NULL && !is_found; at = at->ifa_next) {
-        int family = at->ifa_addr != NULL ? at->ifa_addr->sa_family : AF_UNSPEC;
-        if (family == AF_INET && is_v4) {
-            other4 = &((struct sockaddr_in *)(void *)at->ifa_addr)->sin_addr;
-            is_found = other4->s_addr == v4.s_addr;
-        } else if (family == AF_INET6 && is_v6) {
-            is_found = memcmp(&((struct sockaddr_in6 *)(void *)at->ifa_addr)->sin6_addr, &v6,
-                              sizeof v6) == 0;
-        }
-        if (is_found) {
-            snprintf(name, bytes, "%s", at->ifa_name);
-        }
-    }
-    freeifaddrs(interfaces);
-    return is_found;
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_fabric.c - what Intel MPI must be told about the RDMA devices of an OpenPAI container.
+// fabric.c - what Intel MPI must be told about the RDMA devices of an OpenPAI container.
 //
 // Two generations of Azure's RDMA machines differ in everything: the older ones speak DAPL, through
 // a file that OpenPAI puts into the container, and Intel MPI 5; the newer ones have ordinary verbs
 // devices, and Intel MPI since 2019 speaks libfabric only. Which of them this is, the container
 // shows; --azure-rdma says it where that is not enough. A variable that the user has set stays.
-#include "launch/launch.h"
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -46,8 +45,8 @@ void pai_choose_fabric(const options_t *options)
     for (size_t i = 0; i < N_ELEMENTS(settings); i++) {
         if (settings[i].generation == generation && environment(settings[i].name) == NULL) {
             setenv(settings[i].name, settings[i].value, 1);
-            say("%s=%s for the RDMA devices of this container (--azure-rdma)", settings[i].name,
-                settings[i].value);
+            say("setting %s=%s for the RDMA devices of this container (--azure-rdma)",
+                settings[i].name, settings[i].value);
         }
     }
 }

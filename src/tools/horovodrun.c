@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// main.c - horovodrun: what was asked for, and who does it.
+// horovodrun.c - the launcher's program: what was asked for, and who does it.
 //
-// Everything that is done instead of a job is a row; the rest chooses between the launchers. The
-// only file with a main(), and the only one that writes to stdout by itself.
+// Everything that is done instead of a job is a row; the rest chooses between the launchers. No
+// other file of the launcher writes to stdout by itself.
 #include "launch/agent.h"
-#include "launch/launch.h"
-#include "launch/pai.h"
+#include "pai/pai.h"
 
 #include <unistd.h>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai.h - horovodrun on OpenPAI: job files, the cluster's REST API, and jobs from the inside.
+// internal.h - what the files of pai/ share.
 //
-// `horovodrun pai ...` works outside of a cluster (pai_cli.c and what it calls); `horovodrun --pai`
-// and `--pai-worker` work inside of a job (pai_job.c, pai_gate.c). Private to launch/. One thread.
-#ifndef HVD_LAUNCH_PAI_H
-#define HVD_LAUNCH_PAI_H
+// Outside of a cluster: cli.c, and documents, checks and requests below it. Inside of a job:
+// master.c, gate.c. One thread.
+#ifndef HVD_PAI_INTERNAL_H
+#define HVD_PAI_INTERNAL_H
 
-#include "launch/plan.h"
+#include "pai/pai.h"
 
 #define PAI_FILE_LIMIT MIB
 #define PAI_PATH_BYTES 256
@@ -16,21 +16,19 @@
 // The two forms of a job file: JSON for the clusters up to 0.17, YAML for those since.
 typedef enum pai_format { PAI_AUTO, PAI_V1, PAI_V2 } pai_format_t;
 
-// --- Options (pai.def, pai_cli.c) ----------------------------------------------------------------
+// --- Options (options.def, cli.c) ----------------------------------------------------------------
 
 enum { INIT = 1, CHECK = 2, SUBMIT = 4, STATUS = 8, LOGS = 16, STOP = 32 };
 
 typedef struct pai_options {
 #define PAI_OPTION(kind, field, ...) KNOB_TYPE_##kind field;
-#include "launch/pai.def"
+#include "pai/options.def"
 #undef PAI_OPTION
     char **words; // what follows the options; points into argv
     int n_words;
 } pai_options_t;
 
-int pai_main(int argc, char **argv); // argv[1] is "pai"; an exit code
-
-// --- Documents (pai_document.c): JSON is read as the YAML it is ----------------------------------
+// --- Documents (document.c): JSON is read as the YAML it is --------------------------------------
 
 typedef struct pai_document pai_document_t;
 typedef struct pai_node pai_node_t; // of a document, and gone with it
@@ -62,10 +60,10 @@ const pai_node_t *pai_value(const pai_document_t *document, const pai_node_t *ma
 const pai_node_t *pai_get(const pai_document_t *document, const pai_node_t *map, const char *key);
 hvd_status_t pai_file_read(const char *path, buf_t *text, err_t *err); // with a '\0' behind
 
-// HVD_OK: the text is JSON, and nothing else that YAML would be (pai_json.c).
+// HVD_OK: the text is JSON, and nothing else that YAML would be.
 hvd_status_t pai_json_check(const char *text, size_t bytes, const char *file, err_t *err);
 
-// --- Checking (pai_check.c; the rules are in pai_rules.c) ----------------------------------------
+// --- Checking (check.c; the rules are in rules.c) ------------------------------------------------
 
 // What a text must look like.
 typedef struct pai_form {
@@ -101,11 +99,12 @@ pai_format_t pai_format_of(const pai_document_t *document, const char *file);
 // Everything that is wrong with a job. findings->text is the caller's to free.
 void pai_check(const pai_document_t *document, pai_format_t format, pai_findings_t *findings);
 
-// --- Writing (pai_write.c) -----------------------------------------------------------------------
+// --- Writing (write.c) ---------------------------------------------------------------------------
 
+// Failed: no memory, or a text that is not UTF-8.
 void pai_write(const pai_options_t *options, pai_format_t format, buf_t *out);
 
-// --- The server (pai_rest.c over pai_http.c) -----------------------------------------------------
+// --- The server (rest.c over http.c) -------------------------------------------------------------
 
 typedef struct pai_reply {
     long code;                   // of HTTP
@@ -118,11 +117,11 @@ typedef struct pai_request {
     const char *token;        // NULL: none
     const char *content_type; // NULL: no body
     const char *body;
-    const char *ca_file; // "": the system's
+    const char *ca_file; // "": SSL_CERT_FILE, or the system's
     double timeout_s;
 } pai_request_t;
 
-// HVD_OK: there is a reply, whatever its code. HVD_UNSUPPORTED: no libcurl here.
+// HVD_OK: there is a reply, whatever its code.
 hvd_status_t pai_http(const pai_request_t *request, pai_reply_t *reply_p, err_t *err);
 void pai_reply_free(pai_reply_t *reply);
 
@@ -134,15 +133,9 @@ int pai_stop(const pai_options_t *options);
 
 // --- Inside of a job -----------------------------------------------------------------------------
 
-// The tasks of the job as hosts, this one first (pai_hosts.c).
-hvd_status_t pai_hosts(const options_t *options, hosts_t *hosts_p, err_t *err);
-// Name of the interface that has the address; false: none.
+// Name of the interface that has the address; false: none (gate.c).
 bool pai_interface(const char *address, char *name, size_t bytes);
-// Waits for all tasks, runs the job with the launcher, tells the workers how it ended (pai_job.c).
-int pai_run(const options_t *options, int (*launcher)(const options_t *));
-void pai_choose_fabric(const options_t *options); // pai_fabric.c
-int pai_worker(const options_t *options);         // pai_gate.c
-int pai_gate(const options_t *options);
+void pai_choose_fabric(const options_t *options); // fabric.c
 
 // What a gate says first: a line of this, its version, and its interface or "-".
 #define PAI_GATE_HELLO "horovod-pai-gate"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_rules.c - what an OpenPAI job may say: both forms of a job file, key by key.
+// rules.c - what an OpenPAI job may say: both forms of a job file, key by key.
 //
 // A row is a key: what may stand there, within which limits, whether it must. Keys without a row
 // are refused, as the server refuses them. Below the rows is what rows cannot say: numbers that
 // bound each other, names that must have been declared, and settings that do nothing the way they
 // are written. Pure.
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #define NO_LIMIT INT64_MAX
 

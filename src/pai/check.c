@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_check.c - holds a document against rules, and names every place where it breaks one.
+// check.c - holds a document against rules, and names every place where it breaks one.
 //
-// Rules are data (pai_rules.c); this file walks document and rules side by side. A finding has the
+// Rules are data (rules.c); this file walks document and rules side by side. A finding has the
 // line, the path of the key ("taskRoles[1].shmMB"), what is there and what must be. Nothing stops
 // at the first finding: a job file is mended in one go. The walk goes as deep as the rules do.
 #define _GNU_SOURCE
-#include "launch/pai.h"
+#include "pai/internal.h"
 
 #include <regex.h>
 #include <stdlib.h>

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pai_document.c - reads a job file or an answer of the server: YAML, or JSON, which is YAML too.
+// document.c - reads a job file or an answer of the server: YAML, or JSON, which is YAML too.
 //
 // libyaml makes a document of nodes with their places in the text; this file adds what a scalar is
 // (a quoted one is a text, a plain one may be a number, a truth value or nothing, as YAML 1.2 and
-// JSON have it) and how to get around. Nodes live as long as their document.
-#include "launch/pai.h"
+// JSON have it) and how to get around. Nodes live as long as their document. libyaml takes more
+// than JSON (commas before a bracket, comments, True); where a server wants JSON, jansson says
+// whether it is. Both check UTF-8 and how deeply brackets are nested.
+#include "pai/internal.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <yaml.h>
 
@@ -206,6 +209,23 @@ const pai_node_t *pai_get(const pai_document_t *document, const pai_node_t *map,
         }
     }
     return NULL;
+}
+
+// --- JSON and nothing else -----------------------------------------------------------------------
+
+// Numbers of any size pass: whether they fit is for the rules to say.
+hvd_status_t pai_json_check(const char *text, size_t bytes, const char *file, err_t *err)
+{
+    json_error_t error;
+    json_t *json =
+        json_loadb(text, bytes, JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &error);
+    if (json == NULL) {
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "%s, line %d: a v1 job is JSON: here, at column %d, it is not: %s", file,
+                    error.line, error.column, error.text);
+    }
+    json_decref(json);
+    return HVD_OK;
 }
 
 // --- Files ---------------------------------------------------------------------------------------
