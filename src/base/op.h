@@ -89,6 +89,12 @@ bool signature_rides_with(const signature_t *signature, size_t n_elements, size_
                           size_t *bytes_p);
 // How many sizes each of n_members tells.
 int signature_n_sizes(const signature_t *signature, int n_members);
+// The factor after the operation: an average is a sum that is divided by the number of members.
+static inline double signature_postscale(const signature_t *signature, int n_members)
+{
+    double share = signature->reduce == HVD_AVERAGE ? 1.0 / n_members : 1.0;
+    return op_has(signature->op, OP_REDUCES) ? signature->postscale * share : 1.0;
+}
 
 static inline bool dtype_is_half(hvd_dtype_t dtype)
 {

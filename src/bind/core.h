@@ -78,6 +78,25 @@ typedef struct core_job {
     bool closing;   // shutdown has begun: waits give up
 } core_job_t;
 
+// What submit() returns: one operation in flight, or its result.
+enum handle_state { IN_FLIGHT, ARRIVED, DONE, FAILED };
+
+typedef struct handle {
+    PyObject_HEAD
+    enum handle_state state;
+    hvd_op_t op;
+    core_job_t *job;
+    uint64_t life;        // of the job
+    submission_t *flight; // NULL once done
+    PyObject *output;
+    PyObject *finish; // NULL: none, or already called
+    PyObject *received_splits;
+    int last_joined;
+    hvd_status_t status;
+    char *text;      // of a failure
+    char where[240]; // the user's line that submitted it
+} handle_t;
+
 // Around calls that may block: others may run meanwhile, but the context stays.
 // clang-format off
 #define CORE_ENTER(job)                                                                            \
@@ -147,25 +166,22 @@ bool core_read_request(const core_args_t *args, hvd_request_t *request);
 // A sequence of numbers, as ranks or splits; *values_p is to be freed.
 bool core_read_ints(PyObject *sequence, int32_t **values_p, int *n_p);
 
-// core_submission.c: NULL with an exception set.
-submission_t *core_submission_start(core_job_t *job, hvd_request_t *request,
-                                    const core_args_t *args);
-void core_submission_free(submission_t *submission);
-void core_sweep_dropped(void);
-
-// core_handle.c
+// core_submit.c: hands the operation to the library, with the tensors that `args` names; the rest
+// of the request is filled, and may be written to. A new Handle, or NULL with an exception set.
+PyObject *core_start(hvd_request_t *request, const core_args_t *args);
 PyObject *core_submit(PyObject *module, PyObject *const *values, Py_ssize_t n_positional,
                       PyObject *names);
-// One tensor, reduced or moved in place; the handle's wait() returns it.
-PyObject *core_submit_in_place(const hvd_request_t *request, PyObject *tensor);
+void core_submission_free(submission_t *submission);
+void core_sweep_dropped(void);
+extern PyType_Spec core_in_place_spec;
+
+// core_handle.c: a handle of nothing yet, or NULL with an exception set.
+handle_t *core_handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args);
 PyObject *core_wait_all(PyObject *module, PyObject *handles);
 extern PyType_Spec core_handle_spec;
 
 // core_hook.c
 extern PyType_Spec core_hook_spec;
-
-// core_in_place.c
-extern PyType_Spec core_in_place_spec;
 
 // core_memory.c: takes over `data`.
 PyObject *core_memory_new(void *data, size_t bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// core_handle.c - submit(), and the Handle it returns.
+// core_handle.c - the Handle of an operation, and waiting for it.
 //
 // A Handle owns its submission, which keeps the tensors of the operation alive: there is no table
 // beside it. If it is dropped while the operation is in flight, the submission goes on without it.
@@ -14,30 +14,11 @@
 #include <string.h>
 
 #define WAIT_SLICE_MS 100
-#define WHERE_BYTES 240
 #define SHUT_DOWN "Horovod has been shut down."
 
-enum handle_state { IN_FLIGHT, ARRIVED, DONE, FAILED };
+// --- Making --------------------------------------------------------------------------------------
 
-typedef struct handle {
-    PyObject_HEAD
-    enum handle_state state;
-    hvd_op_t op;
-    core_job_t *job;
-    uint64_t life;        // of the job
-    submission_t *flight; // NULL once done
-    PyObject *output;
-    PyObject *finish; // NULL: none, or already called
-    PyObject *received_splits;
-    int last_joined;
-    hvd_status_t status;
-    char *text; // of a failure
-    char where[WHERE_BYTES];
-} handle_t;
-
-// --- Submitting ----------------------------------------------------------------------------------
-
-static handle_t *handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args)
+handle_t *core_handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args)
 {
     handle_t *handle = PyObject_New(handle_t, core.handle_type);
     if (handle == NULL) {
@@ -56,65 +37,6 @@ static handle_t *handle_new(core_job_t *job, hvd_op_t op, const core_args_t *arg
     handle->text = NULL;
     core_where(handle->where, sizeof handle->where);
     return handle;
-}
-
-// The core adds bools as "or": their average would be false nearly everywhere.
-static bool averages_bools(const hvd_request_t *request)
-{
-    return request->dtype == HVD_BOOL && request->reduce == HVD_AVERAGE &&
-           (request->op == HVD_ALLREDUCE || request->op == HVD_REDUCESCATTER);
-}
-
-static PyObject *submit(hvd_request_t *request, const core_args_t *args)
-{
-    core_job_t *job = core_job_of(&request->process_set);
-    if (job == NULL) {
-        return NULL;
-    }
-    if (averages_bools(request)) {
-        return core_raise(HVD_INVALID_ARGUMENT,
-                          "The average of bool is not supported; use Sum, "
-                          "Min or Max, or numbers.",
-                          "");
-    }
-    if (core.dropped != NULL) {
-        core_sweep_dropped();
-    }
-    handle_t *handle = handle_new(job, request->op, args);
-    if (handle == NULL) {
-        return NULL;
-    }
-    request->where = handle->where;
-    handle->flight = core_submission_start(job, request, args);
-    if (handle->flight == NULL) {
-        Py_DECREF(handle);
-        return NULL;
-    }
-    return (PyObject *)handle;
-}
-
-PyObject *core_submit(PyObject *module, PyObject *const *values, Py_ssize_t n_positional,
-                      PyObject *names)
-{
-    (void)module;
-    core_args_t args;
-    if (!core_read_keywords(values, names, &args)) {
-        return NULL;
-    }
-    bool has_tensors = core_is_given(args.inputs);
-    if (n_positional > 0 || args.op == NULL || (has_tensors && args.dtype == NULL)) {
-        return PyErr_Format(PyExc_TypeError, "submit() takes keywords: op, with tensors dtype, "
-                                             "and what else the operation needs");
-    }
-    hvd_request_t request = {.reduce = HVD_SUM};
-    return core_read_request(&args, &request) ? submit(&request, &args) : NULL;
-}
-
-PyObject *core_submit_in_place(const hvd_request_t *request, PyObject *tensor)
-{
-    hvd_request_t own = *request;
-    core_args_t args = {.inputs = tensor, .outputs = tensor, .result = tensor};
-    return submit(&own, &args);
 }
 
 // --- Waiting -------------------------------------------------------------------------------------
@@ -165,35 +87,6 @@ static void settle(handle_t *handle, const hvd_result_t *result)
     hvd_release(handle->job->ctx, id);
 }
 
-// True when the operation has ended; false with an exception when a signal came or time was up.
-static bool wait_until_ended(const handle_t *handle, double timeout_s)
-{
-    core_job_t *job = handle->job;
-    hvd_handle_t id = handle->flight->id;
-    hvd_status_t status = HVD_TIMEOUT;
-    int64_t left_ms = timeout_s < 0 ? -1 : (int64_t)(timeout_s * 1000.0);
-    hvd_ctx_t *ctx = job->ctx;
-    job->n_inside++;
-    while (status == HVD_TIMEOUT && !job->closing) {
-        int64_t slice_ms = left_ms >= 0 && left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS;
-        Py_BEGIN_ALLOW_THREADS
-        status = hvd_wait(ctx, id, slice_ms);
-        Py_END_ALLOW_THREADS
-        if (status != HVD_TIMEOUT) {
-            break;
-        }
-        if (PyErr_CheckSignals() != 0) {
-            break;
-        }
-        if (left_ms >= 0 && (left_ms -= slice_ms) <= 0) {
-            core_raise(HVD_TIMEOUT, NULL, "");
-            break;
-        }
-    }
-    job->n_inside--;
-    return !PyErr_Occurred();
-}
-
 // What became of the operation; HVD_IN_PROGRESS: nothing yet.
 static hvd_result_t result_of(const handle_t *handle)
 {
@@ -205,25 +98,40 @@ static hvd_result_t result_of(const handle_t *handle)
     return status == HVD_OK ? result : (hvd_result_t){.status = status, .text = ""};
 }
 
-// Most handles of a step have ended when the first has: nobody need let go of the GIL for them.
+// Waits until the operation has ended, and keeps what it brought; false with an exception when a
+// signal came or time was up. Most handles of a step have ended when the first has: nobody need let
+// go of the GIL for them.
 static bool bring_home(handle_t *handle, double timeout_s)
 {
-    if (handle->state != IN_FLIGHT) {
-        return true;
-    }
-    hvd_result_t result = result_of(handle);
-    if (result.status == HVD_IN_PROGRESS) {
-        if (!wait_until_ended(handle, timeout_s)) {
+    core_job_t *job = handle->job;
+    int64_t left_ms = timeout_s < 0 ? -1 : (int64_t)(timeout_s * 1000.0);
+    hvd_result_t result;
+    while (handle->state == IN_FLIGHT && (result = result_of(handle)).status == HVD_IN_PROGRESS &&
+           !job->closing) {
+        int64_t slice_ms = left_ms >= 0 && left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS;
+        hvd_ctx_t *ctx = job->ctx;
+        hvd_handle_t id = handle->flight->id;
+        hvd_status_t status;
+        CORE_ENTER(job)
+        status = hvd_wait(ctx, id, slice_ms);
+        CORE_LEAVE(job)
+        if (status != HVD_TIMEOUT) {
+            continue;
+        }
+        if (PyErr_CheckSignals() != 0) {
             return false;
         }
-        if (handle->state != IN_FLIGHT) { // another thread has waited too
-            return true;
+        if (left_ms >= 0 && (left_ms -= slice_ms) <= 0) {
+            core_raise(HVD_TIMEOUT, NULL, "");
+            return false;
         }
-        result = result_of(handle);
+    }
+    if (handle->state != IN_FLIGHT) { // another thread may have waited too
+        return true;
     }
     if (!of_this_life(handle)) {
         settle_failure(handle, result.status, result.text);
-    } else if (handle->job->closing) {
+    } else if (job->closing) {
         core_raise(HVD_SHUTDOWN, SHUT_DOWN, handle->where);
         return false;
     } else {

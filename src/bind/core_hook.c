@@ -68,7 +68,9 @@ static PyObject *submit_grad(hook_t *hook, PyObject *param)
     if (hook->always_slow || !is_ordinary(hook, grad)) {
         handle = PyObject_CallFunctionObjArgs(hook->slow, (PyObject *)hook, param, NULL);
     } else {
-        handle = core_submit_in_place(&hook->request, grad);
+        hvd_request_t request = hook->request;
+        core_args_t args = {.inputs = grad, .outputs = grad, .result = grad};
+        handle = core_start(&request, &args);
     }
     if (handle == NULL) {
         explain_duplicate();

@@ -244,32 +244,25 @@ hvd_status_t exec_start(exec_t *exec, const exec_run_t *run, err_t *err)
     return status;
 }
 
-static hvd_status_t one_pass(exec_t *exec)
-{
-    hvd_status_t status = HVD_OK;
-    for (int i = 0; status == HVD_OK && i < exec->n_busy; i++) {
-        status = exec_receive_from(exec, &exec->peers[exec->busy[i]]);
-    }
-    if (exec->locals.head != NO_STEP) {
-        exec_run_locals(exec);
-    }
-    for (int i = 0; status == HVD_OK && i < exec->n_busy; i++) {
-        peer_t *peer = &exec->peers[exec->busy[i]];
-        status = exec_send_to(exec, peer);
-        if (peer->sends.head == NO_STEP && peer->receives.head == NO_STEP) {
-            exec->busy[i--] = exec->busy[--exec->n_busy];
-        }
-    }
-    return status;
-}
-
 hvd_status_t exec_progress(exec_t *exec, err_t *err)
 {
     hvd_status_t status = exec->err.status;
     bool moved = false;
-    for (int i = 0; status == HVD_OK && exec->n_left > 0 && i < MAX_PASSES; i++) {
+    for (int pass = 0; status == HVD_OK && exec->n_left > 0 && pass < MAX_PASSES; pass++) {
         exec->moved = false;
-        status = one_pass(exec);
+        for (int i = 0; status == HVD_OK && i < exec->n_busy; i++) {
+            status = exec_receive_from(exec, &exec->peers[exec->busy[i]]);
+        }
+        if (exec->locals.head != NO_STEP) {
+            exec_run_locals(exec);
+        }
+        for (int i = 0; status == HVD_OK && i < exec->n_busy; i++) {
+            peer_t *peer = &exec->peers[exec->busy[i]];
+            status = exec_send_to(exec, peer);
+            if (peer->sends.head == NO_STEP && peer->receives.head == NO_STEP) {
+                exec->busy[i--] = exec->busy[--exec->n_busy];
+            }
+        }
         if (!exec->moved) {
             break;
         }

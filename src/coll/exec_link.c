@@ -41,56 +41,51 @@ static void stage_message(exec_t *exec, peer_t *peer, int32_t s)
     }
 }
 
-// Moves up to `budget` bytes of the message at the head; what moved, 0 or a negative status.
-static ssize_t send_some(exec_t *exec, peer_t *peer, size_t budget)
+// A short message leaves in one piece, once all of it is there; a long one begins with a segment.
+static bool may_begin(const step_t *step, size_t limit)
 {
-    const int32_t s = peer->sends.head;
-    const step_t *step = step_at(exec, s);
-    state_t *state = &exec->states[s];
-    const size_t limit = segment_limit_of(exec, s);
-    if (peer->staged == 0) {
-        if (limit < step->bytes && (limit == 0 || step->bytes <= SHORT_BYTES)) {
-            return 0;
-        }
-        stage_message(exec, peer, s);
-    }
-    ssize_t n = 0;
-    if (peer->staged_sent < peer->staged) {
-        const uint8_t *from = peer->stage + peer->staged_sent;
-        const size_t left = peer->staged - peer->staged_sent;
-        const bool is_head = state->done < limit; // the payload follows
-        n = is_head ? link_send_head(peer->link, from, left) : link_send(peer->link, from, left);
-        peer->staged_sent += n > 0 ? (size_t)n : 0;
-    } else {
-        const char *from = place_of(exec, step->src, step->src_at + state->done);
-        n = state->done < limit ? link_send(peer->link, from, MIN(limit - state->done, budget)) : 0;
-        if (n > 0) {
-            exec_pass(exec, s, (size_t)n);
-        }
-    }
-    if (state->done == step->bytes && peer->staged_sent == peer->staged) {
-        peer->staged = 0;
-        exec_dequeue(exec, &peer->sends);
-    }
-    return n;
+    return limit == step->bytes || (limit > 0 && step->bytes > SHORT_BYTES);
 }
 
 hvd_status_t exec_send_to(exec_t *exec, peer_t *peer)
 {
+    net_link_t *link = peer->link;
     size_t budget = exec->segment_bytes;
-    while (budget > 0 && peer->sends.head != NO_STEP &&
-           exec->states[peer->sends.head].waits_for == 0) {
-        const ssize_t n = send_some(exec, peer, budget);
-        if (n < 0) {
-            return broken(exec, peer, n, "sending to");
-        }
-        if (n == 0) {
+    ssize_t n = 1;
+    while (n > 0 && budget > 0 && peer->sends.head != NO_STEP) {
+        const int32_t s = peer->sends.head;
+        const step_t *step = step_at(exec, s);
+        const state_t *state = &exec->states[s];
+        const size_t limit = segment_limit_of(exec, s);
+        if (state->waits_for > 0 || (peer->staged == 0 && !may_begin(step, limit))) {
             break;
         }
-        exec->moved = true;
-        budget -= MIN(budget, (size_t)n);
+        if (peer->staged == 0) {
+            stage_message(exec, peer, s);
+        }
+        if (peer->staged_sent < peer->staged) {
+            link->more = state->done < limit; // the payload follows
+            n = link->ops->send(link, peer->stage + peer->staged_sent,
+                                peer->staged - peer->staged_sent);
+            link->more = false;
+            peer->staged_sent += n > 0 ? (size_t)n : 0;
+        } else if (state->done < limit) {
+            n = link->ops->send(link, place_of(exec, step->src, step->src_at + state->done),
+                                MIN(limit - state->done, budget));
+            if (n > 0) {
+                exec_pass(exec, s, (size_t)n);
+            }
+        } else {
+            break;
+        }
+        if (state->done == step->bytes && peer->staged_sent == peer->staged) {
+            peer->staged = 0;
+            exec_dequeue(exec, &peer->sends);
+        }
+        exec->moved |= n > 0;
+        budget -= MIN(budget, (size_t)MAX(n, 0));
     }
-    return HVD_OK;
+    return n < 0 ? broken(exec, peer, n, "sending to") : HVD_OK;
 }
 
 // --- Receiving -----------------------------------------------------------------------------------
@@ -123,14 +118,14 @@ static ssize_t read_header(exec_t *exec, peer_t *peer, const step_t *step)
     const size_t wanted = HEADER_BYTES - peer->header_got;
     ssize_t n;
     if (goes_around_peek(step)) {
-        n = link_recv(peer->link, to, wanted);
+        n = peer->link->ops->recv(peer->link, to, wanted);
     } else {
         const void *data;
-        n = link_peek(peer->link, &data);
+        n = peer->link->ops->peek(peer->link, &data);
         if (n > 0) {
             n = (ssize_t)MIN((size_t)n, wanted);
             memcpy(to, data, (size_t)n);
-            link_consume(peer->link, (size_t)n);
+            peer->link->ops->consume(peer->link, (size_t)n);
         }
     }
     if (n > 0) {
@@ -166,13 +161,13 @@ static ssize_t take_torn(exec_t *exec, peer_t *peer, int32_t s, size_t room)
     ssize_t n = 0;
     if (peer->torn_got < elem_bytes) {
         const void *data;
-        n = link_peek(peer->link, &data);
+        n = peer->link->ops->peek(peer->link, &data);
         if (n <= 0) {
             return n;
         }
         n = (ssize_t)MIN((size_t)n, elem_bytes - peer->torn_got);
         memcpy(peer->torn + peer->torn_got, data, (size_t)n);
-        link_consume(peer->link, (size_t)n);
+        peer->link->ops->consume(peer->link, (size_t)n);
         peer->torn_got += (size_t)n;
         exec->moved = true;
     }
@@ -191,7 +186,7 @@ static ssize_t take_elements(exec_t *exec, peer_t *peer, int32_t s, size_t room)
         return take_torn(exec, peer, s, room);
     }
     const void *data;
-    ssize_t n = link_peek(peer->link, &data);
+    ssize_t n = peer->link->ops->peek(peer->link, &data);
     if (n <= 0) {
         return n;
     }
@@ -202,69 +197,48 @@ static ssize_t take_elements(exec_t *exec, peer_t *peer, int32_t s, size_t room)
     bytes -= bytes % exec->elem_bytes;
     if (bytes > 0) {
         combine(exec, step_at(exec, s), exec->states[s].done, data, bytes);
-        link_consume(peer->link, bytes);
+        peer->link->ops->consume(peer->link, bytes);
         exec_pass(exec, s, bytes);
     }
     return (ssize_t)bytes;
 }
 
-static ssize_t take_plain(exec_t *exec, peer_t *peer, int32_t s, size_t room)
-{
-    if (room == 0) {
-        return 0;
-    }
-    const step_t *step = step_at(exec, s);
-    char *to = place_of(exec, step->dst, step->dst_at + exec->states[s].done);
-    const ssize_t n = link_recv(peer->link, to, room);
-    if (n > 0) {
-        exec_pass(exec, s, (size_t)n);
-    }
-    return n;
-}
-
-// Moves up to `budget` bytes of the message at the head; what moved, 0 or a negative status.
-static ssize_t receive_some(exec_t *exec, peer_t *peer, size_t budget)
-{
-    const int32_t s = peer->receives.head;
-    const step_t *step = step_at(exec, s);
-    state_t *state = &exec->states[s];
-    if (peer->header_got < HEADER_BYTES) {
-        const ssize_t n = read_header(exec, peer, step);
-        if (n <= 0 || peer->header_got < HEADER_BYTES) {
-            return n;
-        }
-    }
-    if (state->waits_for > 0) {
-        return 0;
-    }
-    ssize_t n = HEADER_BYTES;
-    if (step->bytes == 0) {
-        exec_pass(exec, s, 0);
-    } else {
-        const size_t room = MIN(limit_of(exec, s) - state->done, budget);
-        n = step->kind == STEP_RECV ? take_plain(exec, peer, s, room)
-                                    : take_elements(exec, peer, s, room);
-    }
-    if (n >= 0 && state->done == step->bytes) {
-        peer->header_got = 0;
-        exec_dequeue(exec, &peer->receives);
-    }
-    return n;
-}
-
 hvd_status_t exec_receive_from(exec_t *exec, peer_t *peer)
 {
+    net_link_t *link = peer->link;
     size_t budget = exec->segment_bytes;
-    while (budget > 0 && peer->receives.head != NO_STEP) {
-        const ssize_t n = receive_some(exec, peer, budget);
-        if (n < 0) {
-            return exec->err.status != HVD_OK ? exec->err.status
-                                              : broken(exec, peer, n, "receiving from");
+    ssize_t n = 1;
+    while (n > 0 && budget > 0 && peer->receives.head != NO_STEP) {
+        const int32_t s = peer->receives.head;
+        const step_t *step = step_at(exec, s);
+        const state_t *state = &exec->states[s];
+        if (peer->header_got < HEADER_BYTES) {
+            n = read_header(exec, peer, step); // it costs no budget: segments stay whole
+            continue;
         }
-        if (n == 0) {
+        if (state->waits_for > 0) {
             break;
         }
-        budget -= MIN(budget, (size_t)n);
+        const size_t room = MIN(limit_of(exec, s) - state->done, budget);
+        if (step->bytes == 0) {
+            exec_pass(exec, s, 0);
+            n = HEADER_BYTES;
+        } else if (step->kind != STEP_RECV) {
+            n = take_elements(exec, peer, s, room);
+        } else if (room == 0) {
+            break;
+        } else if ((n = link->ops->recv(link, place_of(exec, step->dst, step->dst_at + state->done),
+                                        room)) > 0) {
+            exec_pass(exec, s, (size_t)n);
+        }
+        if (n >= 0 && state->done == step->bytes) {
+            peer->header_got = 0;
+            exec_dequeue(exec, &peer->receives);
+        }
+        budget -= MIN(budget, (size_t)MAX(n, 0));
     }
-    return HVD_OK;
+    if (n >= 0) {
+        return HVD_OK;
+    }
+    return exec->err.status != HVD_OK ? exec->err.status : broken(exec, peer, n, "receiving from");
 }

@@ -315,31 +315,33 @@ static bool sizes_are_unchanged(const entry_t *entry, const coord_request_t *req
                                           (size_t)request->n_sizes * sizeof(int64_t)) == 0;
 }
 
-static hvd_status_t submit_entry(coord_t *coord, entry_t *entry, bool is_known,
-                                 const coord_request_t *request, err_t *err)
+// The entry the request is about, made if the name is new. *is_known_p: it has run with this
+// signature before, so its shape need not be told.
+static hvd_status_t entry_for(coord_t *coord, set_t *set, const coord_request_t *request,
+                              entry_t **entry_p, bool *is_known_p, err_t *err)
 {
-    share_t share = {.n_variants = 1,
-                     .signatures = {is_known ? NULL : request->signature},
-                     .ranks = {coord->params.rank},
-                     .payload = request->payload,
-                     .payload_bytes = request->payload_bytes};
+    entry_t *entry = entry_find(set, request->name, request->name_bytes);
+    bool is_known = entry != NULL && entry->sig != NULL &&
+                    signature_equal(&entry->sig->view, request->signature);
+    size_t payload_bytes = is_known ? entry->sig->payload_bytes : 0;
+    hvd_status_t status;
+    if (!is_known) {
+        TRY(check_signature(coord, set, request, err), done);
+        signature_rides(request->signature, coord->params.inline_bytes, &payload_bytes);
+    }
+    TRY(check_data(set, request, payload_bytes, err), done);
+    if (entry == NULL) {
+        entry = entry_make(coord, set, request->name, request->name_bytes);
+    }
+    if (entry == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for tensor '%.100s'", request->name);
+    }
     if (entry->tag != 0 || entry->is_running) {
         return fail_duplicate(coord, entry, err);
     }
-    if (request->n_sizes > 0 && !(is_known && sizes_are_unchanged(entry, request))) {
-        share.sizes = request->sizes;
-        share.n_sizes = request->n_sizes;
-    }
-    entry->tag = request->tag;
-    coord->entries.n_pending++;
-    coord->n_known += entry->id != 0 && is_known;
-    coord->n_new += entry->id == 0 || !is_known;
-    hvd_status_t status = merge_share(coord, entry, 0, &share, err);
-    if (UNLIKELY(status != HVD_OK)) {
-        entry->tag = 0;
-        coord->entries.n_pending--;
-        coord->no_memory = true;
-    }
+    *entry_p = entry;
+    *is_known_p = is_known;
+done:
     return status;
 }
 
@@ -354,23 +356,29 @@ hvd_status_t coord_submit(coord_t *coord, const coord_request_t *request, uint64
         return submit_join(coord, request, err);
     }
     set_t *set = sets_find(coord, request->set);
+    entry_t *entry = NULL;
+    bool is_known = false;
     TRY(check_member(coord, set, err), done);
-    entry_t *entry = entry_find(set, request->name, request->name_bytes);
-    bool is_known = entry != NULL && entry->sig != NULL &&
-                    signature_equal(&entry->sig->view, request->signature);
-    size_t payload_bytes = is_known ? entry->sig->payload_bytes : 0;
-    if (!is_known) {
-        TRY(check_signature(coord, set, request, err), done);
-        signature_rides(request->signature, coord->params.inline_bytes, &payload_bytes);
+    TRY(entry_for(coord, set, request, &entry, &is_known, err), done);
+    share_t share = {.n_variants = 1,
+                     .signatures = {is_known ? NULL : request->signature},
+                     .ranks = {coord->params.rank},
+                     .payload = request->payload,
+                     .payload_bytes = request->payload_bytes};
+    if (request->n_sizes > 0 && !(is_known && sizes_are_unchanged(entry, request))) {
+        share.sizes = request->sizes;
+        share.n_sizes = request->n_sizes;
     }
-    TRY(check_data(set, request, payload_bytes, err), done);
-    if (entry == NULL) {
-        entry = entry_make(coord, set, request->name, request->name_bytes);
+    entry->tag = request->tag;
+    coord->entries.n_pending++;
+    coord->n_known += entry->id != 0 && is_known;
+    coord->n_new += entry->id == 0 || !is_known;
+    status = merge_share(coord, entry, 0, &share, err);
+    if (UNLIKELY(status != HVD_OK)) {
+        entry->tag = 0;
+        coord->entries.n_pending--;
+        coord->no_memory = true;
     }
-    if (entry == NULL) {
-        return fail(err, HVD_NO_MEMORY, "no memory for tensor '%.100s'", request->name);
-    }
-    return submit_entry(coord, entry, is_known, request, err);
 done:
     return status;
 }

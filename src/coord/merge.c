@@ -222,16 +222,10 @@ static const uint8_t *payload_for_line(coord_t *coord, entry_t *entry, const sha
     return direct ? share->payload : fold_payloads(coord, entry);
 }
 
-// share: the last one that came, if this round was completed by one.
-static void send_line(coord_t *coord, entry_t *entry, const share_t *share)
+// Everything that LINE_READY with an id does not say.
+static void send_long_line(coord_t *coord, entry_t *entry, const share_t *share, bool known)
 {
     const kept_sig_t *sig = entry->variants[0].sig;
-    bool known = entry->id != 0 && sig == entry->sig && entry->n_variants == 1;
-    if (LIKELY(known && !entry->has_zeros && op_infos[sig->view.op].sizes == SIZES_NONE)) {
-        control_put_ready(line_to_parent(coord), entry->id,
-                          payload_for_line(coord, entry, share, sig), sig->payload_bytes);
-        return;
-    }
     control_line_t line = {.zeros = entry->has_zeros};
     if (known) {
         line.kind = LINE_READY;
@@ -274,14 +268,20 @@ static bool is_full(const entry_t *entry)
     return true;
 }
 
+// share: the last one that came, if this round was completed by one.
 static void complete(coord_t *coord, entry_t *entry, const share_t *share)
 {
+    const kept_sig_t *sig = entry->variants[0].sig;
+    bool known = entry->id != 0 && sig == entry->sig && entry->n_variants == 1;
     entry->is_complete = true;
     entry->has_zeros |= entry->n_have < entry->set->n_parts;
     if (is_sequencer(coord)) {
         sequence_complete(coord, entry);
+    } else if (LIKELY(known && !entry->has_zeros && op_infos[sig->view.op].sizes == SIZES_NONE)) {
+        control_put_ready(line_to_parent(coord), entry->id,
+                          payload_for_line(coord, entry, share, sig), sig->payload_bytes);
     } else {
-        send_line(coord, entry, share);
+        send_long_line(coord, entry, share, known);
     }
 }
 

@@ -393,7 +393,7 @@ void board_finish(hvd_ctx_t *ctx, request_t *request)
             atomic_store_explicit(&request->trace.started, ticks_now(), memory_order_relaxed);
         }
         if (full && request->board.stream == 0) {
-            bool stored = riding_store(request, request->payload, request->board.n_members);
+            bool stored = request_store(request, request->payload, request->board.n_members);
             atomic_store_explicit(&request->trace.way, WAY_BOARD, memory_order_relaxed);
             request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
         } else {

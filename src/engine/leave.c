@@ -29,7 +29,8 @@ static bool say_farewell(hvd_ctx_t *ctx, int i) REQUIRES(ctx->baton)
     }
     frame_write_header(frame, 0);
     if (c->farewell_sent < sizeof frame) {
-        ssize_t n = link_send(c->link, frame + c->farewell_sent, sizeof frame - c->farewell_sent);
+        ssize_t n =
+            c->link->ops->send(c->link, frame + c->farewell_sent, sizeof frame - c->farewell_sent);
         c->farewell_sent = n < 0 ? sizeof frame : c->farewell_sent + (size_t)n;
     }
     return c->farewell_sent == sizeof frame;

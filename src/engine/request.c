@@ -6,6 +6,7 @@
 // at one after another released it reads old news and not freed memory. Handles carry a generation,
 // which ends with the object's use, and so recognise their own past. Names in flight are chained
 // through the objects themselves: submitting and completing allocate nothing once these exist.
+#include "coll/reduce.h"
 #include "engine/engine.h"
 
 #include <stdlib.h>
@@ -214,6 +215,46 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
     while (!atomic_compare_exchange_weak_explicit(&ctx->requests.queue, &request->next, request,
                                                   memory_order_release, memory_order_relaxed)) {
     }
+}
+
+// --- Results -------------------------------------------------------------------------------------
+
+void *request_output(request_t *request, int t)
+{
+    hvd_tensor_t *tensor = &request->tensors[t];
+    if (tensor->output != NULL) {
+        return tensor->output;
+    }
+    if (request->alloc != NULL) {
+        tensor->output = request->alloc(request->arg, t, tensor->n_dims, tensor->shape);
+        return tensor->output;
+    }
+    size_t bytes = hvd_dtype_bytes(request->signature.dtype);
+    for (int d = 0; d < tensor->n_dims; d++) {
+        bytes *= (size_t)tensor->shape[d];
+    }
+    request->owned[t] = malloc(MAX(bytes, 1));
+    tensor->output = request->owned[t];
+    return tensor->output;
+}
+
+bool request_store(request_t *request, const void *result, int n_members)
+{
+    const signature_t *signature = &request->signature;
+    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
+    double post = signature_postscale(signature, n_members);
+    const uint8_t *from = result;
+    const int64_t *dims = signature->dims;
+    for (int t = 0; t < signature->n_tensors; t++) {
+        size_t n = shape_elements(&dims);
+        void *output = request_output(request, t);
+        if (output == NULL && n > 0) {
+            return false;
+        }
+        acc_store(signature->dtype, output, from, n, post);
+        from += n * acc_bytes;
+    }
+    return true;
 }
 
 // --- Completion ----------------------------------------------------------------------------------

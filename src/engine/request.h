@@ -105,6 +105,10 @@ static inline request_t *request_of_tag(uint64_t tag) // NULL for tag 0
     return (request_t *)(uintptr_t)tag;
 }
 
+// The user's output, or memory taken for it; NULL: there is none.
+void *request_output(request_t *request, int t);
+// Writes accumulators to the outputs of a small allreduce. False: no memory for them.
+bool request_store(request_t *request, const void *result, int n_members);
 void requests_wake(hvd_ctx_t *ctx); // threads that wait for what has been completed
 // Cuts memory, aligned, from the request's storage, which must have been reserved whole.
 static inline void *request_cut(request_t *request, size_t bytes)

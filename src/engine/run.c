@@ -135,13 +135,6 @@ static void fail_no_memory(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
     engine_fail(ctx, &err);
 }
 
-static void append(hvd_ctx_t *ctx, batch_t *b) REQUIRES(ctx->baton)
-{
-    ctx->moved_ns = ctx->running == NULL ? ctx->now_ns : ctx->moved_ns;
-    *ctx->running_last = b;
-    ctx->running_last = &b->next;
-}
-
 void batches_drop(hvd_ctx_t *ctx)
 {
     HELD(ctx);
@@ -155,16 +148,6 @@ void batches_drop(hvd_ctx_t *ctx)
 }
 
 // --- Running -------------------------------------------------------------------------------------
-
-static void complete_batch(hvd_ctx_t *ctx, const batch_t *b, hvd_status_t status, const char *text)
-    REQUIRES(ctx->baton)
-{
-    for (int i = 0; i < b->n_entries; i++) {
-        if (b->requests[i] != NULL) {
-            request_complete(ctx, b->requests[i], status, text);
-        }
-    }
-}
 
 static int member_of(const process_set_t *set, int rank)
 {
@@ -180,7 +163,7 @@ static coll_task_t task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_
 {
     const signature_t *sig = b->entries[0].signature;
     bool reduces = op_has(sig->op, OP_REDUCES);
-    double post = reduces ? sig->postscale * average_factor(sig->reduce, b->set->n) : 1.0;
+    double post = signature_postscale(sig, b->set->n);
     return (coll_task_t){
         .args = {.op = sig->op,
                  .dtype = sig->dtype,
@@ -263,7 +246,7 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *
             trace_started(&b->requests[i]->trace, (int)way, b->n_entries, ticks);
         }
     }
-    return r->way->start != NULL ? r->way->start(ctx, r, err) : HVD_OK;
+    return r->way->start != NULL ? r->way->start(ctx, r, &r->task, err) : HVD_OK;
 }
 
 bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
@@ -278,16 +261,22 @@ bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
     return text[0] != '\0';
 }
 
-static void finish_batch(hvd_ctx_t *ctx, batch_t *b) REQUIRES(ctx->baton)
+// Completes what the batch ran, and forgets it.
+static void finish_batch(hvd_ctx_t *ctx, batch_t *b, hvd_status_t status, const char *text)
+    REQUIRES(ctx->baton)
 {
-    ctx->running = b->next;
-    if (ctx->running == NULL) {
-        ctx->running_last = &ctx->running;
+    if (!b->brings_results) { // else it was never in the queue
+        ctx->running = b->next;
+        ctx->running_last = ctx->running == NULL ? &ctx->running : ctx->running_last;
+        ctx->runner->batch = NULL;
+        observe_batch(ctx->observe, b->n_entries);
     }
-    ctx->runner->batch = NULL;
-    observe_batch(ctx->observe, b->n_entries);
-    complete_batch(ctx, b, HVD_OK, NULL);
-    if (!b->by_board) {
+    for (int i = 0; i < b->n_entries; i++) {
+        if (b->requests[i] != NULL) {
+            request_complete(ctx, b->requests[i], status, text);
+        }
+    }
+    if (!b->by_board && !b->brings_results) {
         coord_batch_done(ctx->coord, b->number, clock_ns());
     }
     batch_put_back(ctx, b);
@@ -327,7 +316,7 @@ bool run_progress(hvd_ctx_t *ctx)
             engine_fail(ctx, &err);
             return true;
         }
-        finish_batch(ctx, b);
+        finish_batch(ctx, b, HVD_OK, NULL);
         moved = true;
     }
     return moved;
@@ -358,14 +347,15 @@ void run_decided(hvd_ctx_t *ctx, const decision_t *decision)
         }
     }
     if (!b->brings_results) {
-        append(ctx, b);
+        ctx->moved_ns = ctx->running == NULL ? ctx->now_ns : ctx->moved_ns;
+        *ctx->running_last = b;
+        ctx->running_last = &b->next;
         return;
     }
     // Its results live only until the next decision, and it uses nothing that others use.
     err_t err;
     hvd_status_t status = start_batch(ctx, ctx->rider, b, &err);
-    complete_batch(ctx, b, status, status != HVD_OK ? err.text : NULL);
-    batch_put_back(ctx, b);
+    finish_batch(ctx, b, status, status != HVD_OK ? err.text : NULL);
 }
 
 void run_board_stream(hvd_ctx_t *ctx, request_t *request)

@@ -80,12 +80,6 @@ struct runner {
 // Memory of at least `bytes`, kept between batches.
 void *scratch(buf_t *buf, size_t bytes);
 
-// An average is a sum whose result is multiplied by this.
-static inline double average_factor(hvd_reduce_t reduce, int n_members)
-{
-    return reduce == HVD_AVERAGE ? 1.0 / n_members : 1.0;
-}
-
 // --- tensors.c -----------------------------------------------------------------------------------
 
 typedef struct tensor_view {
@@ -104,32 +98,22 @@ bool each_tensor(runner_t *r, visit_fn visit, int member);
 // Strings the tensors of the batch into r->in and r->out, and completes the arguments of its task.
 // False: no memory.
 bool string_tensors(runner_t *r);
-// The user's output, or memory taken for it; NULL: there is none.
-void *allocate_output(request_t *request, int t);
 // Bytes of the largest buffer that any member has: what they all know.
 size_t largest_buffer(const runner_t *r);
 
-// --- What ways lend each other -------------------------------------------------------------------
+// --- What ways lend each other, besides themselves -----------------------------------------------
 
-// way_alone.c: one member, what goes in comes out, scaled as several would have scaled it.
-void move_alone(const coll_task_t *task);
-// way_stream.c
-hvd_status_t start_stream(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err);
-// way_plan.c. `out` of the task must live until the end, in which the result is unpacked.
-hvd_status_t plan_start(hvd_ctx_t *ctx, plan_state_t *p, const coll_task_t *task, err_t *err);
-// Contiguous memory for what is strung in the task's vectors; the input multiplied by `factor`, and
-// widened if p->widened.
+// way_plan.c: contiguous memory for what is strung in the task's vectors; the input multiplied by
+// `factor`, and widened if p->widened.
 hvd_status_t plan_arrange(plan_state_t *p, const coll_task_t *task, double factor,
                           uint8_t **input_p, uint8_t **output_p, err_t *err);
 void plan_unpack(const plan_state_t *p);
-// way_riding.c: writes accumulators to the outputs of a small allreduce. False: no memory for them.
-bool riding_store(request_t *request, const void *result, int n_members);
 
 // --- The rows of ways.c --------------------------------------------------------------------------
 
 #define WAY_AT_ONCE(name)                                                                          \
     bool name##_takes(const way_case_t *given);                                                    \
-    hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+    hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 #define WAY_IN_STEPS(name)                                                                         \
     WAY_AT_ONCE(name);                                                                             \
     hvd_status_t name##_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)

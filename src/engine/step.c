@@ -56,35 +56,27 @@ void engine_suspect(hvd_ctx_t *ctx, const err_t *err)
 
 // --- Take ----------------------------------------------------------------------------------------
 
-static void take_one(hvd_ctx_t *ctx, request_t *r, uint64_t now_ns) REQUIRES(ctx->baton)
+static coord_request_t asked_of_coord(request_t *r)
 {
-    err_t err;
-    hvd_status_t status;
-    if (r->board.stream != 0) {
-        run_board_stream(ctx, r);
-        return;
-    }
-    if (r->signature.op == OP_ADD_SET) {
-        status = coord_add_set(ctx->coord, r->set_ranks, r->n_set_ranks, tag_of(r), now_ns, &err);
-    } else if (r->signature.op == OP_REMOVE_SET) {
-        status = coord_remove_set(ctx->coord, r->set, tag_of(r), now_ns, &err);
-    } else {
-        coord_request_t request = {
-            .set = r->process_set,
-            .name = r->name,
-            .name_bytes = strlen(r->name),
-            .signature = &r->signature,
-            .sizes = r->sizes,
-            .n_sizes = r->n_sizes,
-            .payload = r->payload,
-            .payload_bytes = r->payload_bytes,
-            .tag = tag_of(r),
-        };
-        status = coord_submit(ctx->coord, &request, now_ns, &err);
-    }
-    if (UNLIKELY(status != HVD_OK)) {
-        request_complete(ctx, r, status, err.text);
-    }
+    return (coord_request_t){
+        .set = r->process_set,
+        .name = r->name,
+        .name_bytes = strlen(r->name),
+        .signature = &r->signature,
+        .sizes = r->sizes,
+        .n_sizes = r->n_sizes,
+        .payload = r->payload,
+        .payload_bytes = r->payload_bytes,
+        .tag = tag_of(r),
+    };
+}
+
+static hvd_status_t change_sets(hvd_ctx_t *ctx, request_t *r, uint64_t now_ns, err_t *err)
+    REQUIRES(ctx->baton)
+{
+    return r->signature.op == OP_ADD_SET
+               ? coord_add_set(ctx->coord, r->set_ranks, r->n_set_ranks, tag_of(r), now_ns, err)
+               : coord_remove_set(ctx->coord, r->set, tag_of(r), now_ns, err);
 }
 
 static request_t *reversed(request_t *newest)
@@ -114,7 +106,19 @@ static bool take_queue(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
     uint64_t now_ns = ctx->now_ns = clock_ns(); // as last read it may lie before a long sleep
     while (r != NULL) {
         request_t *next = r->next;
-        take_one(ctx, r, now_ns);
+        hvd_status_t status = HVD_OK;
+        err_t err;
+        if (r->board.stream != 0) {
+            run_board_stream(ctx, r);
+        } else if (UNLIKELY(op_is_about_sets(r->signature.op))) {
+            status = change_sets(ctx, r, now_ns, &err);
+        } else {
+            coord_request_t asked = asked_of_coord(r);
+            status = coord_submit(ctx->coord, &asked, now_ns, &err);
+        }
+        if (UNLIKELY(status != HVD_OK)) {
+            request_complete(ctx, r, status, err.text);
+        }
         r = next;
     }
     return true;
@@ -122,58 +126,59 @@ static bool take_queue(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 
 // --- Agree ---------------------------------------------------------------------------------------
 
-// Gives coord every whole frame at `data`; returns the bytes used, or a negative status.
-static ssize_t take_frames(hvd_ctx_t *ctx, control_link_t *c, const uint8_t *data, size_t bytes,
-                           uint64_t now_ns, err_t *err) REQUIRES(ctx->baton)
+// The beginning of a frame whose rest has not come.
+static hvd_status_t keep_torn(control_link_t *c, const void *data, size_t bytes, err_t *err)
 {
-    size_t used = 0, body;
+    if (buf_append(&c->partial, data, bytes) == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory for a control frame from rank %d", c->peer);
+    }
+    c->link->ops->consume(c->link, bytes);
+    return HVD_OK;
+}
+
+// Gives coord every whole frame that has come. Frames mostly arrive whole and are read where they
+// lie; a torn one is put together first. Returns as a link's mover does.
+static ssize_t receive_control(hvd_ctx_t *ctx, control_link_t *c, uint64_t now_ns, err_t *err)
+    REQUIRES(ctx->baton)
+{
+    net_link_t *link = c->link;
+    const void *data;
+    ssize_t available = link->ops->peek(link, &data);
+    if (available <= 0) {
+        return available;
+    }
     hvd_status_t status;
-    while ((status = frame_read(data + used, bytes - used, &body, err)) == HVD_OK) {
+    bool torn = c->partial.len > 0;
+    if (torn) {
+        TRY(keep_torn(c, data, (size_t)available, err), broken);
+    }
+    const uint8_t *frames = torn ? c->partial.data : data;
+    size_t bytes = torn ? c->partial.len : (size_t)available;
+    size_t used = 0, body;
+    while ((status = frame_read(frames + used, bytes - used, &body, err)) == HVD_OK) {
         c->farewell_seen |= body == 0;
         if (body > 0) {
-            TRY(coord_receive(ctx->coord, c->peer, data + used + FRAME_HEADER_BYTES, body, now_ns,
+            TRY(coord_receive(ctx->coord, c->peer, frames + used + FRAME_HEADER_BYTES, body, now_ns,
                               err),
                 broken);
         }
         used += FRAME_HEADER_BYTES + body;
     }
-    if (status == HVD_IN_PROGRESS) {
-        return (ssize_t)used;
+    if (status != HVD_IN_PROGRESS) {
+        fail(err, status, "rank %d: %s", c->peer, err->text);
+        goto broken;
     }
-    fail(err, status, "rank %d: %s", c->peer, err->text);
+    if (torn && used > 0) {
+        c->partial.len -= used;
+        memmove(c->partial.data, c->partial.data + used, c->partial.len);
+    } else if (!torn && used > 0) {
+        link->ops->consume(link, used);
+    } else if (!torn) {
+        TRY(keep_torn(c, data, bytes, err), broken);
+    }
+    return available;
 broken:
     return status;
-}
-
-// Frames mostly arrive whole and are read where they lie; torn ones are put together first.
-static ssize_t receive_control(hvd_ctx_t *ctx, control_link_t *c, uint64_t now_ns, err_t *err)
-    REQUIRES(ctx->baton)
-{
-    const void *data;
-    ssize_t available = link_peek(c->link, &data);
-    if (available <= 0) {
-        return available;
-    }
-    if (c->partial.len == 0) {
-        ssize_t used = take_frames(ctx, c, data, (size_t)available, now_ns, err);
-        if (used < 0) {
-            return used;
-        }
-        if (used > 0) {
-            link_consume(c->link, (size_t)used);
-            return used;
-        }
-    }
-    if (buf_append(&c->partial, data, (size_t)available) == NULL) {
-        return fail(err, HVD_NO_MEMORY, "no memory for a control frame from rank %d", c->peer);
-    }
-    link_consume(c->link, (size_t)available);
-    ssize_t used = take_frames(ctx, c, c->partial.data, c->partial.len, now_ns, err);
-    if (used > 0) {
-        c->partial.len -= (size_t)used;
-        memmove(c->partial.data, c->partial.data + used, c->partial.len);
-    }
-    return used < 0 ? used : available;
 }
 
 // A broken link counts after all have been read: another neighbour may know more of what happened.
@@ -207,13 +212,14 @@ bool send_frames(hvd_ctx_t *ctx)
         if (n == 0) {
             continue;
         }
-        ssize_t sent = link_send(ctx->control[i].link, bytes, n);
+        net_link_t *link = ctx->control[i].link;
+        ssize_t sent = link->ops->send(link, bytes, n);
         if (sent > 0) {
             coord_sent(ctx->coord, i, (size_t)sent);
             moved = true;
         } else if (UNLIKELY(sent < 0)) {
             coord_sent(ctx->coord, i, n); // nobody will read it
-            engine_fail(ctx, &ctx->control[i].link->err);
+            engine_fail(ctx, &link->err);
         }
     }
     return moved;
@@ -232,11 +238,11 @@ static void complete_tag(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->bato
                      with_job ? ctx->cause.text : d->text);
 }
 
+// What is decided besides running a batch.
 static void carry_out(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->baton)
 {
     switch (d->kind) {
     case DECIDE_RUN:
-        run_decided(ctx, d);
         break;
     case DECIDE_SET_ADDED:
         set_register(ctx, d->set);
@@ -300,7 +306,11 @@ static bool agree(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
     coord_form_batches(ctx->coord);
     while ((d = coord_next(ctx->coord)) != NULL) {
         note_end(ctx);
-        carry_out(ctx, d);
+        if (LIKELY(d->kind == DECIDE_RUN)) {
+            run_decided(ctx, d);
+        } else {
+            carry_out(ctx, d);
+        }
         moved = true;
     }
     return send_frames(ctx) || moved;

@@ -18,25 +18,6 @@ static void set_rows(request_t *request, int t, int64_t rows)
     *(int64_t *)(uintptr_t)&request->tensors[t].shape[0] = rows;
 }
 
-void *allocate_output(request_t *request, int t)
-{
-    hvd_tensor_t *tensor = &request->tensors[t];
-    if (tensor->output != NULL) {
-        return tensor->output;
-    }
-    if (request->alloc != NULL) {
-        tensor->output = request->alloc(request->arg, t, tensor->n_dims, tensor->shape);
-        return tensor->output;
-    }
-    size_t bytes = hvd_dtype_bytes(request->signature.dtype);
-    for (int d = 0; d < tensor->n_dims; d++) {
-        bytes *= (size_t)tensor->shape[d];
-    }
-    request->owned[t] = malloc(MAX(bytes, 1));
-    tensor->output = request->owned[t];
-    return tensor->output;
-}
-
 bool each_tensor(runner_t *r, visit_fn visit, int member)
 {
     batch_t *b = r->batch;
@@ -88,7 +69,7 @@ static bool add_whole(runner_t *r, const decision_entry_t *entry, tensor_view_t 
         uint8_t *zeros = r->zeros.data + r->in.bytes;
         return vec_add(&r->in, zeros, view->bytes) && vec_add(&r->out, zeros, view->bytes);
     }
-    void *output = allocate_output(view->request, view->index);
+    void *output = request_output(view->request, view->index);
     return (output != NULL || view->bytes == 0) && vec_add(&r->in, view->input, view->bytes) &&
            vec_add(&r->out, output, view->bytes);
 }
@@ -139,7 +120,7 @@ static bool start_gathered(runner_t *r, const decision_entry_t *entry, tensor_vi
     set_rows(view->request, view->index, rows);
     size_t bytes =
         (size_t)rows_of_member(entry, r->task.args.member, view->index) * view->row_bytes;
-    void *output = allocate_output(view->request, view->index);
+    void *output = request_output(view->request, view->index);
     return (output != NULL || rows == 0) && vec_add(&r->in, view->input, bytes);
 }
 
@@ -183,7 +164,7 @@ static bool start_scattered(runner_t *r, const decision_entry_t *entry, tensor_v
     }
     int64_t own = scattered_rows(view->rows, r->task.args.size, r->task.args.member);
     set_rows(view->request, view->index, own);
-    void *output = allocate_output(view->request, view->index);
+    void *output = request_output(view->request, view->index);
     size_t bytes = (size_t)own * view->row_bytes;
     return (output != NULL || bytes == 0) && vec_add(&r->out, output, bytes);
 }
@@ -239,7 +220,7 @@ static bool add_exchanged(runner_t *r, const decision_entry_t *entry, tensor_vie
         sent_bytes += r->send_bytes[m];
     }
     set_rows(request, view->index, received);
-    void *output = allocate_output(request, view->index);
+    void *output = request_output(request, view->index);
     size_t bytes = (size_t)received * view->row_bytes;
     return (output != NULL || bytes == 0) && vec_add(&r->in, view->input, sent_bytes) &&
            vec_add(&r->out, output, bytes);

@@ -10,8 +10,11 @@ bool way_alone_takes(const way_case_t *given)
     return given->args->size == 1;
 }
 
-void move_alone(const coll_task_t *task)
+hvd_status_t way_alone_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
+    (void)ctx;
+    (void)r;
+    (void)err;
     hvd_dtype_t dtype = task->args.dtype;
     bool scales = task->prescale != 1.0 || task->postscale != 1.0;
     for (size_t done = 0; done < task->in->bytes;) {
@@ -28,12 +31,5 @@ void move_alone(const coll_task_t *task)
         }
         done += n;
     }
-}
-
-hvd_status_t way_alone_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
-{
-    (void)ctx;
-    (void)err;
-    move_alone(&r->task);
     return HVD_OK;
 }

@@ -13,9 +13,8 @@ bool way_mpi_takes(const way_case_t *given)
     return given->mpi_can_run && !way_is_forced_to_plan(given);
 }
 
-hvd_status_t way_mpi_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+hvd_status_t way_mpi_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
-    const coll_task_t *task = &r->task;
     coll_args_t *a = &r->mpi.args;
     uint8_t *input;
     *a = task->args;

@@ -51,13 +51,14 @@ static hvd_status_t start_next(hvd_ctx_t *ctx, runner_t *r, err_t *err)
     piece.args.bytes = bytes;
     piece.in = &p->in;
     piece.out = &p->out;
-    hvd_status_t status = plan_start(ctx, &r->plan, &piece, err);
+    hvd_status_t status = way_plan_start(ctx, r, &piece, err);
     return status == HVD_OK ? HVD_IN_PROGRESS : status;
 }
 
-hvd_status_t way_pieces_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+hvd_status_t way_pieces_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
     piece_state_t *p = &r->pieces;
+    (void)task;
     buf_clear(&p->bytes);
     p->n = p->next = p->at = 0;
     if (!each_tensor(r, note_piece, 0)) {

@@ -93,7 +93,13 @@ hvd_status_t plan_arrange(plan_state_t *p, const coll_task_t *task, double facto
     return HVD_OK;
 }
 
-// --- Running -------------------------------------------------------------------------------------
+// --- The way -------------------------------------------------------------------------------------
+
+bool way_plan_takes(const way_case_t *given)
+{
+    (void)given;
+    return true;
+}
 
 static net_link_t *link_of_member(void *arg, int member, err_t *err)
 {
@@ -101,54 +107,54 @@ static net_link_t *link_of_member(void *arg, int member, err_t *err)
     return net_link(p->net, p->ranks[member], LANE_DATA, err);
 }
 
-static hvd_status_t execute(plan_state_t *p, const coll_task_t *task, const coll_args_t *a,
-                            double plan_factor, uint8_t *input, uint8_t *output, err_t *err)
+// The algorithm for this task, with its arguments: what the plan works on may be wider than the
+// tensors. NULL: none, with the reason in err.
+static const algorithm_t *choose(const hvd_ctx_t *ctx, plan_state_t *p, coll_args_t *a, err_t *err)
 {
-    void *tmp = scratch(&p->tmp, p->plan.tmp_bytes);
-    void *acc = scratch(&p->acc, p->plan.acc_bytes);
-    if (tmp == NULL || acc == NULL || (output == NULL && task->out->bytes > 0)) {
-        return fail(err, HVD_NO_MEMORY, "no memory for %s of %zu bytes", hvd_op_name(a->op),
-                    task->out->bytes);
+    p->dtype = a->dtype;
+    p->widened = a->reduce == HVD_ADASUM && dtype_is_half(a->dtype);
+    if (p->widened) {
+        a->dtype = HVD_FLOAT32;
+        a->bytes *= 2;
     }
-    exec_run_t run = {
-        .plan = &p->plan,
-        .buffers = {[BUF_INPUT] = input, [BUF_OUTPUT] = output, [BUF_TMP] = tmp, [BUF_ACC] = acc},
-        .dtype = a->dtype,
-        .reduce = a->reduce,
-        .prescale = plan_factor,
-        .postscale = task->postscale,
-        .batch = task->number,
-        .segment_bytes = a->segment_bytes,
-        .link_of = link_of_member,
-        .arg = p,
-    };
-    return exec_start(p->exec, &run, err);
+    return coll_choose(a, ctx->config.algorithm, err);
 }
 
-hvd_status_t plan_start(hvd_ctx_t *ctx, plan_state_t *p, const coll_task_t *task, err_t *err)
+hvd_status_t way_plan_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
+    plan_state_t *p = &r->plan;
     coll_args_t a = task->args;
-    p->dtype = a.dtype;
-    p->ranks = task->ranks;
-    p->widened = a.reduce == HVD_ADASUM && dtype_is_half(a.dtype);
-    if (p->widened) {
-        a.dtype = HVD_FLOAT32;
-        a.bytes *= 2;
-    }
-    const algorithm_t *algorithm = coll_choose(&a, ctx->config.algorithm, err);
+    uint8_t *input, *output;
+    hvd_status_t status;
+    const algorithm_t *algorithm = choose(ctx, p, &a, err);
     if (algorithm == NULL) {
         return err->status;
     }
-    bool plan_scales = op_has(a.op, OP_REDUCES) && (algorithm->flags & NEEDS_NO_PRESCALE) == 0;
-    uint8_t *input, *output;
-    hvd_status_t status =
-        plan_arrange(p, task, plan_scales ? 1.0 : task->prescale, &input, &output, err);
-    if (status == HVD_OK) {
-        status = coll_plan(algorithm, &a, &p->plan, err);
+    bool scales = op_has(a.op, OP_REDUCES) && (algorithm->flags & NEEDS_NO_PRESCALE) == 0;
+    TRY(plan_arrange(p, task, scales ? 1.0 : task->prescale, &input, &output, err), done);
+    TRY(coll_plan(algorithm, &a, &p->plan, err), done);
+    void *tmp = scratch(&p->tmp, p->plan.tmp_bytes);
+    void *acc = scratch(&p->acc, p->plan.acc_bytes);
+    if (tmp == NULL || acc == NULL || (output == NULL && task->out->bytes > 0)) {
+        return fail(err, HVD_NO_MEMORY, "no memory for %s of %zu bytes", hvd_op_name(a.op),
+                    task->out->bytes);
     }
-    return status == HVD_OK
-               ? execute(p, task, &a, plan_scales ? task->prescale : 1.0, input, output, err)
-               : status;
+    p->ranks = task->ranks;
+    exec_run_t run = {
+        .plan = &p->plan,
+        .buffers = {[BUF_INPUT] = input, [BUF_OUTPUT] = output, [BUF_TMP] = tmp, [BUF_ACC] = acc},
+        .dtype = a.dtype,
+        .reduce = a.reduce,
+        .prescale = scales ? task->prescale : 1.0,
+        .postscale = task->postscale,
+        .batch = task->number,
+        .segment_bytes = a.segment_bytes,
+        .link_of = link_of_member,
+        .arg = p,
+    };
+    status = exec_start(p->exec, &run, err);
+done:
+    return status;
 }
 
 hvd_status_t way_plan_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
@@ -161,17 +167,4 @@ hvd_status_t way_plan_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t
         plan_unpack(p);
     }
     return status;
-}
-
-// --- The way -------------------------------------------------------------------------------------
-
-bool way_plan_takes(const way_case_t *given)
-{
-    (void)given;
-    return true;
-}
-
-hvd_status_t way_plan_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
-{
-    return plan_start(ctx, &r->plan, &r->task, err);
 }

@@ -14,31 +14,13 @@ bool way_riding_takes(const way_case_t *given)
            acc_bytes <= given->inline_bytes;
 }
 
-bool riding_store(request_t *request, const void *result, int n_members)
-{
-    const signature_t *signature = &request->signature;
-    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
-    double post = signature->postscale * average_factor(signature->reduce, n_members);
-    const uint8_t *from = result;
-    const int64_t *dims = signature->dims;
-    for (int t = 0; t < signature->n_tensors; t++) {
-        size_t n = shape_elements(&dims);
-        void *output = allocate_output(request, t);
-        if (output == NULL && n > 0) {
-            return false;
-        }
-        acc_store(signature->dtype, output, from, n, post);
-        from += n * acc_bytes;
-    }
-    return true;
-}
-
-hvd_status_t way_riding_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+hvd_status_t way_riding_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
     const batch_t *b = r->batch;
+    (void)task;
     for (int i = 0; i < b->n_entries; i++) {
         request_t *request = b->requests[i];
-        if (request != NULL && !riding_store(request, b->entries[i].result, b->set->n)) {
+        if (request != NULL && !request_store(request, b->entries[i].result, b->set->n)) {
             return fail(err, HVD_NO_MEMORY, "rank %d has no memory for the output of '%s'",
                         ctx->job.rank, b->entries[i].name);
         }

@@ -11,15 +11,10 @@ bool way_stream_takes(const way_case_t *given)
            !way_is_forced_to_plan(given);
 }
 
-hvd_status_t start_stream(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
+hvd_status_t way_stream_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
     atomic_store(&ctx->stream_clock, task->number);
     return stream_start(r->stream, task, err);
-}
-
-hvd_status_t way_stream_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
-{
-    return start_stream(ctx, r, &r->task, err);
 }
 
 hvd_status_t way_stream_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)

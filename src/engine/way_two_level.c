@@ -100,11 +100,9 @@ static hvd_status_t start_in_host(hvd_ctx_t *ctx, runner_t *r, err_t *err)
     task.prescale = reduces ? r->task.prescale : 1.0;
     task.postscale = 1.0;
     task.number += (uint64_t)t->phase;
-    if (r->split.n_local == 1) { // a host with one member carries the whole tensor by itself
-        move_alone(&task);
-        return HVD_OK;
-    }
-    return start_stream(ctx, r, &task, err);
+    // A host with one member carries the whole tensor by itself.
+    return r->split.n_local == 1 ? way_alone_start(ctx, r, &task, err)
+                                 : way_stream_start(ctx, r, &task, err);
 }
 
 static hvd_status_t start_between_hosts(hvd_ctx_t *ctx, runner_t *r, err_t *err)
@@ -118,14 +116,14 @@ static hvd_status_t start_between_hosts(hvd_ctx_t *ctx, runner_t *r, err_t *err)
     task.in = task.out = &t->shard;
     task.prescale = 1.0; // the stream inside the host has applied it
     task.number += (uint64_t)t->phase;
-    return plan_start(ctx, &r->plan, &task, err);
+    return way_plan_start(ctx, r, &task, err);
 }
 
-hvd_status_t way_two_level_start(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+hvd_status_t way_two_level_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
     two_level_state_t *t = &r->two_level;
     t->n_shards = shards_per_host(r, ctx->n_hosts);
-    cut_shards(t, r->task.args.bytes, r->split.n_local);
+    cut_shards(t, task->args.bytes, r->split.n_local);
     find_cross_ranks(t, &r->split, r->batch->set);
     t->phase = PHASE_REDUCE_IN_HOST;
     hvd_status_t status = place_shard(t, r, err);

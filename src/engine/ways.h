@@ -30,7 +30,7 @@ typedef struct way {
     bool (*takes)(const way_case_t *given);
     // The rest may be NULL: nothing to do. HVD_OK: this part is over; HVD_IN_PROGRESS: call again.
     // *moved_p is set when something was done.
-    hvd_status_t (*start)(hvd_ctx_t *ctx, runner_t *r, err_t *err);
+    hvd_status_t (*start)(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err);
     hvd_status_t (*progress)(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err);
     // For ways whose results are under way when progress ends: over when they have landed.
     hvd_status_t (*land)(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err);

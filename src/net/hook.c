@@ -251,7 +251,8 @@ static ssize_t enqueue(hook_link_t *link, const void *data, size_t bytes)
 static bool release_piece(hook_link_t *link)
 {
     piece_t *piece = &link->pieces[link->first_piece];
-    ssize_t n = link_send(link->inner, link->queue.data + link->queue_at, piece->bytes);
+    ssize_t n =
+        link->inner->ops->send(link->inner, link->queue.data + link->queue_at, piece->bytes);
     if (n < 0) {
         link->base.err = link->inner->err;
     }
@@ -324,7 +325,7 @@ static ssize_t hook_send(net_link_t *base, const void *data, size_t bytes)
         return base->err.status;
     }
     if (link->rules.delay_us == 0 && !link->damages_queue) {
-        return account(link, "send", link_send(link->inner, data, bytes));
+        return account(link, "send", link->inner->ops->send(link->inner, data, bytes));
     }
     ssize_t n = enqueue(link, data, bytes);
     return n < 0 ? n : account(link, "send", n);
@@ -333,8 +334,9 @@ static ssize_t hook_send(net_link_t *base, const void *data, size_t bytes)
 static ssize_t hook_recv(net_link_t *base, void *data, size_t bytes)
 {
     hook_link_t *link = (hook_link_t *)base;
-    return link->inner == NULL ? (ssize_t)base->err.status
-                               : account(link, "recv", link_recv(link->inner, data, bytes));
+    return link->inner == NULL
+               ? (ssize_t)base->err.status
+               : account(link, "recv", link->inner->ops->recv(link->inner, data, bytes));
 }
 
 static ssize_t hook_peek(net_link_t *base, const void **data_p)
@@ -343,7 +345,7 @@ static ssize_t hook_peek(net_link_t *base, const void **data_p)
     if (link->inner == NULL) {
         return base->err.status;
     }
-    ssize_t n = link_peek(link->inner, data_p);
+    ssize_t n = link->inner->ops->peek(link->inner, data_p);
     if (n < 0) {
         base->err = link->inner->err;
     }
@@ -354,7 +356,7 @@ static void hook_consume(net_link_t *base, size_t bytes)
 {
     hook_link_t *link = (hook_link_t *)base;
     if (link->inner != NULL) {
-        link_consume(link->inner, bytes);
+        link->inner->ops->consume(link->inner, bytes);
         account(link, "consume", (ssize_t)bytes);
     }
 }

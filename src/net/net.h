@@ -40,7 +40,7 @@ typedef struct net_job {
 typedef struct link_ops {
     ssize_t (*send)(net_link_t *link, const void *data, size_t bytes);
     ssize_t (*recv)(net_link_t *link, void *data, size_t bytes);
-    // What has arrived and lies in memory at *data_p; valid until link_consume.
+    // What has arrived and lies in memory at *data_p; valid until consume.
     ssize_t (*peek)(net_link_t *link, const void **data_p);
     void (*consume)(net_link_t *link, size_t bytes);
     void (*close)(net_link_t *link);
@@ -54,34 +54,10 @@ struct net_link {
     const char *transport; // name, for reports
     int peer;
     lane_t lane;
-    bool more; // the next send follows at once: this one may wait for it
+    bool more; // during a send: the next follows at once, and this one may wait for it
     err_t err;
 };
 
-static inline ssize_t link_send(net_link_t *l, const void *data, size_t bytes)
-{
-    return l->ops->send(l, data, bytes);
-}
-// For the head of what the next call sends: both may leave together.
-static inline ssize_t link_send_head(net_link_t *l, const void *data, size_t bytes)
-{
-    l->more = true;
-    ssize_t n = l->ops->send(l, data, bytes);
-    l->more = false;
-    return n;
-}
-static inline ssize_t link_recv(net_link_t *l, void *data, size_t bytes)
-{
-    return l->ops->recv(l, data, bytes);
-}
-static inline ssize_t link_peek(net_link_t *l, const void **data_p)
-{
-    return l->ops->peek(l, data_p);
-}
-static inline void link_consume(net_link_t *l, size_t bytes)
-{
-    l->ops->consume(l, bytes);
-}
 static inline void link_close(net_link_t *l)
 {
     if (l != NULL) {

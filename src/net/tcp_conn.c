@@ -41,7 +41,6 @@ static void conn_ready(conn_t *conn, secure_t *secure, const hello_t *hello)
     conn->hello = *hello;
     conn->secure = secure;
     if (!hello->encrypted) {
-        secure_plain(secure);
         secure_free(secure);
         conn->secure = NULL;
     }

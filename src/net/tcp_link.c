@@ -190,9 +190,21 @@ static ssize_t send_secure(net_link_t *base, const void *data, size_t bytes)
 
 // --- Plain ---------------------------------------------------------------------------------------
 
-static ssize_t recv_socket(tcp_link_t *link, void *data, size_t bytes)
+static ssize_t recv_plain(net_link_t *base, void *data, size_t bytes)
 {
+    tcp_link_t *link = (tcp_link_t *)base;
     conn_t *conn = link->conn;
+    size_t n_staged = link->stage_len - link->stage_at;
+    if (n_staged > 0) {
+        size_t n = MIN(bytes, n_staged);
+        memcpy(data, link->stage + link->stage_at, n);
+        link->stage_at += n;
+        return (ssize_t)n;
+    }
+    if (bytes == 0 || !may_ask(link)) {
+        return bytes == 0 ? 0 : not_now(link); // a socket asked for nothing seems to have ended
+    }
+    bytes = MIN(bytes, CALL_BYTES);
     ssize_t n = recv(conn->watch.fd, data, bytes, MSG_DONTWAIT);
     if (LIKELY(n > 0)) {
         conn->readable = (size_t)n == bytes || conn->hangup;
@@ -206,22 +218,6 @@ static ssize_t recv_socket(tcp_link_t *link, void *data, size_t bytes)
     return end_reading(link);
 }
 
-static ssize_t recv_plain(net_link_t *base, void *data, size_t bytes)
-{
-    tcp_link_t *link = (tcp_link_t *)base;
-    size_t n_staged = link->stage_len - link->stage_at;
-    if (n_staged > 0) {
-        size_t n = MIN(bytes, n_staged);
-        memcpy(data, link->stage + link->stage_at, n);
-        link->stage_at += n;
-        return (ssize_t)n;
-    }
-    if (bytes == 0 || !may_ask(link)) {
-        return bytes == 0 ? 0 : not_now(link); // a socket asked for nothing seems to have ended
-    }
-    return recv_socket(link, data, MIN(bytes, CALL_BYTES));
-}
-
 static ssize_t peek_plain(net_link_t *base, const void **data_p)
 {
     tcp_link_t *link = (tcp_link_t *)base;
@@ -229,15 +225,12 @@ static ssize_t peek_plain(net_link_t *base, const void **data_p)
         return fail(&base->err, HVD_NO_MEMORY, "no memory to receive from rank %d", base->peer);
     }
     if (link->stage_at == link->stage_len) {
-        if (!may_ask(link)) {
-            return not_now(link);
-        }
-        ssize_t n = recv_socket(link, link->stage, STAGE_BYTES);
-        link->stage_at = 0;
-        link->stage_len = n > 0 ? (size_t)n : 0;
+        ssize_t n = recv_plain(base, link->stage, STAGE_BYTES);
         if (n <= 0) {
             return n;
         }
+        link->stage_at = 0;
+        link->stage_len = (size_t)n;
     }
     *data_p = link->stage + link->stage_at;
     return (ssize_t)(link->stage_len - link->stage_at);
@@ -284,7 +277,7 @@ void tcp_link_event(tcp_link_t *link)
     // after a piece of a record.
     for (int i = 0; i < 2 && conn->hangup && !link->ended; i++) {
         const void *data;
-        if (link_peek(&link->base, &data) > 0) {
+        if (link->base.ops->peek(&link->base, &data) > 0) {
             break;
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // secure.c - bytes over a connection whose peer has proved the job's secret (tls.c): records
-// (record.c, which says why and why that is sound) or, after secure_plain, bare bytes.
+// (record.c, which says why and why that is sound).
 //
 // Sending: a record is sealed from the caller's memory into `out` and sent; what the socket does
 // not take waits there. Receiving: recv() fills `in`, each call asking for the rest of a record and
@@ -29,21 +29,6 @@
 #define HELD_MAX_BYTES 128 // that secure_send_later keeps back, sealed
 
 // --- The socket ----------------------------------------------------------------------------------
-
-ssize_t secure_socket_send(secure_t *s, const void *data, size_t bytes)
-{
-    ssize_t n;
-    do {
-        n = send(s->fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (n < 0 && errno == EINTR);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) {
-        return 0;
-    }
-    if (n < 0) {
-        s->socket_errno = errno;
-    }
-    return n;
-}
 
 ssize_t secure_socket_recv(secure_t *s, void *data, size_t bytes)
 {
@@ -107,34 +92,30 @@ hvd_status_t secure_fail_lost(secure_t *s, const char *when, err_t *err)
     return fail(err, HVD_PEER_LOST, "%s closed the connection %s", s->peer, when);
 }
 
-// --- Modes ---------------------------------------------------------------------------------------
+// --- Sending -------------------------------------------------------------------------------------
 
 bool secure_wants_write(const secure_t *s)
 {
     return s->wants_write || s->out_at < s->out.len;
 }
 
-void secure_plain(secure_t *s)
-{
-    record_key_clear(&s->sealing);
-    record_key_clear(&s->opening);
-    s->phase = PLAIN;
-}
-
-// --- Sending -------------------------------------------------------------------------------------
-
 static const char in_a_job[] = "in the middle of a job";
 
 hvd_status_t secure_flush(secure_t *s, err_t *err)
 {
-    if (s->out_at < s->out.len) {
-        ssize_t n = secure_socket_send(s, s->out.data + s->out_at, s->out.len - s->out_at);
-        if (n < 0) {
+    while (s->out_at < s->out.len) {
+        ssize_t n = send(s->fd, s->out.data + s->out_at, s->out.len - s->out_at,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0 && !is_full(errno)) {
+            s->socket_errno = errno;
             return secure_fail_lost(s, in_a_job, err);
         }
-        s->out_at += (size_t)n;
+        s->out_at += n > 0 ? (size_t)n : 0;
         if (s->out_at < s->out.len) {
-            return HVD_IN_PROGRESS; // it took less than offered: it is full
+            return HVD_IN_PROGRESS; // it took less than offered
         }
     }
     s->out_at = 0;
@@ -167,7 +148,7 @@ void secure_mangle(secure_t *s, wire_mangle_fn fn, void *arg)
 
 hvd_status_t secure_rekey(secure_t *s, err_t *err)
 {
-    return s->phase == ENCRYPTED ? append_record(s, NULL, 0, err) : HVD_OK;
+    return s->is_open ? append_record(s, NULL, 0, err) : HVD_OK;
 }
 
 static hvd_status_t seal(secure_t *s, const void *data, size_t bytes, err_t *err)
@@ -181,18 +162,12 @@ static hvd_status_t seal(secure_t *s, const void *data, size_t bytes, err_t *err
     return append_record(s, data, bytes, err);
 }
 
-static ssize_t send_plain(secure_t *s, const void *data, size_t bytes, err_t *err)
-{
-    ssize_t n = secure_socket_send(s, data, bytes);
-    return n >= 0 ? n : (ssize_t)secure_fail_lost(s, in_a_job, err);
-}
-
 ssize_t secure_send(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
     size_t taken = 0;
     hvd_status_t status = HVD_OK;
-    if (s->phase != ENCRYPTED) {
-        return s->phase == PLAIN && bytes > 0 ? send_plain(s, data, bytes, err) : 0;
+    if (!s->is_open) {
+        return 0;
     }
     if (s->out.len > HELD_MAX_BYTES) {
         TRY(secure_flush(s, err), out);
@@ -209,7 +184,7 @@ out:
 
 ssize_t secure_send_later(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
-    if (s->phase != ENCRYPTED || s->out.len > 0 || bytes > HELD_MAX_BYTES / 2) {
+    if (!s->is_open || s->out.len > 0 || bytes > HELD_MAX_BYTES / 2) {
         return secure_send(s, data, bytes, err);
     }
     hvd_status_t status = seal(s, data, bytes, err);
@@ -315,19 +290,13 @@ static void begin_receiving(secure_t *s)
     }
 }
 
-static ssize_t recv_plain(secure_t *s, void *data, size_t bytes, err_t *err)
-{
-    ssize_t n = secure_socket_recv(s, data, bytes);
-    return n >= 0 ? n : (ssize_t)secure_fail_lost(s, in_a_job, err);
-}
-
 ssize_t secure_recv(secure_t *s, void *data, size_t bytes, err_t *err)
 {
     uint8_t *to = data;
     size_t taken = 0;
     hvd_status_t status = HVD_OK;
-    if (s->phase != ENCRYPTED) {
-        return s->phase == PLAIN && bytes > 0 ? recv_plain(s, data, bytes, err) : 0;
+    if (!s->is_open) {
+        return 0;
     }
     begin_receiving(s);
     while (taken < bytes && status == HVD_OK) {
@@ -347,7 +316,7 @@ ssize_t secure_peek(secure_t *s, const void **data_p, err_t *err)
 {
     hvd_status_t status = HVD_OK;
     size_t none;
-    if (s->phase != ENCRYPTED) {
+    if (!s->is_open) {
         return 0;
     }
     begin_receiving(s);

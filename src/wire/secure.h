@@ -4,15 +4,14 @@
 // (and an ephemeral X25519 exchange) by OpenSSL, then encrypted records (record.h) with its keys.
 //
 // The PSK of a connection is derived from the job's secret and the connection's 64-byte hello, so a
-// changed or replayed hello fails the handshake. After it, `secure_plain` may drop encryption for
-// data links whose policy says so: the peer is then known, the bytes are not protected.
+// changed or replayed hello fails the handshake. After it, a data link whose policy says so frees
+// the object and uses the socket as it is: the peer is then known, the bytes are not protected.
 // One thread at a time per object; several objects may share one secure_keys_t across threads.
 // The object does not own the descriptor.
 //
 // Bytes that secure_send took may wait inside when the socket is full: secure_wants_write then says
 // so, and secure_flush (or the next secure_send or secure_recv) goes on. Whoever sleeps on the
 // socket must ask secure_wants_write which way to wait, and secure_pending whether to sleep at all.
-// In plain mode nothing waits.
 #ifndef HVD_WIRE_SECURE_H
 #define HVD_WIRE_SECURE_H
 
@@ -36,8 +35,6 @@ hvd_status_t secure_new(secure_keys_t *keys, int fd, bool is_server,
 hvd_status_t secure_handshake(secure_t *secure, err_t *err);
 // Something waits for the socket to take bytes: poll it for writing (too).
 bool secure_wants_write(const secure_t *secure);
-// Call it right after the handshake, on both sides, before any secure_send or secure_recv.
-void secure_plain(secure_t *secure);
 
 // Bytes taken or received; 0: would block; HVD_PEER_LOST: closed by the peer, or another negative
 // status with err set. A short send may be repeated with other data: what was taken is taken.
@@ -48,7 +45,7 @@ ssize_t secure_recv(secure_t *secure, void *data, size_t bytes, err_t *err);
 // HVD_OK: everything taken has left; HVD_IN_PROGRESS: the socket is full.
 hvd_status_t secure_flush(secure_t *secure, err_t *err);
 // The same bytes without a copy, where they were decrypted; at *data_p until the next call other
-// than secure_send or secure_flush. Returns as secure_recv does. Not in plain mode.
+// than secure_send or secure_flush. Returns as secure_recv does.
 ssize_t secure_peek(secure_t *secure, const void **data_p, err_t *err);
 void secure_consume(secure_t *secure, size_t bytes); // of what secure_peek last showed
 // Bytes inside that can be had now: poll() will not show them. None after secure_recv gave 0.

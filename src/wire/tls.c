@@ -4,8 +4,8 @@
 //
 // While shaking hands, a BIO of ours sends and receives exactly what OpenSSL asks for, so that not
 // one byte after the handshake is swallowed. When it ends, TLS's exporter gives a secret for each
-// direction, the TLS state is freed, and either records (record.c, which says why and why that is
-// sound) or, after secure_plain, bare bytes follow on the same socket.
+// direction, the TLS state is freed, and records follow on the same socket (record.c, which says
+// why, and why that is sound); or bare bytes, if the caller frees the object.
 //
 // Before the peer has proved the secret a connection holds the handshake's own memory only: a
 // ClientHello that claims more than a real one needs is refused before OpenSSL makes room for it.
@@ -21,6 +21,7 @@
 #include <openssl/hmac.h>
 
 #include <stdlib.h>
+#include <sys/socket.h>
 
 #define CLIENT_HELLO_LIMIT 2048
 
@@ -33,18 +34,20 @@ static const unsigned char cipher_id[2] = {0x13, 0x01}; // TLS_AES_128_GCM_SHA25
 static int bio_write(BIO *bio, const char *data, int bytes)
 {
     secure_t *s = BIO_get_data(bio);
-    ssize_t n = bytes > 0 ? secure_socket_send(s, data, (size_t)bytes) : 0;
+    ssize_t n = 0;
     BIO_clear_retry_flags(bio);
+    do {
+        n = bytes > 0 ? send(s->fd, data, (size_t)bytes, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
+    } while (n < 0 && errno == EINTR);
     if (n > 0) {
         return (int)n;
     }
-    if (n == 0) {
+    if (n == 0 || is_full(errno)) {
         BIO_set_retry_write(bio);
         return -1;
     }
     // A peer that refuses sends its reason and closes, perhaps while we write: let the read that
     // follows find the reason, or the end.
-    s->socket_errno = 0;
     return bytes;
 }
 
@@ -308,7 +311,7 @@ static hvd_status_t begin_records(secure_t *s, err_t *err)
     s->tls = NULL;
     wipe(s->psk, sizeof s->psk);
     s->wants_write = false;
-    s->phase = ENCRYPTED;
+    s->is_open = true;
 out:
     wipe(secrets, sizeof secrets);
     return status;
@@ -316,7 +319,7 @@ out:
 
 hvd_status_t secure_handshake(secure_t *s, err_t *err)
 {
-    if (s->phase != SHAKING) {
+    if (s->is_open) {
         return HVD_OK;
     }
     if (s->is_server && s->client_head_len < CLIENT_HEAD_BYTES) {

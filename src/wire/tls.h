@@ -11,6 +11,8 @@
 
 #include <openssl/ssl.h>
 
+#include <errno.h>
+
 #define PSK_BYTES 32
 // Record header and handshake header of a ClientHello, and the longest one we believe in.
 #define CLIENT_HEAD_BYTES 9
@@ -22,14 +24,12 @@ struct secure_keys {
     BIO_METHOD *bio_method;
 };
 
-typedef enum phase { SHAKING, ENCRYPTED, PLAIN } phase_t;
-
 struct secure {
-    phase_t phase;
+    bool is_open; // the handshake has ended
     int fd;
     char peer[64];    // its address, for sentences: a socket that was reset no longer knows
     SSL *tls;         // NULL after the handshake
-    bool wants_write; // SHAKING: which way the handshake waits
+    bool wants_write; // until it is open: which way the handshake waits
     bool is_server;
     bool eof;               // the peer closed
     int socket_errno;       // why the socket failed, or 0
@@ -50,8 +50,12 @@ struct secure {
     void *mangle_arg;
 };
 
-// Bytes sent, 0 if the socket is full, -1 if it is broken (socket_errno says how).
-ssize_t secure_socket_send(secure_t *s, const void *data, size_t bytes);
+// Why a socket took nothing, when it is in order.
+static inline bool is_full(int code)
+{
+    return code == EAGAIN || code == EWOULDBLOCK || code == ENOBUFS;
+}
+
 // Bytes received, 0 if none are there, -1 if the peer closed or the socket is broken.
 ssize_t secure_socket_recv(secure_t *s, void *data, size_t bytes);
 hvd_status_t secure_fail_lost(secure_t *s, const char *when, err_t *err);

@@ -57,6 +57,39 @@ static inline void must(hvd_status_t status, const err_t *err)
     }
 }
 
+// --- Moving bytes --------------------------------------------------------------------------------
+
+static inline ssize_t link_send(net_link_t *l, const void *data, size_t bytes)
+{
+    return l->ops->send(l, data, bytes);
+}
+
+// For the head of what the next call sends: both may leave together.
+static inline ssize_t link_send_head(net_link_t *l, const void *data, size_t bytes)
+{
+    l->more = true;
+    ssize_t n = l->ops->send(l, data, bytes);
+    l->more = false;
+    return n;
+}
+
+static inline ssize_t link_recv(net_link_t *l, void *data, size_t bytes)
+{
+    return l->ops->recv(l, data, bytes);
+}
+
+static inline ssize_t link_peek(net_link_t *l, const void **data_p)
+{
+    return l->ops->peek(l, data_p);
+}
+
+static inline void link_consume(net_link_t *l, size_t bytes)
+{
+    l->ops->consume(l, bytes);
+}
+
+// --- Places --------------------------------------------------------------------------------------
+
 // `knobs` are "NAME=value" strings up to a NULL; HOROVOD_GLOO_IFACE is lo unless among them.
 static inline void place_init(place_t *place, int rank, int size, const char *const *knobs,
                               const char *secret)

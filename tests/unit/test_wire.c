@@ -781,8 +781,9 @@ static void test_secure_rekey(void **state)
     pair_free(&pair);
 }
 
-// Raw bytes that follow the client's last handshake bytes at once are not swallowed.
-static void test_secure_plain(void **state)
+// Raw bytes that follow the client's last handshake bytes at once are not swallowed: a data link
+// without encryption leaves the object there, and uses the socket.
+static void test_secure_left_for_the_socket(void **state)
 {
     (void)state;
     hello_t hello = sample_hello();
@@ -799,17 +800,18 @@ static void test_secure_plain(void **state)
     }
     assert_int_equal(pair.status[CLIENT], HVD_OK);
     assert_int_equal(pair.status[SERVER], HVD_IN_PROGRESS);
-    secure_plain(pair.ends[CLIENT]);
-    assert_int_equal(secure_send(pair.ends[CLIENT], "raw bytes", 9, NULL), 9);
+    assert_false(secure_wants_write(pair.ends[CLIENT]));
+    assert_int_equal(send(pair.fds[CLIENT], "raw bytes", 9, 0), 9);
     assert_int_equal(secure_handshake(pair.ends[SERVER], NULL), HVD_OK);
-    secure_plain(pair.ends[SERVER]);
+    assert_false(secure_wants_write(pair.ends[SERVER]));
     assert_int_equal(secure_pending(pair.ends[SERVER]), 0);
     char got[16];
-    assert_int_equal(recv(pair.fds[SERVER], got, sizeof got, MSG_PEEK), 9);
-    assert_int_equal(secure_recv(pair.ends[SERVER], got, sizeof got, NULL), 9);
+    assert_int_equal(recv(pair.fds[SERVER], got, sizeof got, 0), 9);
     assert_memory_equal(got, "raw bytes", 9);
-    expect_transfer(&pair, SERVER, 300000, 300000);
-    expect_transfer(&pair, CLIENT, 300000, 300000);
+    assert_int_equal(send(pair.fds[SERVER], "and back", 8, 0), 8);
+    assert_int_equal(secure_pending(pair.ends[CLIENT]), 0);
+    assert_int_equal(recv(pair.fds[CLIENT], got, sizeof got, 0), 8);
+    assert_memory_equal(got, "and back", 8);
     pair_free(&pair);
 }
 
@@ -877,27 +879,21 @@ static void test_secure_peer_closes(void **state)
         pair_free(&pair);
     }
     // Afterwards: what was sent before is still read; writing raises no signal.
-    for (int plain = 0; plain < 2; plain++) {
-        pair_ready(&pair);
-        if (plain) {
-            secure_plain(pair.ends[CLIENT]);
-            secure_plain(pair.ends[SERVER]);
-        }
-        assert_int_equal(secure_send(pair.ends[CLIENT], "last", 4, NULL), 4);
-        close(pair.fds[CLIENT]);
-        pair.fds[CLIENT] = -1;
-        while ((n = secure_send(pair.ends[SERVER], data, sizeof data, &pair.errs[SERVER])) >= 0) {
-        }
-        assert_int_equal(n, HVD_PEER_LOST);
-        assert_int_equal(secure_recv(pair.ends[SERVER], data, sizeof data, NULL), 4);
-        assert_memory_equal(data, "last", 4);
-        for (int again = 0; again < 2; again++) {
-            n = secure_recv(pair.ends[SERVER], data, sizeof data, &pair.errs[SERVER]);
-            assert_int_equal(n, HVD_PEER_LOST);
-            assert_int_equal(pair.errs[SERVER].status, HVD_PEER_LOST);
-        }
-        pair_free(&pair);
+    pair_ready(&pair);
+    assert_int_equal(secure_send(pair.ends[CLIENT], "last", 4, NULL), 4);
+    close(pair.fds[CLIENT]);
+    pair.fds[CLIENT] = -1;
+    while ((n = secure_send(pair.ends[SERVER], data, sizeof data, &pair.errs[SERVER])) >= 0) {
     }
+    assert_int_equal(n, HVD_PEER_LOST);
+    assert_int_equal(secure_recv(pair.ends[SERVER], data, sizeof data, NULL), 4);
+    assert_memory_equal(data, "last", 4);
+    for (int again = 0; again < 2; again++) {
+        n = secure_recv(pair.ends[SERVER], data, sizeof data, &pair.errs[SERVER]);
+        assert_int_equal(n, HVD_PEER_LOST);
+        assert_int_equal(pair.errs[SERVER].status, HVD_PEER_LOST);
+    }
+    pair_free(&pair);
 }
 
 static void test_secure_refuse(void **state)
@@ -1208,7 +1204,7 @@ int main(void)
         cmocka_unit_test(test_secure_send_later),
         cmocka_unit_test(test_secure_peek),
         cmocka_unit_test(test_secure_rekey),
-        cmocka_unit_test(test_secure_plain),
+        cmocka_unit_test(test_secure_left_for_the_socket),
         cmocka_unit_test(test_secure_wrong_secret),
         cmocka_unit_test(test_secure_flipped_hello),
         cmocka_unit_test(test_secure_peer_closes),
