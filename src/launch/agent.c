@@ -34,7 +34,7 @@
 #define ORPHANED_GRACE_MS 1000 // the launcher is gone: ranks end within two seconds
 #define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
 #define OUTPUT_CHUNK (64 * KIB)
-#define N_OWN_FDS 4 // polled besides the output of ranks: signals, orders, reports, notes
+#define N_OWN_FDS 5 // polled besides the output of ranks: signals, orders, reports, notes, life
 
 // --- Reports -------------------------------------------------------------------------------------
 
@@ -47,6 +47,13 @@ void agent_report_problem(agent_t *agent, int rank, int code, const char *text)
 {
     agent_report(agent, &(frame_t){.kind = FRAME_PROBLEM,
                                    .problem = {.rank = rank, .code = code, .text = text}});
+}
+
+// It has ended by itself, and not as it should.
+static bool has_failed(const agent_t *agent, const agent_rank_t *rank, int status)
+{
+    bool lacks_result = rank->result[0] != '\0' && access(rank->result, F_OK) != 0;
+    return !agent->is_stopping && (status != 0 || lacks_result);
 }
 
 static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
@@ -173,6 +180,7 @@ static void reap(agent_t *agent)
         forward_all(agent, rank);
         forward_result(agent, rank);
         report_exit(agent, rank, status);
+        agent->has_failed |= has_failed(agent, rank, status);
         if (group_is_empty(pid)) {
             keeper_remove(&agent->keeper, pid);
             rank->child.pid = 0; // the number may be given to somebody else
@@ -337,6 +345,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     polled[2] = (struct pollfd){
         .fd = channel_wants_write(&agent->channel) ? agent->channel.out_fd : -1, .events = POLLOUT};
     polled[3] = (struct pollfd){.fd = agent->notes_fd, .events = POLLIN};
+    polled[4] = (struct pollfd){.fd = is_open ? agent->life_fd : -1, .events = POLLIN};
     for (int i = 0; i < agent->n_ranks; i++) {
         for (int stream = 0; stream < N_STREAMS; stream++) {
             int fd = agent->ranks[i].child.fds[stream];
@@ -357,6 +366,10 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     }
     if (polled[0].revents != 0) {
         on_signal(agent);
+    }
+    if (polled[4].revents != 0) {
+        agent->channel.is_closed = true; // who started this agent is gone
+        return;
     }
     if (polled[1].revents != 0 || has_more) {
         frame_t frame;
@@ -450,6 +463,7 @@ static void report_hello(agent_t *agent, const options_t *options)
 int agent_main(const options_t *options)
 {
     agent_t agent = {.notes_fd = -1,
+                     .life_fd = (int)options->life_fd,
                      .kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
                      .ping_ns = PING_MS * NS_PER_MS,
@@ -475,5 +489,5 @@ int agent_main(const options_t *options)
     }
     channel_close(&agent.channel);
     free(agent.ranks);
-    return code;
+    return code == 0 && agent.has_failed && options->dial[0] != '\0' ? EXIT_FAILURE : code;
 }

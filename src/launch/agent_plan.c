@@ -90,6 +90,7 @@ static char **environment_of(const agent_t *agent, const frame_t *plan, const ag
                               .program = agent->program,
                               .result = rank->result,
                               .blame = rank->blame,
+                              .id = rank->rank,
                               .launcher = plan->plan.is_remote ? agent->launcher : NULL,
                               .has_payload = plan->plan.payload.len > 0,
                               .is_elastic = plan->plan.is_elastic};
@@ -135,7 +136,7 @@ static hvd_status_t prepare(agent_t *agent, const frame_t *plan, err_t *err)
     TRY(keeper_start(agent->directory, &agent->keeper, err), out);
     agent->has_keeper = true;
     TRY(write_secret(agent, plan->plan.secret.data, err), out);
-    if (plan->plan.is_elastic) {
+    if (plan->plan.is_elastic || plan->plan.wants_results) {
         TRY(notes_watch(agent->directory, &agent->notes_fd, err), out);
     }
     if (payload.len > 0) {

@@ -22,8 +22,7 @@ typedef struct caller {
     channel_t channel;
     uint64_t deadline_ns; // for its hello
     bool has_said;
-    char host[256], address[DOOR_ADDRESS_BYTES];
-    int slot;
+    char address[DOOR_ADDRESS_BYTES];
     introduction_t introduction;
 } caller_t;
 
@@ -33,6 +32,7 @@ struct awaited {
     door_t *door;
     caller_t *callers[MAX_CALLERS];
     int n_callers;
+    int port;
 };
 
 static void watch(const awaited_t *awaited, int fd)
@@ -75,8 +75,9 @@ static void on_hello(caller_t *caller, const frame_t *frame)
     caller->has_said = frame->kind == FRAME_HELLO && frame->hello.host[0] != '\0';
     caller->channel.is_closed |= !caller->has_said;
     if (caller->has_said) {
-        caller->slot = frame->hello.slot;
-        snprintf(caller->host, sizeof caller->host, "%s", frame->hello.host);
+        caller->introduction.slot = frame->hello.slot;
+        snprintf(caller->introduction.host, sizeof caller->introduction.host, "%s",
+                 frame->hello.host);
         snprintf(caller->introduction.version, sizeof caller->introduction.version, "%s",
                  frame->hello.version);
         snprintf(caller->introduction.about, sizeof caller->introduction.about, "%s",
@@ -135,8 +136,9 @@ bool awaited_take(awaited_t *awaited, const char *host, channel_t *channel_p,
     int found = -1;
     for (int i = 0; i < awaited->n_callers; i++) {
         const caller_t *caller = awaited->callers[i];
-        if (caller->has_said && strcmp(caller->host, host) == 0 &&
-            (found < 0 || caller->slot < awaited->callers[found]->slot)) {
+        if (caller->has_said && (host == NULL || strcmp(caller->introduction.host, host) == 0) &&
+            (found < 0 ||
+             caller->introduction.slot < awaited->callers[found]->introduction.slot)) {
             found = i;
         }
     }
@@ -183,7 +185,7 @@ static hvd_status_t tell_place(const options_t *options, int port, err_t *err)
     }
     if (status == HVD_OK && !place.failed) {
         const char *text = (const char *)place.data;
-        if (options->await_agents == 0 || options->verbose) {
+        if ((options->await_agents == 0 && options->events_fd < 0) || options->verbose) {
             say("awaiting agents: %s --agent --dial %s", PROGRAM, text);
         }
         status =
@@ -213,11 +215,17 @@ hvd_status_t awaited_open(const options_t *options, awaited_t **awaited_p, err_t
     TRY(door_at(options, &port, "--await-agents", &awaited->rules, &awaited->door, err), undo);
     watch(awaited, door_fd(awaited->door));
     TRY(tell_place(options, port, err), undo);
+    awaited->port = port;
     *awaited_p = awaited;
     return HVD_OK;
 undo:
     awaited_close(awaited);
     return status;
+}
+
+int awaited_port(const awaited_t *awaited)
+{
+    return awaited->port;
 }
 
 void awaited_close(awaited_t *awaited)

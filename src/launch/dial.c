@@ -175,6 +175,13 @@ static int dial_each(const char *addresses, const char *port, const uint8_t secr
     return code == 0 ? 0 : worst;
 }
 
+// Waits a little before it says so.
+static bool starter_is_gone(const options_t *options)
+{
+    struct pollfd life = {.fd = (int)options->life_fd, .events = POLLIN};
+    return poll(&life, 1, AGAIN_MS) > 0;
+}
+
 int dial_launcher(const options_t *options, channel_t *channel_p)
 {
     const char *port = strrchr(options->dial, ':');
@@ -194,8 +201,7 @@ int dial_launcher(const options_t *options, channel_t *channel_p)
         return EXIT_NO_SECRET;
     }
     while ((code = dial_each(options->dial, port, secret, channel_p, text, sizeof text)) != 0 &&
-           clock_ns() < deadline_ns) {
-        usleep(AGAIN_MS * 1000);
+           clock_ns() < deadline_ns && !starter_is_gone(options)) {
     }
     wipe(secret, sizeof secret);
     if (code != 0) {
@@ -215,7 +221,35 @@ static void say_line(void *arg, int level, const char *line)
     say("%s", line);
 }
 
-static hvd_status_t listen_at(door_t *door, int *port_p, const char *setting, err_t *err)
+static int port_of(const struct sockaddr_storage *at)
+{
+    struct sockaddr_in6 v6; // the port is at the same place in both kinds
+    memcpy(&v6, at, sizeof v6);
+    return ntohs(v6.sin6_port);
+}
+
+// At a numeric address; 0 or an errno.
+static int listen_there(door_t *door, const char *address, int *port_p)
+{
+    const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE,
+                                   .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", *port_p);
+    if (getaddrinfo(address, port, &hints, &found) != 0) {
+        return EADDRNOTAVAIL;
+    }
+    struct sockaddr_storage at = {0};
+    socklen_t bytes = found->ai_addrlen;
+    memcpy(&at, found->ai_addr, bytes);
+    freeaddrinfo(found);
+    int code = door_listen(door, &at, &bytes);
+    *port_p = code == 0 ? port_of(&at) : *port_p;
+    return code;
+}
+
+static hvd_status_t listen_at(door_t *door, const char *address, int *port_p, const char *setting,
+                              err_t *err)
 {
     const union {
         struct sockaddr_in6 v6;
@@ -225,16 +259,12 @@ static hvd_status_t listen_at(door_t *door, int *port_p, const char *setting, er
         {.v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)*port_p)}},
         {.v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)*port_p)}},
     };
-    int code = EAFNOSUPPORT;
+    int code = address[0] != '\0' ? listen_there(door, address, port_p) : EAFNOSUPPORT;
     for (size_t i = 0; i < N_ELEMENTS(everywhere) && code == EAFNOSUPPORT; i++) {
         struct sockaddr_storage at = everywhere[i].storage;
         socklen_t bytes = i == 0 ? sizeof everywhere[i].v6 : sizeof everywhere[i].v4;
         code = door_listen(door, &at, &bytes);
-        if (code == 0) {
-            struct sockaddr_in6 v6; // the port is at the same place in both kinds
-            memcpy(&v6, &at, sizeof v6);
-            *port_p = ntohs(v6.sin6_port);
-        }
+        *port_p = code == 0 ? port_of(&at) : *port_p;
     }
     return code == 0 ? HVD_OK
                      : fail_errno(err, code,
@@ -259,7 +289,7 @@ hvd_status_t door_at(const options_t *options, int *port_p, const char *setting,
     wipe(secret, sizeof secret);
     TRY(status, out);
     TRY(door_open(rules, door_p, err), out);
-    TRY(listen_at(*door_p, port_p, setting, err), out);
+    TRY(listen_at(*door_p, options->await_address, port_p, setting, err), out);
 out:
     return status;
 }

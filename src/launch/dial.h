@@ -36,13 +36,15 @@ hvd_status_t awaited_open(const options_t *options, awaited_t **awaited_p, err_t
 int awaited_fd(const awaited_t *awaited); // readable: there is something for awaited_progress
 void awaited_progress(awaited_t *awaited);
 void awaited_ping(awaited_t *awaited); // so that they know the launcher is there
-// The agent of this host, with the lowest slot if there are several; false: none has come. The
-// channel, and what it said first, are the caller's.
+// The agent of this host (NULL: of any), with the lowest slot if there are several; false: none has
+// come. The channel, and what it said first, are the caller's.
 typedef struct introduction {
-    char version[32], about[128];
+    char version[32], host[256], about[8192];
+    int slot;
 } introduction_t;
 bool awaited_take(awaited_t *awaited, const char *host, channel_t *channel_p,
                   introduction_t *introduction_p);
+int awaited_port(const awaited_t *awaited);
 void awaited_close(awaited_t *awaited); // safe on NULL
 
 #endif

@@ -101,9 +101,15 @@ static void put_gloo(buf_t *list, enum knob_id id)
     put(list, knob->env, "gloo");
 }
 
-void environ_of_job(const options_t *options, const char *addresses, bool is_elastic, buf_t *list)
+void environ_of_job(const options_t *options, const char *addresses, bool is_elastic, bool exports,
+                    buf_t *list)
 {
-    put_own_environment(list);
+    if (exports) {
+        put_own_environment(list);
+        put_gloo(list, KNOB_controller);
+        put_gloo(list, KNOB_cpu_operations);
+        put(list, "PYTHONUNBUFFERED", "1");
+    }
     for (int i = 0; i < N_OPTIONS; i++) {
         option_t option = option_at(i);
         if ((option.traits & EXPORTED) != 0 && options->origins[i] > BY_ENVIRONMENT) {
@@ -112,9 +118,6 @@ void environ_of_job(const options_t *options, const char *addresses, bool is_ela
     }
     put(list, "HOROVOD_RENDEZVOUS_ADDR", addresses);
     put(list, "HOROVOD_GLOO_RENDEZVOUS_ADDR", addresses);
-    put_gloo(list, KNOB_controller);
-    put_gloo(list, KNOB_cpu_operations);
-    put(list, "PYTHONUNBUFFERED", "1");
     if (options->network_interfaces[0] != '\0') {
         put(list, "HOROVOD_GLOO_IFACE", options->network_interfaces);
         put(list, "NCCL_SOCKET_IFNAME", options->network_interfaces);
@@ -177,6 +180,7 @@ void environ_of_host(const rank_host_t *host, buf_t *list)
     }
     if (host->result[0] != '\0') {
         environ_put(list, "HOROVOD_RUN_RESULT=%s", host->result);
+        environ_put(list, "HOROVOD_RUN_READY=%s/ready.%d", host->directory, host->id);
     }
     if (host->launcher != NULL) {
         prefer_address(host->launcher, list);

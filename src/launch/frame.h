@@ -25,7 +25,7 @@ typedef enum frame_kind {
     FRAME_DONE,      // agent: nothing of the job is left on this host
     FRAME_PLACE,     // launcher: a rank and its environment: in a plan, or in the next generation
     FRAME_NEWS,      // launcher, elastic: hosts were added or removed
-    FRAME_READY,     // agent, elastic: a rank has left a generation
+    FRAME_READY,     // agent: a rank has left a generation; 0: it has begun
     FRAME_N_KINDS
 } frame_kind_t;
 

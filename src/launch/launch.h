@@ -40,6 +40,8 @@ enum {
 // Each returns an exit code.
 int job_run(const options_t *options);
 int elastic_run(const options_t *options);
+int shell_main(const options_t *options);
+int gather_run(const options_t *options); // on agents that dial, whatever their hosts
 int mpi_run(const options_t *options);
 int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);

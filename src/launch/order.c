@@ -39,11 +39,12 @@ hvd_status_t commands_prepare(session_t *session, err_t *err)
 {
     const options_t *options = session->options;
     hvd_status_t status = read_payload(options->payload, &session->payload, err);
-    session->directory = get_current_dir_name();
+    session->directory = session->policy->at_home ? strdup("") : get_current_dir_name();
     for (int i = 0; i < options->n_command; i++) {
         buf_append(&session->command, options->command[i], strlen(options->command[i]) + 1);
     }
-    environ_of_job(options, session->info.addresses, session->policy->is_elastic, &session->env);
+    environ_of_job(options, session->info.addresses, session->policy->is_elastic,
+                   !session->policy->at_home, &session->env);
     bool has_memory = session->directory != NULL && !session->command.failed &&
                       !session->env.failed && !session->payload.failed;
     return status != HVD_OK || has_memory ? status

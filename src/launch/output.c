@@ -28,6 +28,10 @@ void prefix_make(const prefix_style_t *style, int rank, int stream, char *text, 
     char when[32] = "";
     time_t now = time(NULL);
     struct tm parts;
+    text[0] = '\0';
+    if (style->is_off) {
+        return;
+    }
     if (style->timestamp && localtime_r(&now, &parts) != NULL) {
         strftime(when, sizeof when, "%a %b %e %H:%M:%S %Y", &parts);
     }

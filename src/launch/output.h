@@ -32,6 +32,7 @@ typedef struct splitter {
 
 typedef struct prefix_style {
     bool timestamp, color;
+    bool is_off; // lines stay as they are
 } prefix_style_t;
 
 void prefix_make(const prefix_style_t *style, int rank, int stream, char *text, size_t bytes);

@@ -83,13 +83,16 @@ typedef struct rank_info {
 typedef struct rank_host {
     const char *directory, *program;
     const char *result, *blame; // files of this rank; result "": not wanted
+    int id;                     // of the rank
     const char *launcher;       // its address as seen from here, up to a blank; NULL: not known
     bool has_payload, is_elastic;
 } rank_host_t;
 
-// Each appends NAME=value after NAME=value, with a '\0' after each. For every rank of the job: the
-// exportable part of this process's environment, options, and where to meet.
-void environ_of_job(const options_t *options, const char *addresses, bool is_elastic, buf_t *list);
+// Each appends NAME=value after NAME=value, with a '\0' after each. For every rank of the job:
+// options, where to meet and, if it is to be exported, this process's environment as far as other
+// hosts can use it.
+void environ_of_job(const options_t *options, const char *addresses, bool is_elastic, bool exports,
+                    buf_t *list);
 void environ_of_rank(const rank_info_t *rank, buf_t *list);
 void environ_of_host(const rank_host_t *host, buf_t *list);
 // Appends NAME=value, printed, with its '\0'.

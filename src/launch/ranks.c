@@ -47,6 +47,10 @@ static void print_lines(session_t *session, int stream)
 static void on_output(session_t *session, worker_t *worker, int stream, bytes_t data)
 {
     char prefix[96], text[5120];
+    if (session->policy->on_output != NULL) {
+        session->policy->on_output(session, worker, stream, data);
+        return;
+    }
     output_files_write(&session->files, worker->place.rank, stream, data.data, data.len);
     prefix_make(&session->style, worker->place.rank, stream, prefix, sizeof prefix);
     splitter_feed(&worker->splitters[stream], prefix, data.data, data.len, &session->lines);

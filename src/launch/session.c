@@ -21,7 +21,7 @@
 #define PING_MS 5000
 #define LATE_MS 10000 // for agents to finish after ranks must be dead
 #define FULL_MS 5     // until the next look whether the sink has room
-#define N_OWN_FDS 2   // polled besides those of links: signals, agents that dial
+#define N_OWN_FDS 3   // polled besides those of links: signals, agents that dial, life
 
 // --- Beginning -----------------------------------------------------------------------------------
 
@@ -35,7 +35,8 @@ hvd_status_t session_init(session_t *session, const options_t *options,
         .stop_at_ns = NEVER_NS,
         .late_at_ns = NEVER_NS,
         .silence_ns = (uint64_t)(options->peer_timeout * 1e9),
-        .style = {.timestamp = options->prefix_timestamp, .color = options_want_color(options)}};
+        .style = {.is_off = !options->prefix_output,
+                                     .timestamp = options->prefix_timestamp, .color = options_want_color(options)}};
     if (policy->hears_signals) {
         session->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
     }
@@ -176,6 +177,11 @@ void session_fail(session_t *session, int code, const char *format, ...)
     session_stop_soon(session);
 }
 
+static int grace_ms(const session_t *session)
+{
+    return session->policy->grace_ms > 0 ? session->policy->grace_ms : GRACE_MS;
+}
+
 static void on_signals(session_t *session)
 {
     struct signalfd_siginfo info;
@@ -186,7 +192,7 @@ static void on_signals(session_t *session)
         sink_say(session->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
                  signal_name((int)info.ssi_signo, name),
                  is_second ? "killing the ranks" : "stopping the ranks; a second one kills them");
-        session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : GRACE_MS);
+        session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : grace_ms(session));
     }
 }
 
@@ -214,6 +220,16 @@ static void welcome(session_t *session, agent_link_t *link)
                      link->host->name, introduction.about);
         }
         link_welcome(link, &channel, introduction.version);
+    }
+}
+
+static void take_arrivals(session_t *session)
+{
+    introduction_t introduction;
+    channel_t channel;
+    while (session->policy->on_arrival != NULL &&
+           awaited_take(session->awaited, NULL, &channel, &introduction)) {
+        session->policy->on_arrival(session, &channel, &introduction);
     }
 }
 
@@ -310,11 +326,11 @@ static void on_time(session_t *session, bool was_reading)
 {
     uint64_t now_ns = clock_ns();
     if (now_ns >= session->stop_at_ns) {
-        session_stop(session, SIGTERM, GRACE_MS);
+        session_stop(session, SIGTERM, grace_ms(session));
     }
     if (sink_is_broken(session->sink) && !session->is_stopping) {
         session->signo = SIGPIPE; // who reads our output has gone
-        session_stop(session, SIGTERM, GRACE_MS);
+        session_stop(session, SIGTERM, grace_ms(session));
     }
     bool pings = now_ns >= session->ping_at_ns;
     session->ping_at_ns = pings ? now_ns + ping_ns(session) : session->ping_at_ns;
@@ -372,6 +388,8 @@ static bool watch_links(session_t *session, bool reads)
     polled[2 * n] = (struct pollfd){.fd = session->signal_fd, .events = POLLIN};
     polled[2 * n + 1] = (struct pollfd){
         .fd = session->awaited != NULL ? awaited_fd(session->awaited) : -1, .events = POLLIN};
+    polled[2 * n + 2] = (struct pollfd){
+        .fd = session->is_stopping ? -1 : (int)session->options->life_fd, .events = POLLIN};
     return true;
 }
 
@@ -394,6 +412,11 @@ static void poll_once(session_t *session, uint64_t policy_ns)
         }
         if (polled[2 * n + 1].revents != 0) {
             awaited_progress(session->awaited);
+            take_arrivals(session);
+        }
+        if (polled[2 * n + 2].revents != 0) { // who started this launcher is gone
+            session->signo = SIGHUP;
+            session_stop(session, SIGTERM, grace_ms(session));
         }
     }
     on_time(session, reads);

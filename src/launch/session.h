@@ -34,11 +34,18 @@ typedef struct session session_t;
 // What NULL stands for does not happen in that kind of session.
 typedef struct session_policy {
     bool is_elastic, hears_signals;
-    int look_ms; // longest sleep of the loop
+    bool at_home; // ranks keep the directory and the environment of their agents
+    int look_ms;  // longest sleep of the loop
+    int grace_ms; // between SIGTERM and SIGKILL; 0: GRACE_MS
+    // An agent has dialled that nobody awaits by name. Takes the channel.
+    void (*on_arrival)(session_t *session, const channel_t *channel,
+                       const introduction_t *introduction);
     // An agent has said hello and waits for its plan.
     void (*on_ready)(session_t *session, agent_link_t *link);
     // A rank has ended, as worker->end says.
     void (*on_exit)(session_t *session, worker_t *worker);
+    // What a rank prints; NULL: lines, with the rank in front.
+    void (*on_output)(session_t *session, const worker_t *worker, int stream, bytes_t data);
     // An agent is gone. how NULL: it never came, and link->problem says why.
     void (*on_lost)(session_t *session, agent_link_t *link, const char *how);
     // An agent cannot do what it was told; worker NULL: none of its ranks can run.

@@ -68,8 +68,12 @@ static int launch(const options_t *options)
             PROGRAM, PROGRAM);
         return EXIT_USAGE;
     }
+    bool knows_hosts = options->hosts[0] != '\0' || options->hostfile[0] != '\0' ||
+                       options->host_discovery_script[0] != '\0' || options->pai;
     int (*start)(const options_t *) =
-        options_want_elastic(options) ? elastic_run : launchers[options->controller];
+        options->await_agents >= 0 && !knows_hosts ? gather_run
+        : options_want_elastic(options)            ? elastic_run
+                                                   : launchers[options->controller];
     return options->pai ? pai_run(options, start) : start(options);
 }
 
@@ -89,6 +93,7 @@ int main(int argc, char **argv)
         int (*act)(const options_t *);
     } actions[] = {
         {options.agent, agent_main},
+        {options.shell, shell_main},
         {options.doctor_rank, be_doctor_rank},
         {options.dial_agent[0] != '\0', relay_dial},
         {options.serve_agents, relay_serve},

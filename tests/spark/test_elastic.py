@@ -8,19 +8,19 @@ import threading
 import cloudpickle
 import pytest
 import test_cluster
-import test_elastic_desk
+import test_elastic_session
 
 import horovod.spark
 
-for module in (sys.modules[__name__], test_cluster, test_elastic_desk):
+for module in (sys.modules[__name__], test_cluster, test_elastic_session):
     cloudpickle.register_pickle_by_value(module)  # ranks cannot import the tests
 
-N_STEPS = test_elastic_desk.N_STEPS
+N_STEPS = test_elastic_session.N_STEPS
 
 
 def test_a_killed_rank_is_started_again(sessions, tmp_path):
     sessions.get(test_cluster.CLUSTER)
-    results = horovod.spark.run_elastic(test_elastic_desk.train, (str(tmp_path),), num_proc=3)
+    results = horovod.spark.run_elastic(test_elastic_session.train, (str(tmp_path),), num_proc=3)
     assert results == [(rank, 3, [3] * N_STEPS) for rank in range(3)]
     assert horovod.spark.run(lambda: 1, num_proc=4) == [1] * 4  # all slots are free again
 
@@ -69,7 +69,7 @@ def test_a_lost_executor_is_replaced(sessions, ranks):
 
 
 def test_fewer_go_on_where_spark_starts_no_task_twice(spark, tmp_path):
-    results = horovod.spark.run_elastic(test_elastic_desk.train, (str(tmp_path),), num_proc=3,
+    results = horovod.spark.run_elastic(test_elastic_session.train, (str(tmp_path),), num_proc=3,
                                         min_num_proc=2)
     assert results == [(rank, 2, [3, 3] + [2] * (N_STEPS - 2)) for rank in range(2)]
 
@@ -77,7 +77,7 @@ def test_fewer_go_on_where_spark_starts_no_task_twice(spark, tmp_path):
 def test_more_than_there_are_slots(spark, tmp_path):
     """Tasks Spark has no slot for are waited for by nobody."""
     (tmp_path / "killed").write_text("")
-    results = horovod.spark.run_elastic(test_elastic_desk.train, (str(tmp_path),), num_proc=4,
+    results = horovod.spark.run_elastic(test_elastic_session.train, (str(tmp_path),), num_proc=4,
                                         max_num_proc=6)
     assert [result[:2] for result in results] == [(rank, 4) for rank in range(4)]
 

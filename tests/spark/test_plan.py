@@ -1,67 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks from partitions, and lines from bytes: no Spark, no processes."""
+"""Slots, environments and lines: no Spark, no processes."""
 import io
+import os
 import threading
 import time
 import types
 
 import pytest
 
-from horovod.spark import agent, conf, connect, elastic, launch, plan, slots
+from horovod.spark import agent, conf, connect, elastic, launch, slots
 from horovod.spark.output import Output
 from horovod.runner.common.util.timeout import TimeoutException
 
 
-def test_ranks_go_host_by_host():
-    # Spark deals partitions round-robin; four hosts of four slots.
-    names = ["c", "a", "d", "b"]
-    host_of = {index: names[index % 4] for index in range(16)}
-    placed = plan.places(host_of)
-    assert plan.hosts_in_order(host_of) == ["c", "d", "a", "b"]
-    assert sorted(place.rank for place in placed.values()) == list(range(16))
-    assert placed[0] == plan.Place(0, 16, 0, 4, 0, 4)
-    assert [placed[index].rank for index in (0, 4, 8, 12)] == [0, 1, 2, 3]
-    assert all(place.local_rank == place.rank % 4 for place in placed.values())
-
-
-def test_uneven_hosts():
-    placed = plan.places({0: "b", 1: "a", 2: "b", 3: "b"})
-    assert placed[0] == plan.Place(0, 4, 0, 3, 0, 2)
-    assert placed[2] == plan.Place(1, 4, 1, 3, 0, 1)
-    assert placed[3] == plan.Place(2, 4, 2, 3, 0, 1)
-    assert placed[1] == plan.Place(3, 4, 0, 1, 1, 2)
-    assert placed[1].environment()["HOROVOD_CROSS_SIZE"] == "2"
-
-
-@pytest.mark.parametrize("prefix, wanted", [
-    (False, "one\ntwo \u00fc\nbar\rlast"),
-    (True, "[3]<stdout>:one\n[3]<stdout>:two \u00fc\n[3]<stdout>:bar\r[3]<stdout>:last"),
-])
-def test_lines_come_whole(prefix, wanted):
+def test_what_comes_in_pieces_is_written_in_lines():
+    read, write = os.pipe()
     out = io.StringIO()
-    output = Output(out, io.StringIO(), prefix=prefix)
+    pump = Output(out, io.StringIO(), bar_is_up=True).pump("stdout", open(read, "rb"))
     for byte in "one\ntwo \u00fc\nbar\rlast".encode():
-        output.take(3, "stdout", bytes([byte]))
-    assert "last" not in out.getvalue()
-    output.end(3)
-    assert out.getvalue() == wanted
+        os.write(write, bytes([byte]))
+    os.close(write)
+    pump.join()
+    assert out.getvalue() == "\none\ntwo \u00fc\nbar\rlast"
 
 
-def test_lines_of_ranks_do_not_mix():
-    out = io.StringIO()
-    output = Output(out, out)
-    output.take(0, "stdout", b"he")
-    output.take(1, "stdout", b"wor")
-    output.take(1, "stderr", b"err\n")
-    output.take(0, "stdout", b"llo\n")
-    output.take(1, "stdout", b"ld\r\n")
-    assert out.getvalue() == "err\nhello\nworld\r\n"
-
-
-def test_timestamps_stand_in_front():
-    out = io.StringIO()
-    Output(out, None, timestamp=True).take(2, "stdout", b"x\n")
-    assert out.getvalue().endswith("[2]<stdout>:x\n") and len(out.getvalue()) > 20
+@pytest.mark.parametrize("prefix, timestamp, wanted", [
+    (False, False, ["--no-prefix-output"]), (True, False, []),
+    (False, True, ["--prefix-output-with-timestamp"])])
+def test_what_stands_in_front_of_lines(prefix, timestamp, wanted):
+    assert Output(None, None, prefix, timestamp).words() == ["--color", "never", *wanted]
 
 
 @pytest.mark.parametrize("devices, visible, wanted", [
@@ -164,6 +131,13 @@ def test_how_long_tasks_may_take_to_start(monkeypatch, given, told, seconds):
     assert launch.start_timeout_of(given) == seconds
 
 
+@pytest.mark.parametrize("told", ["abc", "-3", "0", "nan", "inf"])
+def test_a_time_that_is_none(monkeypatch, told):
+    monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", told)
+    with pytest.raises(ValueError, match=f"HOROVOD_SPARK_START_TIMEOUT is '{told}'"):
+        launch.start_timeout_of(None)
+
+
 def test_old_names_of_the_limits(monkeypatch):
     """run_elastic as far as it starts something."""
     class NoRun:
@@ -239,7 +213,7 @@ class FakeClient:
 
 
 def connect_job(n, start_timeout):
-    return connect.Job(n, b"", {}, None, bytes(32), start_timeout)
+    return connect.Job(n, b"", {}, None, bytes(32), start_timeout, False, False)
 
 
 def test_a_profile_through_connect():

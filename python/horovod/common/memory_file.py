@@ -19,4 +19,5 @@ def memory_file(name: str, data: bytes = b"") -> int:
     os.fchmod(fd, 0o600)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
     return fd

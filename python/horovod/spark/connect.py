@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """run() through Spark Connect, where there is no SparkContext and nobody can call the client.
 
-The job is a barrier mapInArrow. The task of partition 0 is the driver of the job: it has the desk
-and the rendezvous, tells the others where by the one allGather of the job, and hands everything
-that has happened back as rows: output, results in pieces, or the failure. So output comes at the
-end, and results pass through Spark.
+The job is a barrier mapInArrow. The task of partition 0 is the driver of the job: it has the
+session, tells the others where by the one allGather of the job, and hands everything that has
+happened back as rows: output, results in pieces, or the failure. So output comes at the end, and
+results pass through Spark.
 """
-import contextlib
-import io
 import json
 import threading
 import time
@@ -15,8 +13,8 @@ import uuid
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from horovod.spark import agent, task
-from horovod.spark.driver import Desk, Failure
 from horovod.spark.output import Output
+from horovod.spark.session import Failure, Session
 
 SCHEMA = "number long, kind string, rank int, data binary"
 PIECE_BYTES = 1 << 20
@@ -32,64 +30,44 @@ class Job(NamedTuple):
     executable: Optional[str]
     secret: bytes
     start_timeout: float
+    prefix: bool
+    timestamp: bool
 
 
 class Collected(Output):
     """Keeps what comes, in order, instead of writing it."""
 
-    def __init__(self) -> None:
-        super().__init__(io.StringIO(), io.StringIO())
+    def __init__(self, prefix: bool, timestamp: bool) -> None:
+        super().__init__(prefix=prefix, timestamp=timestamp)
         self.pieces: List[Any] = []
 
-    def take(self, rank: int, stream: str, data: bytes) -> None:
-        self.pieces.append((stream, rank, data))
-
-    def end(self, rank: int) -> None:
-        pass
+    def write(self, stream: str, data: bytes) -> None:
+        if data:
+            self.pieces.append((stream, 0, data))
 
 
 # --- In the tasks ------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def headquarters(job: Job, host: str) -> Iterator[Any]:
-    """The desk and the rendezvous, on the host of partition 0."""
-    from horovod import _core
-    from horovod.spark.launch import resolved
-
-    here = "127.0.0.1" if host == "localhost" else resolved(host)
-    desk = Desk(job.n, job.secret, here, Collected())
-    server, port = _core.rendezvous_start("*" if here == "0.0.0.0" else here, 0, job.secret)
-    try:
-        desk.open(job.code, {**job.environment, "HOROVOD_RENDEZVOUS_ADDR": host,
-                             "HOROVOD_RENDEZVOUS_PORT": str(port)}, job.executable)
-        yield desk
-    finally:
-        desk.stop()
-        desk.finished.wait(agent.FAREWELL_SECONDS)
-        _core.rendezvous_stop(server)
-
-
-def supervise(desk: Desk, job: Job) -> None:
-    """Ends the job when it is over, or when it has not started in time."""
+def supervise(session: Session, job: Job) -> None:
+    """Ends the job when it has not started in time."""
     deadline = time.monotonic() + job.start_timeout
-    while not desk.done.wait(0.1):
-        if desk.n_running < job.n and time.monotonic() > deadline:
-            break
-    desk.stop()
+    while not session.finished.wait(0.1):
+        if session.n_running < job.n and time.monotonic() > deadline:
+            session.stop()
 
 
-def report(desk: Desk, job: Job) -> Iterator[Any]:
+def report(session: Session, output: Collected, job: Job) -> Iterator[Any]:
     """(kind, rank, data) of everything the client is to know."""
-    yield from desk._output.pieces  # type: ignore
-    if desk.failure is not None:
-        yield "failure", desk.failure.rank, json.dumps(desk.failure).encode()
-    elif desk.n_running < job.n:
-        yield "late", 0, f"{desk.n_registered} {desk.n_running}".encode()
-    else:
-        for rank, data in enumerate(desk.results()):
+    yield from output.pieces
+    if session.has_succeeded():
+        for rank, data in enumerate(session.results()):
             for at in range(0, max(len(data), 1), PIECE_BYTES):
                 yield "result", rank, data[at:at + PIECE_BYTES]
+    elif session.failure is not None:
+        yield "failure", session.failure.rank, json.dumps(session.failure).encode()
+    else:
+        yield "late", 0, f"{session.n_registered} {session.n_running}".encode()
 
 
 def serve_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
@@ -97,28 +75,38 @@ def serve_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
     import pyarrow as pa
     from pyspark import BarrierTaskContext
 
+    from horovod.spark.launch import resolved
+
     for _ in batches:
         pass
     context = BarrierTaskContext.get()
     index = context.partitionId()
     host = context.getTaskInfos()[0].address.rpartition(":")[0] or "localhost"
-    with contextlib.ExitStack() as stack:
-        desk = stack.enter_context(headquarters(job, host)) if index == 0 else None
-        port = int(context.allGather(str(desk.port) if desk is not None else "")[0])
-        watcher = threading.Thread(target=supervise, args=(desk, job), daemon=True)
-        if desk is not None:
+    output = Collected(job.prefix, job.timestamp)
+    session = None
+    if index == 0:
+        session = Session(["-np", str(job.n)], resolved(host), job.secret, job.code, output)
+        session.wait_until_open()
+    try:
+        port = int(context.allGather(str(session.port) if session is not None else "")[0])
+        if session is not None:
+            watcher = threading.Thread(target=supervise, args=(session, job), daemon=True)
             watcher.start()
-        spec = agent.JobSpec([host], port, job.secret, job.start_timeout)
-        agent.serve(spec, index, context.attemptNumber(), task.get_available_devices(),
-                    context.cpus())
-        if desk is None:
+        agent.serve(agent.JobSpec([host], port, job.secret, job.start_timeout, job.environment,
+                                  job.executable),
+                    index, context.attemptNumber(), task.get_available_devices())
+        if session is None:
             return
-        watcher.join()
-        desk.finished.wait(agent.FAREWELL_SECONDS)
-        for number, (kind, rank, data) in enumerate(report(desk, job)):
+        session.finished.wait()
+        for number, (kind, rank, data) in enumerate(report(session, output, job)):
             yield pa.RecordBatch.from_pydict(
                 {"number": [number], "kind": [kind], "rank": pa.array([rank], pa.int32()),
                  "data": pa.array([data], pa.binary())})
+    finally:
+        if session is not None:
+            session.stop()
+            session.finished.wait(agent.LEAVE_SECONDS)
+            session.close()
 
 
 # --- On the client -----------------------------------------------------------------------------
@@ -224,11 +212,9 @@ def run(spark: Any, job: Job, deadline: float, output: Output,
     results: Dict[int, List[bytes]] = {rank: [] for rank in range(job.n)}
     for row in sorted(rows, key=lambda row: row.number):
         if row.kind in ("stdout", "stderr"):
-            output.take(row.rank, row.kind, bytes(row.data))
+            output.write(row.kind, bytes(row.data))
         elif row.kind == "result":
             results[row.rank].append(bytes(row.data))
-    for rank in range(job.n):
-        output.end(rank)
     last = max(rows, key=lambda row: row.number)
     if last.kind == "failure":
         raise RuntimeError(launch.describe(Failure(*json.loads(bytes(last.data)))))

@@ -2,10 +2,10 @@
 """horovod.spark.run: a Horovod job on the task slots of a Spark application.
 
 The Spark job runs in a thread of its own, so that the calling thread can wait in short steps:
-Ctrl-C, a failed rank and a failed Spark job all end up in the same place, which tells the agents to
-end their ranks, cancels the job group if that is not enough, and raises. A barrier job is used
-unless dynamic allocation is on, which Spark does not allow together: then plain tasks, and the desk
-refuses copies and retries.
+Ctrl-C, a failed rank and a failed Spark job all end up in the same place, which ends the session
+(session.py) and so its agents and ranks, cancels the job group if that is not enough, and raises. A
+barrier job is used unless dynamic allocation is on, which Spark does not allow together: then plain
+tasks, and the session refuses copies and retries.
 """
 import functools
 import itertools
@@ -17,19 +17,21 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TextIO
 
-from horovod import _core
 from horovod.runner.script import Function, call_of
 from horovod.spark import slots
 from horovod.spark.agent import JobSpec, serve_partition
-from horovod.spark.driver import SETTLE_SECONDS, Desk, Failure
 from horovod.spark.output import Output
+from horovod.spark.session import Failure, Session
 
 DEFAULT_START_TIMEOUT = 600.0
+START_TIMEOUT_VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"
 WAIT_SECONDS = 0.1
 # How long agents have to end their ranks before Spark is asked to; Spark then needs some seconds.
 LEAVE_SECONDS = 4.0
 CANCEL_SECONDS = 10.0
 MOMENT_SECONDS = 0.5
+# After the end of Spark's job: a rank's failure may be its cause, and is about to be told.
+SETTLE_SECONDS = 3.0
 # How long to wait for Spark's own words about a task that is gone.
 SPARK_WORDS_SECONDS = 3.0
 
@@ -115,7 +117,7 @@ def run_connect(session: Any, num_proc: Optional[int], start_timeout: float, ver
     if verbose >= 1:
         print(f"Running {num_proc} processes...", flush=True)
     job = connect.Job(num_proc, call.code, call.environment, call.executable,
-                      secrets.token_bytes(32), start_timeout)
+                      secrets.token_bytes(32), start_timeout, *call.output.style())
     return load_results(connect.run(session, job, deadline, call.output, profile))
 
 
@@ -132,7 +134,15 @@ def active_context() -> Any:
 def start_timeout_of(start_timeout: Optional[float]) -> float:
     if start_timeout is not None:
         return float(start_timeout)
-    return float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or DEFAULT_START_TIMEOUT)
+    text = os.environ.get(START_TIMEOUT_VARIABLE) or str(DEFAULT_START_TIMEOUT)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ValueError(f"{START_TIMEOUT_VARIABLE} is {text!r}: a number of seconds is needed, "
+                         "such as 600")
+    return seconds
 
 
 def pickle_call(fn: Function, args: Any, kwargs: Optional[Mapping[str, Any]]) -> bytes:
@@ -217,26 +227,22 @@ class SparkRun:
     def run(self, n: int, call: Call) -> List[Any]:
         if not slots.is_dynamic(self.sc):
             slots.wait_for(self.sc, n, self.deadline, self.start_timeout, self._profile)
-        here, addresses = bind_address(self.sc), driver_addresses(self.sc)
-        server, port = _core.rendezvous_start("*" if here == "0.0.0.0" else here, 0, self._secret)
-        environment = {**call.environment, "HOROVOD_RENDEZVOUS_ADDR": ",".join(addresses),
-                       "HOROVOD_RENDEZVOUS_PORT": str(port), "HOROVOD_JOB_ID": self._group}
-        try:
-            results = self._carry_out(n, call._replace(environment=environment), here, addresses)
-        finally:
-            _core.rendezvous_stop(server)
-        return load_results(results)
+        return load_results(self._carry_out(n, n, ["-np", str(n)], call))
 
-    def _carry_out(self, n: int, call: Call, here: str, addresses: List[str]) -> List[bytes]:
-        """The pickled results, by rank."""
-        desk = Desk(n, self._secret, here, call.output)
+    def _carry_out(self, n: int, n_tasks: int, words: List[str], call: Call,
+                   max_failures: int = 0) -> List[bytes]:
+        """The pickled results, by rank. n: how many ranks it begins with."""
+        self._session = session = Session(words, bind_address(self.sc), self._secret, call.code,
+                                          call.output)
         try:
-            desk.open(call.code, call.environment, call.executable)
-            self._submit(n, JobSpec(addresses, desk.port, self._secret, self.start_timeout))
-            self._watch(desk, n)
+            session.wait_until_open()
+            self._submit(n_tasks, JobSpec(driver_addresses(self.sc), session.port, self._secret,
+                                          self.start_timeout, call.environment, call.executable,
+                                          max_failures))
+            self._watch(session, n)
+            return session.results()
         finally:
-            self._end(desk)
-        return desk.results()
+            self._end(session)
 
     # --- The Spark job -------------------------------------------------------------------------
 
@@ -265,52 +271,50 @@ class SparkRun:
         forced = os.environ.get("HOROVOD_SPARK_BARRIER", "")
         return forced == "1" if forced in ("0", "1") else not slots.is_dynamic(self.sc)
 
-    def _watch(self, desk: Desk, n: int) -> None:
+    def _watch(self, session: Session, n: int) -> None:
         """Until the job is over; raises if it is not well over."""
-        while not desk.done.wait(WAIT_SECONDS):
-            if self._is_over(desk) and not desk.done.is_set():
+        while not session.finished.wait(WAIT_SECONDS):
+            if self._is_over(session) and not session.finished.is_set():
                 raise self._spark_failure()
-            if desk.n_running < n and time.monotonic() >= self.deadline:
-                raise slots.timed_out(self._how_far(desk, n), self.start_timeout)
-        if desk.crash is not None:
-            raise RuntimeError("the driver could not go on with the job") from desk.crash
-        if desk.failure is not None:
-            raise self._rank_failure(desk.failure)
+            if session.n_running < n and time.monotonic() >= self.deadline:
+                raise slots.timed_out(self._how_far(session, n), self.start_timeout)
+        if not session.has_succeeded():
+            raise self._failure_of(session)
 
-    def _is_over(self, desk: Desk) -> bool:
-        """Spark's job has ended, and the desk has had the time to settle on a cause it knows of."""
+    def _is_over(self, session: Session) -> bool:
+        """Spark's job has ended, and the session has had the time to settle on a cause."""
         assert self._thread is not None
         if self._thread.is_alive():
             return False
-        settles = max(SETTLE_SECONDS) if desk.cause() is not None else 0.0
-        desk.done.wait(settles + WAIT_SECONDS)
+        session.finished.wait(SETTLE_SECONDS)
         return True
 
-    def _how_far(self, desk: Desk, n: int) -> str:
+    def _how_far(self, session: Session, n: int) -> str:
         try:
             found = f", and the application has {slots.count(self.sc, self._profile)} task slots"
         except Exception:  # a context that has been stopped meanwhile
             found = ""
-        hosts = ", ".join(f"{name} ({count})" for name, count in sorted(desk.hosts().items()))
-        return (f"Of {n} tasks {desk.n_registered} have registered"
-                f"{' from ' + hosts if hosts else ''} and {desk.n_running} run the function"
+        hosts = ", ".join(f"{name} ({count})" for name, count in sorted(session.hosts().items()))
+        return (f"Of {n} tasks {session.n_registered} have registered"
+                f"{' from ' + hosts if hosts else ''} and {session.n_running} run the function"
                 f"{found} ({slots.task_needs(self.sc, self._profile)}).")
 
-    def _end(self, desk: Desk) -> None:
+    def _end(self, session: Session) -> None:
         """Whatever happened: nothing of the job is left when this returns."""
-        leave_seconds = self._leave_seconds(desk)
-        desk.stop()
-        agents_have_left = desk.finished.wait(LEAVE_SECONDS)
+        leave_seconds = self._leave_seconds(session)
+        session.stop()
+        agents_have_left = session.finished.wait(LEAVE_SECONDS)
         if self._thread is not None:
             self._thread.join(leave_seconds if agents_have_left else 0.0)
             if self._thread.is_alive():
                 self._cancel()
                 self._thread.join(CANCEL_SECONDS)
+        session.close()
 
-    def _leave_seconds(self, desk: Desk) -> float:
+    def _leave_seconds(self, session: Session) -> float:
         """How long the tasks have to end by themselves. After a failure Spark may just be starting
         some of them again: these would look for a driver that is not there any more."""
-        return LEAVE_SECONDS if desk.has_succeeded() else MOMENT_SECONDS
+        return LEAVE_SECONDS if session.has_succeeded() else MOMENT_SECONDS
 
     def _cancel(self) -> None:
         try:
@@ -328,6 +332,11 @@ class SparkRun:
         failure = RuntimeError(f"Spark job has failed, see the error above.\n{first_words(error)}")
         failure.__cause__ = error
         return failure
+
+    def _failure_of(self, session: Session) -> Exception:
+        if session.failure is None:
+            return RuntimeError("the launcher of the job could not go on; what it said is above")
+        return self._rank_failure(session.failure)
 
     def _rank_failure(self, failure: Failure) -> Exception:
         if failure.code is None:

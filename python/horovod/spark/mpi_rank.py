@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What mpirun starts for each rank: python -m horovod.spark.mpi_rank.
 
-An agent like that of a Spark task, but its number is the rank mpirun gave. It calls the driver, and
-starts the rank, which has mpirun's environment and can use MPI itself.
+It does what a Spark task does (agent.py), but its number is the rank mpirun gave. The rank has
+mpirun's environment and can use MPI itself.
 """
+import json
 import os
 import sys
 
 from horovod.spark import agent
+from horovod.spark.mpi import LETTER_VARIABLE
 
 
 def main() -> int:
-    letter = agent.read_letter()
-    index = os.environ["OMPI_COMM_WORLD_RANK"]
-    spec = agent.JobSpec(letter["addresses"], letter["port"], bytes.fromhex(letter["secret"]),
-                         letter["start_timeout"])
-    return agent.serve(spec, int(index), 0, letter["devices"].get(index, []), 1)
+    letter, devices = json.loads(os.environ.pop(LETTER_VARIABLE))
+    with open(os.environ["HOROVOD_RUN_PAYLOAD"]) as file:  # of the agent that runs the daemon
+        secret = bytes.fromhex(file.read())
+    index = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    spec = agent.JobSpec(*letter)._replace(secret=secret)
+    return agent.serve(spec, index, 0, devices[index])
 
 
 if __name__ == "__main__":

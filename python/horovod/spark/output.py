@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks' output on the driver: whole lines, plain or with the rank in front.
-
-Lines of different ranks never mix: a line is written when its end has come. A carriage return ends
-a line too (progress bars). What is left without an end is written when the rank has gone.
-"""
-import re
+"""Where the ranks' output goes on the driver: lines, as horovodrun has put them together."""
 import sys
-import time
-from typing import Dict, List, Optional, TextIO, Tuple
+import threading
+from typing import IO, Any, List, Optional, TextIO, Tuple
 
-LINE_END = re.compile(rb"\r\n|\n|\r")
-# A line that never ends is written in pieces of this size.
-LONGEST_LINE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 16
 
 
 class Output:
@@ -23,41 +16,39 @@ class Output:
         self._prefix = prefix or timestamp
         self._timestamp = timestamp
         self._bar_is_up = bar_is_up
-        self._rests: Dict[Tuple[int, str], bytes] = {}
 
-    def take(self, rank: int, stream: str, data: bytes) -> None:
-        rest = self._rests.pop((rank, stream), b"") + data
-        lines: List[bytes] = []
-        at = 0
-        for end in LINE_END.finditer(rest):
-            if end.group() == b"\r" and end.end() == len(rest):
-                break  # perhaps the first half of \r\n
-            lines.append(rest[at:end.end()])
-            at = end.end()
-        if len(rest) - at > LONGEST_LINE_BYTES:
-            lines.append(rest[at:])
-            at = len(rest)
-        if at < len(rest):
-            self._rests[rank, stream] = rest[at:]
-        self._write(rank, stream, lines)
+    def style(self) -> Tuple[bool, bool]:
+        return self._prefix, self._timestamp
 
-    def end(self, rank: int) -> None:
-        """Writes what has no line end."""
-        for stream in self._streams:
-            rest = self._rests.pop((rank, stream), b"")
-            if rest:
-                self._write(rank, stream, [rest])
+    def words(self) -> List[str]:
+        """For horovodrun."""
+        return ["--color", "never", *([] if self._prefix else ["--no-prefix-output"]),
+                *(["--prefix-output-with-timestamp"] if self._timestamp else [])]
 
-    def _write(self, rank: int, stream: str, lines: List[bytes]) -> None:
-        if not lines:
+    def pump(self, stream: str, source: Any) -> threading.Thread:
+        thread = threading.Thread(target=self._pump, args=(stream, source), daemon=True,
+                                  name=f"horovod-spark-{stream}")
+        thread.start()
+        return thread
+
+    def _pump(self, stream: str, source: IO[bytes]) -> None:
+        rest = b""
+        while data := source.read1(PIECE_BYTES):  # type: ignore
+            data = rest + data
+            whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # letters may be cut in two
+            self.write(stream, data[:whole])
+            rest = data[whole:]
+        self.write(stream, rest)
+        source.close()
+
+    def write(self, stream: str, data: bytes) -> None:
+        if not data:
             return
-        head = f"[{rank}]<{stream}>:" if self._prefix else ""
-        if self._timestamp:
-            head = time.asctime() + head
-        text = "".join(head + line.decode("utf-8", "replace") for line in lines)
-        if self._bar_is_up:  # Spark's progress bar stands at the start of this line
-            self._bar_is_up = False
-            text = "\n" + text
         file = self._streams[stream]
-        file.write(text)
-        file.flush()
+        try:
+            # Spark's progress bar may stand at the start of this line.
+            file.write(("\n" if self._bar_is_up else "") + data.decode("utf-8", "replace"))
+            file.flush()
+        except (OSError, ValueError):
+            pass  # somebody has closed it; the job goes on
+        self._bar_is_up = False

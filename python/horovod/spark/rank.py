@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank itself: loads the function, calls it, and hands back its result or its error.
+"""The rank itself: python -m horovod.spark.rank, started by the agent of its task.
 
-Runs in the process the warden forked. On RESULT_FD it writes one byte, RUNNING, before the call and
-then RESULT with the pickle, or ERROR with JSON: what was raised, as text. The pickle is made here,
-so that a result that cannot be pickled is an error of this rank and not of Spark.
+The function comes in the file HOROVOD_RUN_PAYLOAD. What becomes of it goes to HOROVOD_RUN_RESULT:
+RESULT and the pickle, or ERROR and JSON, what was raised, as text. The pickle is made here, so that
+a result that cannot be pickled is an error of this rank and not of Spark.
 """
 import json
 import os
 import sys
+import threading
 import traceback
 from typing import Any, Dict
 
-RUNNING = b"S"
 RESULT = b"R"
 ERROR = b"E"
-
-
-def write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[os.write(fd, view):]
+SOME_RANK = 2**31 - 1  # it is not known which
+# Raised by a rank because of another one.
+CONSEQUENCES = ("HorovodInternalError",)
+# How long a rank may take to exit after it has handed over its result.
+LINGER_SECONDS = 30.0
 
 
 def describe(error: BaseException) -> Dict[str, Any]:
@@ -28,12 +27,12 @@ def describe(error: BaseException) -> Dict[str, Any]:
                                                             error.__traceback__))}
 
 
-def call(code_fd: int, result_fd: int) -> bytes:
+def call() -> bytes:
     import cloudpickle
 
-    with os.fdopen(code_fd, "rb") as file:
+    with open(os.environ["HOROVOD_RUN_PAYLOAD"], "rb") as file:
         fn, args, kwargs = cloudpickle.load(file)
-    write_all(result_fd, RUNNING)
+    put_down(os.environ["HOROVOD_RUN_READY"], b"0")  # the launcher's clock for the start stops
     result = fn(*args, **kwargs)
     try:
         return cloudpickle.dumps(result, protocol=5)
@@ -42,25 +41,47 @@ def call(code_fd: int, result_fd: int) -> bytes:
                         f"{error}; return plain data instead") from error
 
 
-def main(code_fd: int, result_fd: int) -> int:
+def put_down(path: str, *pieces: bytes) -> None:
+    """All of it or nothing: a rank may be killed while it writes."""
+    with open(path + ".part", "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+    os.rename(path + ".part", path)
+
+
+def blame_another() -> None:
+    """For the launcher, which looks for the cause. The library may have noted whom already."""
+    path = os.environ.get("HOROVOD_BLAME_FILE", "")
+    if path and not os.path.exists(path):
+        with open(path, "w") as file:
+            file.write(str(SOME_RANK))
+
+
+def leave_in_time() -> None:
+    """Threads or handlers of the program may keep it from ending, although it has ended well."""
+    timer = threading.Timer(LINGER_SECONDS, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+def main() -> int:
     """The exit status. An error has been told, on stderr too, as Python would have."""
-    for fd in (code_fd, result_fd):
-        os.set_inheritable(fd, False)
-    secret_file = os.environ.get("HOROVOD_SECRET_FILE", "")
-    if secret_file.startswith("/proc/self/fd/"):  # for this process, not for those it starts
-        os.set_inheritable(int(secret_file.rpartition("/")[2]), False)
-    os.lseek(code_fd, 0, os.SEEK_SET)
     try:
-        data = call(code_fd, result_fd)
+        data = call()
     except SystemExit:
         raise
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        write_all(result_fd, ERROR + json.dumps(describe(error)).encode())
+        if type(error).__name__ in CONSEQUENCES:
+            blame_another()
+        put_down(os.environ["HOROVOD_RUN_RESULT"], ERROR, json.dumps(describe(error)).encode())
         return 1
     sys.stdout.flush()
-    write_all(result_fd, RESULT)
-    write_all(result_fd, data)
-    os.close(result_fd)
+    put_down(os.environ["HOROVOD_RUN_RESULT"], RESULT, data)
+    leave_in_time()
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

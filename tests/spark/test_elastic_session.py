@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic jobs: the desk with real agents and ranks, with this test in the place of Spark."""
+"""Elastic jobs: the session with real agents and ranks, with this test in the place of Spark."""
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,13 +9,13 @@ import time
 
 import cloudpickle
 import pytest
-from test_desk import AGENT, PATIENCE_SECONDS, SECRET, wait_for
+from test_session import PATIENCE_SECONDS, SECRET, start_agent, wait_for
 
 from horovod.runner.common.util.timeout import TimeoutException
-from horovod.spark import elastic, plan, slots
+from horovod.spark import elastic, slots
 from horovod.spark.launch import describe
-from horovod.spark.notes import Notes, remove_left
 from horovod.spark.output import Output
+from horovod.spark.session import Session
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import the tests
 
@@ -61,19 +60,17 @@ class Job:
                      max_failures=4)
         self.limits = elastic.Limits(**{**given, **limits})
         self.out = io.StringIO()
-        self.desk = elastic.ElasticDesk(self.limits, SECRET, "127.0.0.1",
-                                        Output(self.out, self.out))
-        self.desk.open(cloudpickle.dumps((fn, args, {})),
-                       {"HOROVOD_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_JOB_ID": "job",
-                        "HOROVOD_ELASTIC": "1", "HOROVOD_ELASTIC_TIMEOUT": "60"}, None)
+        self.session = Session(self.limits.words(), "127.0.0.1", SECRET,
+                               cloudpickle.dumps((fn, args, {})), Output(self.out, self.out))
+        self.session.wait_until_open()
         self.agents = {}
         for index in range(n if n_agents is None else n_agents):
             self.start_agent(index)
 
     def start_agent(self, index, attempt=0):
-        self.agents[index] = subprocess.Popen(
-            [sys.executable, "-c", AGENT, str(self.desk.port), str(index), str(attempt)],
-            stderr=subprocess.PIPE, text=True)
+        self.agents[index] = start_agent(self.session.port, index, attempt, {}, None,
+                                         self.limits.max_failures, stderr=subprocess.PIPE,
+                                         text=True)
 
     def failed_agent(self):
         """Which task has failed, as Spark would see it; it waits for one."""
@@ -81,14 +78,16 @@ class Job:
         return next(index for index, agent in self.agents.items() if agent.poll() not in (None, 0))
 
     def results(self):
-        assert self.desk.done.wait(PATIENCE_SECONDS)
-        assert self.desk.failure is None, describe(self.desk.failure)
-        return [cloudpickle.loads(data) for data in self.desk.results()]
+        assert self.session.finished.wait(PATIENCE_SECONDS)
+        assert self.session.has_succeeded(), (self.session.failure, self.out.getvalue())
+        return [cloudpickle.loads(data) for data in self.session.results()]
 
     def close(self):
-        self.desk.stop()
-        assert self.desk.finished.wait(PATIENCE_SECONDS)
-        return [agent.wait(timeout=PATIENCE_SECONDS) for agent in self.agents.values()]
+        self.session.stop()
+        assert self.session.finished.wait(PATIENCE_SECONDS)
+        codes = [agent.wait(timeout=PATIENCE_SECONDS) for agent in self.agents.values()]
+        self.session.close()
+        return codes
 
 
 def test_a_killed_rank_is_started_again(tmp_path):
@@ -103,7 +102,7 @@ def test_a_killed_rank_is_started_again(tmp_path):
 def test_the_job_goes_on_with_fewer(tmp_path):
     job = Job(train, (str(tmp_path),), 3, n_min=2, max_failures=1)
     assert job.results() == [(rank, 2, [3, 3] + [2] * (N_STEPS - 2)) for rank in range(2)]
-    assert job.close() == [0, 0, 0]  # a failed task would end the job where Spark has no retries
+    job.close()
 
 
 def test_tasks_that_come_later_join(tmp_path):
@@ -117,34 +116,19 @@ def test_tasks_that_come_later_join(tmp_path):
     job.close()
 
 
-def test_a_second_copy_takes_over(tmp_path, monkeypatch):
+def test_a_second_copy_takes_over(tmp_path):
     """The agent of a lost executor is killed; its copy, which Spark started before, goes on."""
     (tmp_path / "killed").write_text("")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
     job = Job(train, (str(tmp_path), 3), 2, n_max=3)
     wait_for(lambda: any(name.startswith("third") for name in os.listdir(tmp_path)))
     lost = job.agents[1]
     job.start_agent(1, attempt=1)
-    wait_for(lambda: 1 in job.desk._waiting)
+    wait_for(lambda: job.session.n_spare == 1)
     lost.kill()
     lost.wait()
     job.start_agent(2)
     assert [result[:2] for result in job.results()] == [(rank, 3) for rank in range(3)]
     job.close()
-    wait_for(lambda: not any("elastic" in name for name in os.listdir(temporary)))
-
-
-def test_notes_for_a_rank_that_has_ended(monkeypatch):
-    """The agent may hear of a new generation before it hears that its rank is gone."""
-    notes = Notes("0")
-    monkeypatch.setenv("HOROVOD_ELASTIC_DIR", notes.environment()["HOROVOD_ELASTIC_DIR"])
-    remove_left()  # the warden is first
-    notes.place({"HOROVOD_RANK": "0"})
-    notes.news(1, 1)
-    assert notes.newly_left() is None
-    notes.close()
 
 
 def test_a_copy_of_a_rank_that_ended_well_is_not_started(tmp_path):
@@ -157,11 +141,10 @@ def test_a_copy_of_a_rank_that_ended_well_is_not_started(tmp_path):
         return basics.rank()
 
     job = Job(fn, (str(tmp_path),), 2)
-    wait_for(lambda: any(member.is_done for member in job.desk._members()))
-    index = next(index for index, member in job.desk._tasks.items() if member.is_done)
-    job.agents[index].wait()
+    wait_for(lambda: any(agent.poll() is not None for agent in job.agents.values()))
+    index = next(index for index, agent in job.agents.items() if agent.poll() is not None)
     job.start_agent(index, attempt=1)
-    wait_for(lambda: index in job.desk._waiting)
+    wait_for(lambda: job.session.n_spare == 1)
     (tmp_path / "go").write_text("")
     assert job.results() == [0, 1]
     job.close()
@@ -174,25 +157,18 @@ def fail_by_itself(folder):
 @pytest.mark.parametrize("fn, limits, words", [
     (fail_by_itself, {}, "all its processes have failed"),
     (train, {"max_failures": 1}, "Spark starts no more"),
-    (train, {"elastic_timeout": 1.0}, "within 1 s .elastic_timeout"),
+    (train, {"elastic_timeout": 1.0}, "within 1 s (elastic_timeout)"),
     (train, {"n_min": 1, "reset_limit": 0}, "formed anew 0 times"),
 ])
 def test_when_it_cannot_go_on(tmp_path, fn, limits, words):
     job = Job(fn, (str(tmp_path),), 2, **limits)
-    assert job.desk.done.wait(PATIENCE_SECONDS)
-    assert re.search(words, job.desk.problem)
-    is_timeout = issubclass(job.desk.problem_kind, TimeoutException)
-    assert is_timeout == ("elastic_timeout" in limits)
+    assert job.session.finished.wait(PATIENCE_SECONDS)
+    problem = job.limits.problem(job.session.problem)
+    assert words in str(problem)
+    assert isinstance(problem, TimeoutException) == ("elastic_timeout" in limits)
     wanted = "KeyError: 'the cause'" if fn is fail_by_itself else "killed by signal 9"
-    assert wanted in describe(job.desk.failure)
+    assert wanted in describe(job.session.failure)
     job.close()
-
-
-def test_places_of_a_generation():
-    placed = plan.deal([(5, "b"), (2, "a"), (7, "b"), (0, "c")])
-    assert placed[5] == plan.Place(0, 4, 0, 2, 0, 3)
-    assert placed[7] == plan.Place(1, 4, 1, 2, 0, 1)
-    assert placed[2].rank == 2 and placed[0].rank == 3
 
 
 @pytest.mark.parametrize("master, conf, wanted", [
