@@ -57,9 +57,9 @@ test-long:
 	@HVD_LONG=1 HVD_FUZZ_SECONDS=600 tools/test.sh
 
 test-launchers: setup
-	@tests/launchers/setup.sh $(ONLY)
-	@tests/launchers/run.py build --only "$(ONLY)"
-	@if [ -z "$(ONLY)" ]; then tests/launchers/test_pai.py build; fi
+	@tests/foreign_launchers/setup.sh $(ONLY)
+	@tests/foreign_launchers/run.py build --only "$(ONLY)"
+	@if [ -z "$(ONLY)" ]; then tests/foreign_launchers/test_pai.py build; fi
 
 RDMA ?=
 

@@ -3,13 +3,14 @@
 // agent.c - the launcher's hand on one host: starts the ranks there, passes on what they say, and
 // makes sure that they end.
 //
-// `horovodrun --agent` takes commands on stdin and reports on stdout (frame.c): on this host one
-// socket, on others an ssh session. It says hello, gets a plan, starts the ranks, forwards
+// `horovodrun --agent` takes commands on stdin and reports on stdout (frame.c), which are one socket
+// on this host and an ssh session on others, or both over a channel that it has opened itself
+// (--dial). It says hello, gets a plan, starts the ranks, forwards
 // output in pieces, reports each end. It stops the ranks when told to, when it is terminated, and
 // when the launcher is gone: SIGTERM, a while, SIGKILL, to whole process groups. Orphans of ranks
 // become its children and are killed in the end. The secret lies in a file that only this user can
-// read, in a directory that the keeper (keeper.c) removes whatever happens here, as it does with
-// the sockets that killed ranks leave.
+// read, in a directory that the supervisor (supervisor.c) removes whatever happens here, as it does
+// with the sockets that killed ranks leave.
 //
 // One thread, one poll. No order is trusted beyond its length: what cannot be read ends the agent.
 #define _GNU_SOURCE
@@ -34,7 +35,7 @@
 #define ORPHANED_GRACE_MS 1000 // the launcher is gone: ranks end within two seconds
 #define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
 #define OUTPUT_CHUNK (64 * KIB)
-#define N_OWN_FDS 5 // polled besides the output of ranks: signals, orders, reports, notes, life
+#define N_OWN_FDS 5 // polled besides the output of ranks: signals, orders, reports, mailbox, life
 
 // --- Reports -------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
 {
     int signo = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     uint32_t blamed = 0;
-    bool blames = notes_read_number(rank->blame, &blamed);
+    bool blames = mailbox_read_number(rank->blame, &blamed);
     agent_report(agent, &(frame_t){.kind = FRAME_EXITED,
                                    .exited = {.rank = rank->rank,
                                               .code = signo > 0 ? EXIT_BY_SIGNAL + signo
@@ -182,7 +183,7 @@ static void reap(agent_t *agent)
         report_exit(agent, rank, status);
         agent->has_failed |= has_failed(agent, rank, status);
         if (group_is_empty(pid)) {
-            keeper_remove(&agent->keeper, pid);
+            supervisor_remove(&agent->supervisor, pid);
             rank->child.pid = 0; // the number may be given to somebody else
         }
     }
@@ -203,7 +204,7 @@ static void kill_leftovers(agent_t *agent)
     }
     text[n] = '\0';
     for (char *at = text, *end; (n = strtoul(at, &end, 10)) > 0 && end != at; at = end) {
-        if ((pid_t)n != agent->keeper.pid) {
+        if ((pid_t)n != agent->supervisor.pid) {
             kill((pid_t)n, SIGKILL);
         }
     }
@@ -258,7 +259,7 @@ static void on_stop(agent_t *agent, int signo, int grace_ms)
 
 static void on_frame(agent_t *agent, const frame_t *frame)
 {
-    bool is_elastic = agent->notes_fd >= 0, is_noted = true;
+    bool is_elastic = agent->mailbox_fd >= 0, is_noted = true;
     agent->heard_ns = clock_ns();
     switch (frame->kind) {
     case FRAME_PLAN:
@@ -270,12 +271,12 @@ static void on_frame(agent_t *agent, const frame_t *frame)
         on_stop(agent, frame->stop.signo, frame->stop.grace_ms);
         break;
     case FRAME_PLACE:
-        is_noted = !is_elastic || notes_write_place(agent->directory, frame->place.rank,
-                                                    frame->place.env.data, frame->place.env.len);
+        is_noted = !is_elastic || mailbox_write_place(agent->directory, frame->place.rank,
+                                                      frame->place.env.data, frame->place.env.len);
         break;
     case FRAME_NEWS:
-        is_noted = !is_elastic || notes_write_news(agent->directory, (uint32_t)frame->news.number,
-                                                   (uint32_t)frame->news.what);
+        is_noted = !is_elastic || mailbox_write_news(agent->directory, (uint32_t)frame->news.number,
+                                                     (uint32_t)frame->news.what);
         break;
     case FRAME_EXAMINE:
         examine_host(frame->examine.addresses, frame->examine.port, frame->examine.time_s,
@@ -344,7 +345,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     polled[1] = (struct pollfd){.fd = is_open ? agent->channel.in_fd : -1, .events = POLLIN};
     polled[2] = (struct pollfd){
         .fd = channel_wants_write(&agent->channel) ? agent->channel.out_fd : -1, .events = POLLOUT};
-    polled[3] = (struct pollfd){.fd = agent->notes_fd, .events = POLLIN};
+    polled[3] = (struct pollfd){.fd = agent->mailbox_fd, .events = POLLIN};
     polled[4] = (struct pollfd){.fd = is_open ? agent->life_fd : -1, .events = POLLIN};
     for (int i = 0; i < agent->n_ranks; i++) {
         for (int stream = 0; stream < N_STREAMS; stream++) {
@@ -362,7 +363,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
         }
     }
     if (polled[3].revents != 0) {
-        notes_read(agent->notes_fd, agent->directory, on_ready, agent);
+        mailbox_read(agent->mailbox_fd, agent->directory, on_ready, agent);
     }
     if (polled[0].revents != 0) {
         on_signal(agent);
@@ -462,12 +463,12 @@ static void report_hello(agent_t *agent, const options_t *options)
 
 int agent_main(const options_t *options)
 {
-    agent_t agent = {.notes_fd = -1,
+    agent_t agent = {.mailbox_fd = -1,
                      .life_fd = (int)options->life_fd,
                      .kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
                      .ping_ns = PING_MS * NS_PER_MS,
-                     .keeper = {.fd = -1, .pid = -1}};
+                     .supervisor = {.fd = -1, .pid = -1}};
     prctl(PR_SET_DUMPABLE, 0); // the secret passes through this memory
     int code = options->dial[0] != '\0' ? open_dialled(&agent, options) : open_streams(&agent);
     if (code != 0) {
@@ -484,8 +485,8 @@ int agent_main(const options_t *options)
     channel_send(&agent.channel);
     code = agent.signal_fd < 0 ? EXIT_INTERNAL : serve(&agent);
     kill_leftovers(&agent);
-    if (agent.has_keeper) {
-        keeper_stop(&agent.keeper);
+    if (agent.has_supervisor) {
+        supervisor_stop(&agent.supervisor);
     }
     channel_close(&agent.channel);
     free(agent.ranks);

@@ -2,8 +2,8 @@
 //
 // agent.h - the agent of a host, and what it works with there.
 //
-// agent.c has its loop, agent_plan.c starts the ranks; keeper.c removes what a killed agent would
-// leave, notes.c carries notes to ranks of an elastic job, oom.c and doctor.c look at the host. One
+// agent.c has its loop, agent_plan.c starts the ranks; supervisor.c removes what a killed agent
+// would leave, mailbox.c carries notes to and from ranks, oom.c and doctor.c look at the host. One
 // thread.
 #ifndef HVD_LAUNCH_AGENT_H
 #define HVD_LAUNCH_AGENT_H
@@ -16,26 +16,26 @@ int agent_main(const options_t *options);
 
 #define AGENT_DIRECTORY "hvd-agent-" // the name begins with it
 
-typedef struct keeper {
+typedef struct supervisor {
     int fd;
     pid_t pid;
-} keeper_t;
+} supervisor_t;
 
 // A small process that outlives the agent: when the agent is gone it kills the groups it was told
 // of, and removes the directory.
-hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err);
-void keeper_add(keeper_t *keeper, pid_t group);
-void keeper_remove(keeper_t *keeper, pid_t group);
-void keeper_stop(keeper_t *keeper); // it acts, and has ended when this returns
+hvd_status_t supervisor_start(const char *directory, supervisor_t *supervisor_p, err_t *err);
+void supervisor_add(supervisor_t *supervisor, pid_t group);
+void supervisor_remove(supervisor_t *supervisor, pid_t group);
+void supervisor_stop(supervisor_t *supervisor); // it acts, and has ended when this returns
 
-// Notes between the agent and ranks of an elastic job (notes.c). The descriptor is readable when
-// there may be something for notes_read.
+// Notes between the agent and ranks of an elastic job (mailbox.c). The descriptor is readable when
+// there may be something for mailbox_read.
 typedef void (*ready_fn)(void *arg, int id, uint32_t generation);
-hvd_status_t notes_watch(const char *directory, int *fd_p, err_t *err);
-void notes_read(int fd, const char *directory, ready_fn ready, void *arg);
-bool notes_write_place(const char *directory, int id, const uint8_t *env, size_t bytes);
-bool notes_write_news(const char *directory, uint32_t number, uint32_t what);
-bool notes_read_number(const char *path, uint32_t *number_p); // false: there is none
+hvd_status_t mailbox_watch(const char *directory, int *fd_p, err_t *err);
+void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg);
+bool mailbox_write_place(const char *directory, int id, const uint8_t *env, size_t bytes);
+bool mailbox_write_news(const char *directory, uint32_t number, uint32_t what);
+bool mailbox_read_number(const char *path, uint32_t *number_p); // false: there is none
 
 // Checks of the doctor on this host; a finding for each through report().
 typedef void (*finding_fn)(void *arg, bool is_fault, const char *what, const char *found,
@@ -55,10 +55,10 @@ typedef struct agent_rank {
 
 typedef struct agent {
     channel_t channel;
-    int signal_fd, notes_fd; // notes: of an elastic job, else -1
-    int life_fd;             // of who started this agent; -1: none
-    keeper_t keeper;
-    bool has_keeper;
+    int signal_fd, mailbox_fd; // mailbox: of an elastic job, else -1
+    int life_fd;               // of who started this agent; -1: none
+    supervisor_t supervisor;
+    bool has_supervisor;
     char directory[96], program[4096];
     const char *launcher; // its address as seen from here, up to a blank; NULL: not known
     char dialled[64];     // the same, if we have dialled

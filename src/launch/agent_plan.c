@@ -121,7 +121,7 @@ static bool start_rank(agent_t *agent, const frame_t *plan, char *const *argv, c
         return false;
     }
     agent->n_running++;
-    keeper_add(&agent->keeper, rank->child.pid);
+    supervisor_add(&agent->supervisor, rank->child.pid);
     agent_report(agent, &(frame_t){.kind = FRAME_STARTED,
                                    .started = {.rank = rank->rank, .pid = rank->child.pid}});
     return true;
@@ -133,11 +133,11 @@ static hvd_status_t prepare(agent_t *agent, const frame_t *plan, err_t *err)
     char path[128];
     hvd_status_t status;
     TRY(make_directory(agent, err), out);
-    TRY(keeper_start(agent->directory, &agent->keeper, err), out);
-    agent->has_keeper = true;
+    TRY(supervisor_start(agent->directory, &agent->supervisor, err), out);
+    agent->has_supervisor = true;
     TRY(write_secret(agent, plan->plan.secret.data, err), out);
     if (plan->plan.is_elastic || plan->plan.wants_results) {
-        TRY(notes_watch(agent->directory, &agent->notes_fd, err), out);
+        TRY(mailbox_watch(agent->directory, &agent->mailbox_fd, err), out);
     }
     if (payload.len > 0) {
         snprintf(path, sizeof path, "%s/payload", agent->directory);

@@ -7,7 +7,7 @@
 // failures are warned of once in a row, and the hosts stay as they were. Without a script the hosts
 // of -H or the hostfile are all there ever are.
 #define _GNU_SOURCE
-#include "launch/crew.h"
+#include "launch/host_pool.h"
 #include "launch/launch.h"
 #include "launch/process.h"
 

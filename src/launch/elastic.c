@@ -34,7 +34,7 @@ static void take_hosts(driver_t *driver)
 {
     hosts_t found;
     if (discovery_take(driver->discovery, &found)) {
-        if (!crew_update(&driver->crew, &found)) {
+        if (!host_pool_update(&driver->pool, &found)) {
             elastic_give_up(driver, EXIT_INTERNAL, "no memory for hosts");
         }
         hosts_free(&found);
@@ -68,7 +68,7 @@ static void bar_host(driver_t *driver, const host_t *host)
     uint32_t random = 0;
     err_t err;
     random_bytes(&random, sizeof random, &err);
-    crew_bar(&driver->crew, crew_host_of(&driver->crew, host), clock_ns(), random);
+    host_pool_bar(&driver->pool, host_pool_find(&driver->pool, host), clock_ns(), random);
     for (int i = 0; i < session->n_workers; i++) {
         worker_t *worker = session->workers[i];
         worker->is_leaving |= worker->link->host == host && !worker->end.has_ended;
@@ -259,7 +259,7 @@ static hvd_status_t check_options(const options_t *options, int *min_ranks_p, er
 
 static hvd_status_t check_hosts(const driver_t *driver, err_t *err)
 {
-    if (!discovery_goes_on(driver->discovery) && driver->crew.n_hosts < 2) {
+    if (!discovery_goes_on(driver->discovery) && driver->pool.n_hosts < 2) {
         return fail(err, HVD_INVALID_ARGUMENT,
                     "an elastic job on a single host has nowhere to go when that host fails; name "
                     "at least two with -H, or give --host-discovery-script");
@@ -271,7 +271,7 @@ static hvd_status_t prepare(driver_t *driver, const options_t *options, err_t *e
 {
     hvd_status_t status;
     TRY(check_options(options, &driver->min_ranks, err), out);
-    TRY(crew_read_cooldown(&driver->crew, options->blacklist_cooldown_range, err), out);
+    TRY(host_pool_read_cooldown(&driver->pool, options->blacklist_cooldown_range, err), out);
     TRY(session_init(&driver->session, options, &policy, err), out);
     TRY(discovery_start(options, &driver->discovery, err), out);
     take_hosts(driver);
@@ -297,6 +297,6 @@ int elastic_run(const options_t *options)
         discovery_stop(driver.discovery);
         code = session_refuse(&driver.session, &err);
     }
-    crew_free(&driver.crew);
+    host_pool_free(&driver.pool);
     return code;
 }

@@ -7,12 +7,12 @@
 #ifndef HVD_LAUNCH_ELASTIC_H
 #define HVD_LAUNCH_ELASTIC_H
 
-#include "launch/crew.h"
+#include "launch/host_pool.h"
 #include "launch/session.h"
 
 typedef struct driver {
     session_t session; // first: the policy finds the driver by it
-    crew_t crew;
+    host_pool_t pool;
     discovery_t *discovery;
     char job_name[16];
     int min_ranks, n_news;

@@ -20,8 +20,8 @@
 //   problem KIND N WANTED   why an elastic job cannot go on: late, failed, resets, exhausted
 // One thread, the session's.
 #define _GNU_SOURCE
-#include "launch/crew.h"
 #include "launch/gather.h"
+#include "launch/host_pool.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -2,10 +2,10 @@
 //
 // generation.c - forms the next generation of an elastic job.
 //
-// A generation is a set of ranks with a rendezvous server of its own. crew.c says how many ranks
-// each host has, agents are brought up for new ones, and then everybody is told its place: new
-// ranks by their plan, the others by FRAME_PLACE. The old server ends, which frees ranks that still
-// wait there.
+// A generation is a set of ranks with a rendezvous server of its own. host_pool.c says how many
+// ranks each host has, agents are brought up for new ones, and then everybody is told its place:
+// new ranks by their plan, the others by FRAME_PLACE. The old server ends, which frees ranks that
+// still wait there.
 #define _GNU_SOURCE
 #include "launch/elastic.h"
 
@@ -18,11 +18,11 @@
 static void count_alive(driver_t *driver)
 {
     const session_t *session = &driver->session;
-    for (int i = 0; i < driver->crew.n_hosts; i++) {
-        driver->crew.hosts[i]->n_alive = 0;
+    for (int i = 0; i < driver->pool.n_hosts; i++) {
+        driver->pool.hosts[i]->n_alive = 0;
     }
     for (int i = 0; i < session->n_workers; i++) {
-        crew_host_of(&driver->crew, session->workers[i]->link->host)->n_alive +=
+        host_pool_find(&driver->pool, session->workers[i]->link->host)->n_alive +=
             worker_is_alive(session->workers[i]);
     }
 }
@@ -34,7 +34,7 @@ static bool is_fresh(const agent_link_t *link)
     return !link->has_plan && link->phase != LINK_FAILED;
 }
 
-static agent_link_t *fresh_link(const session_t *session, const crew_host_t *host)
+static agent_link_t *fresh_link(const session_t *session, const pool_host_t *host)
 {
     for (int i = 0; i < session->n_links; i++) {
         if (session->links[i]->host == &host->host && is_fresh(session->links[i])) {
@@ -49,8 +49,8 @@ static bool recruit(driver_t *driver)
 {
     session_t *session = &driver->session;
     bool are_ready = true;
-    for (int i = 0; i < driver->crew.n_order && !session->is_stopping; i++) {
-        crew_host_t *host = driver->crew.order[i];
+    for (int i = 0; i < driver->pool.n_order && !session->is_stopping; i++) {
+        pool_host_t *host = driver->pool.order[i];
         if (host->quota <= host->n_alive) {
             continue;
         }
@@ -76,7 +76,7 @@ static hvd_status_t next_rendezvous(driver_t *driver, err_t *err)
 }
 
 // Ranks of the host in order: those that go on, then new ones. Those too many leave.
-static bool fill_host(driver_t *driver, crew_host_t *host, const rank_place_t *places)
+static bool fill_host(driver_t *driver, pool_host_t *host, const rank_place_t *places)
 {
     session_t *session = &driver->session;
     agent_link_t *link = fresh_link(session, host);
@@ -132,12 +132,12 @@ static void dismiss_hosts(driver_t *driver)
     session_t *session = &driver->session;
     for (int i = 0; i < session->n_workers; i++) {
         worker_t *worker = session->workers[i];
-        bool has_place = crew_host_of(&driver->crew, worker->link->host)->quota > 0;
+        bool has_place = host_pool_find(&driver->pool, worker->link->host)->quota > 0;
         worker->is_leaving |= !has_place && !worker->end.has_ended;
     }
     for (int i = 0; i < session->n_links; i++) {
         agent_link_t *link = session->links[i];
-        if (crew_host_of(&driver->crew, link->host)->quota == 0 && link->has_plan &&
+        if (host_pool_find(&driver->pool, link->host)->quota == 0 && link->has_plan &&
             !link->is_stopping) {
             session_stop_link(link, SIGTERM, GRACE_MS);
         }
@@ -147,25 +147,25 @@ static void dismiss_hosts(driver_t *driver)
 static bool fill_hosts(driver_t *driver, const job_plan_t *plan)
 {
     int rank = 0;
-    for (int i = 0; i < driver->crew.n_order; i++) {
-        if (!fill_host(driver, driver->crew.order[i], &plan->places[rank])) {
+    for (int i = 0; i < driver->pool.n_order; i++) {
+        if (!fill_host(driver, driver->pool.order[i], &plan->places[rank])) {
             return false;
         }
-        rank += driver->crew.order[i]->quota;
+        rank += driver->pool.order[i]->quota;
     }
     return true;
 }
 
 static hvd_status_t make_plan(const driver_t *driver, job_plan_t *plan_p, err_t *err)
 {
-    const crew_t *crew = &driver->crew;
-    hosts_t hosts = {.list = calloc((size_t)crew->n_order + 1, sizeof(host_t)), .n = crew->n_order};
+    const host_pool_t *pool = &driver->pool;
+    hosts_t hosts = {.list = calloc((size_t)pool->n_order + 1, sizeof(host_t)), .n = pool->n_order};
     if (hosts.list == NULL) {
-        return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", crew->n_order);
+        return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", pool->n_order);
     }
-    for (int i = 0; i < crew->n_order; i++) {
-        hosts.list[i] = crew->order[i]->host;
-        hosts.list[i].slots = crew->order[i]->quota;
+    for (int i = 0; i < pool->n_order; i++) {
+        hosts.list[i] = pool->order[i]->host;
+        hosts.list[i].slots = pool->order[i]->quota;
     }
     hvd_status_t status = job_plan_make(&hosts, 0, plan_p, err);
     free(hosts.list);
@@ -216,10 +216,10 @@ void generation_form(driver_t *driver)
     bool is_first = session->generation == 0;
     int needed = is_first ? (int)session->options->num_proc : driver->min_ranks;
     count_alive(driver);
-    int n_ranks = crew_share(&driver->crew, (int)session->options->max_num_proc, clock_ns());
+    int n_ranks = host_pool_share(&driver->pool, (int)session->options->max_num_proc, clock_ns());
 
     if (n_ranks < needed) {
-        bool may_come = discovery_goes_on(driver->discovery) || crew_may_grow(&driver->crew);
+        bool may_come = discovery_goes_on(driver->discovery) || host_pool_may_grow(&driver->pool);
         if (!may_come || clock_ns() >= driver->give_up_at_ns) {
             elastic_give_up(
                 driver, EXIT_START_TIMEOUT,
@@ -241,8 +241,8 @@ void generation_tell_news(driver_t *driver)
 {
     session_t *session = &driver->session;
     count_alive(driver);
-    crew_share(&driver->crew, (int)session->options->max_num_proc, clock_ns());
-    unsigned news = crew_news(&driver->crew);
+    host_pool_share(&driver->pool, (int)session->options->max_num_proc, clock_ns());
+    unsigned news = host_pool_news(&driver->pool);
     if (news != 0 && news != driver->news) {
         driver->news = news;
         driver->n_news++;

@@ -83,7 +83,7 @@ mpi_flavor_t mpi_find(void); // the mpirun in PATH; MPI_NONE: there is none, and
 char **mpi_command(const options_t *options, mpi_flavor_t flavor, const hosts_t *hosts, int np,
                    char *const *env, err_t *err);
 
-// say.c: sentences of the launcher itself, to stderr.
+// message.c: sentences of the launcher itself, to stderr.
 void say(const char *format, ...) PRINTF_LIKE(1, 2);
 
 #endif

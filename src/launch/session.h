@@ -2,10 +2,10 @@
 //
 // session.h - the launcher at work: agents, ranks, output, signals and the clock, in one loop.
 //
-// session.c runs the loop and owns what is in session_t; ranks.c takes what agents report, order.c
-// tells them what to do. What a job does when something happens is a policy: job.c has one
-// generation of ranks, elastic.c many, doctor.c none. One thread; output and the rendezvous server
-// have threads of their own.
+// session.c runs the loop and owns what is in session_t; ranks.c takes what agents report,
+// commands.c tells them what to do. What a job does when something happens is a policy: job.c has
+// one generation of ranks, elastic.c many, doctor.c none. One thread; output and the rendezvous
+// server have threads of their own.
 #ifndef HVD_LAUNCH_SESSION_H
 #define HVD_LAUNCH_SESSION_H
 
@@ -131,7 +131,7 @@ worker_t *session_worker_at(const session_t *session, int rank); // that has it 
 // The block that names the cause; its exit code. ends NULL: only that.
 int session_report(session_t *session, const rank_end_t *ends, const worker_t *cause);
 
-// --- Commands to agents (order.c) ----------------------------------------------------------------
+// --- Commands to agents (commands.c) ----------------------------------------------------------------
 
 hvd_status_t commands_prepare(session_t *session, err_t *err); // gathers what all are told alike
 void command_plan(session_t *session, agent_link_t *link);     // with all its workers

@@ -81,7 +81,7 @@ class Job:
     def agent(self):
         """Its process; there is one."""
         agent, = [pid for pid in self.survivors()
-                  if b"--agent" in command_line(pid) and b"keeper" not in read(pid, "comm")]
+                  if b"--agent" in command_line(pid) and b"supervisor" not in read(pid, "comm")]
         return agent
 
 

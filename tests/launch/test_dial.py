@@ -202,7 +202,7 @@ class Faults(Dial):
     def test_agent_is_killed(self):
         job = self.start_sleepers()
         agent, = [pid for pid in WORLD.processes("a") if b"--dial" in command_line(pid)
-                  and b"keeper" not in read(pid, "comm")]
+                  and b"supervisor" not in read(pid, "comm")]
         os.kill(agent, signal.SIGKILL)
         _, err = self.end(job, expect=69)
         self.assertIn("lost the agent on host a", err)

@@ -4,7 +4,7 @@
 
 Usage: test_schedulers.py BUILD-DIRECTORY [unittest arguments]     (as root)
 
-The hosts are network namespaces, reached over ssh. tests/launchers/run.py has a real Slurm.
+The hosts are network namespaces, reached over ssh. tests/foreign_launchers/run.py has a real Slurm.
 """
 import pathlib
 import shutil

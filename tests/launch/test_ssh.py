@@ -187,7 +187,7 @@ class Dying(Ssh):
     def test_killed_agent(self):
         job = self.start_sleepers()
         agent = next(pid for pid in WORLD.processes("b")
-                     if b"--agent" in command_line(pid) and b"keeper" not in read(pid, "comm"))
+                     if b"--agent" in command_line(pid) and b"supervisor" not in read(pid, "comm"))
         os.kill(agent, signal.SIGKILL)
         code, _, err = job.wait()
         self.assertEqual(code, 69)

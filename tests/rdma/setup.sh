@@ -3,7 +3,7 @@
 #
 # Installs what tests/rdma/run.sh needs beside tools/setup.sh: an emulator with a kernel that has
 # soft-RoCE, the user side of verbs, and Intel MPI from PyPI (below .venv-launchers/, where
-# tests/launchers/setup.sh has it too). Does nothing where all is there.
+# tests/foreign_launchers/setup.sh has it too). Does nothing where all is there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

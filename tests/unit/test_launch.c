@@ -6,9 +6,9 @@
 // Tables of input and expected result; options are walked row by row, so a new one is tested the
 // moment it is written. Whole jobs are tested in tests/launch.
 #define _GNU_SOURCE
-#include "launch/crew.h"
 #include "launch/ending.h"
 #include "launch/frame.h"
+#include "launch/host_pool.h"
 #include "launch/launch.h"
 #include "launch/process.h"
 
@@ -433,65 +433,65 @@ static void test_plans(void **state)
 
 // --- Output --------------------------------------------------------------------------------------
 
-static void see_hosts(crew_t *crew, const char *text)
+static void see_hosts(host_pool_t *pool, const char *text)
 {
     hosts_t hosts;
     err_t err;
     assert_int_equal(hosts_parse(text, 1, &hosts, &err), HVD_OK);
-    assert_true(crew_update(crew, &hosts));
+    assert_true(host_pool_update(pool, &hosts));
     hosts_free(&hosts);
 }
 
 // Those that have ranks come first; news tell how the next generation would differ.
-static void test_crew_shares_places(void **state)
+static void test_host_pool_shares_places(void **state)
 {
-    crew_t crew = {0};
+    host_pool_t pool = {0};
     (void)state;
 
-    see_hosts(&crew, "a:2,b:1");
-    assert_int_equal(crew_share(&crew, 0, 1), 3);
-    assert_int_equal(crew_news(&crew), NEWS_ADDED);
-    crew.hosts[0]->n_alive = 2;
-    crew.hosts[1]->n_alive = 1;
-    assert_int_equal(crew_share(&crew, 0, 1), 3);
-    assert_int_equal(crew_news(&crew), 0);
-    see_hosts(&crew, "c:4,b:1"); // a is gone
-    assert_int_equal(crew_share(&crew, 3, 1), 3);
-    assert_int_equal(crew_news(&crew), NEWS_ADDED | NEWS_REMOVED);
-    assert_int_equal(crew.n_order, 2);
-    assert_string_equal(crew.order[0]->host.name, "b");
-    assert_string_equal(crew.order[1]->host.name, "c");
-    assert_int_equal(crew.order[1]->quota, 2);
-    see_hosts(&crew, "a:1,b:1"); // back, smaller
-    assert_int_equal(crew_share(&crew, 0, 1), 2);
-    assert_int_equal(crew_news(&crew), NEWS_REMOVED);
-    crew_free(&crew);
+    see_hosts(&pool, "a:2,b:1");
+    assert_int_equal(host_pool_share(&pool, 0, 1), 3);
+    assert_int_equal(host_pool_news(&pool), NEWS_ADDED);
+    pool.hosts[0]->n_alive = 2;
+    pool.hosts[1]->n_alive = 1;
+    assert_int_equal(host_pool_share(&pool, 0, 1), 3);
+    assert_int_equal(host_pool_news(&pool), 0);
+    see_hosts(&pool, "c:4,b:1"); // a is gone
+    assert_int_equal(host_pool_share(&pool, 3, 1), 3);
+    assert_int_equal(host_pool_news(&pool), NEWS_ADDED | NEWS_REMOVED);
+    assert_int_equal(pool.n_order, 2);
+    assert_string_equal(pool.order[0]->host.name, "b");
+    assert_string_equal(pool.order[1]->host.name, "c");
+    assert_int_equal(pool.order[1]->quota, 2);
+    see_hosts(&pool, "a:1,b:1"); // back, smaller
+    assert_int_equal(host_pool_share(&pool, 0, 1), 2);
+    assert_int_equal(host_pool_news(&pool), NEWS_REMOVED);
+    host_pool_free(&pool);
 }
 
-static void test_crew_bars_hosts(void **state)
+static void test_host_pool_bars_hosts(void **state)
 {
-    crew_t crew = {0};
+    host_pool_t pool = {0};
     err_t err;
     (void)state;
 
-    see_hosts(&crew, "a:1,b:1");
-    crew_bar(&crew, crew.hosts[0], 5, 0);
-    assert_int_equal(crew_share(&crew, 0, NEVER_NS - 1), 1);
-    assert_false(crew_may_grow(&crew));
-    assert_int_equal(crew_read_cooldown(&crew, "2 9", &err), HVD_OK);
+    see_hosts(&pool, "a:1,b:1");
+    host_pool_bar(&pool, pool.hosts[0], 5, 0);
+    assert_int_equal(host_pool_share(&pool, 0, NEVER_NS - 1), 1);
+    assert_false(host_pool_may_grow(&pool));
+    assert_int_equal(host_pool_read_cooldown(&pool, "2 9", &err), HVD_OK);
     for (uint64_t delay_s = 2; delay_s < 20; delay_s *= 2) { // 2, 4, 8, then the longest
         uint64_t until_ns = MIN(delay_s, 9) * NS_PER_S;
-        crew_bar(&crew, crew.hosts[1], 0, 0);
-        assert_int_equal(crew.hosts[1]->barred_until_ns, until_ns);
-        assert_int_equal(crew_share(&crew, 0, until_ns - 1), 0);
-        assert_true(crew_may_grow(&crew));
-        assert_int_equal(crew_share(&crew, 0, until_ns), 1);
+        host_pool_bar(&pool, pool.hosts[1], 0, 0);
+        assert_int_equal(pool.hosts[1]->barred_until_ns, until_ns);
+        assert_int_equal(host_pool_share(&pool, 0, until_ns - 1), 0);
+        assert_true(host_pool_may_grow(&pool));
+        assert_int_equal(host_pool_share(&pool, 0, until_ns), 1);
     }
     static const char *const wrong[] = {"9 2", "0 5", "1 4000", "1", "x y", "1 2 3"};
     for (size_t i = 0; i < N_ELEMENTS(wrong); i++) {
-        assert_int_equal(crew_read_cooldown(&crew, wrong[i], &err), HVD_INVALID_ARGUMENT);
+        assert_int_equal(host_pool_read_cooldown(&pool, wrong[i], &err), HVD_INVALID_ARGUMENT);
     }
-    crew_free(&crew);
+    host_pool_free(&pool);
 }
 
 static void test_lines_survive_any_cut(void **state)
@@ -970,8 +970,8 @@ int main(void)
         cmocka_unit_test(test_host_lists),
         cmocka_unit_test(test_hostfiles),
         cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_crew_shares_places),
-        cmocka_unit_test(test_crew_bars_hosts),
+        cmocka_unit_test(test_host_pool_shares_places),
+        cmocka_unit_test(test_host_pool_bars_hosts),
         cmocka_unit_test(test_lines_survive_any_cut),
         cmocka_unit_test(test_prefixes),
         cmocka_unit_test(test_cause_of_an_ending),

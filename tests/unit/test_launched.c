@@ -718,7 +718,7 @@ static void test_worlds_of_one(void **state)
 
 // --- Collectives by MPI --------------------------------------------------------------------------
 
-// With a library and mpirun: tests/launchers.
+// With a library and mpirun: tests/foreign_launchers.
 static void test_mpi_without_mpirun(void **state)
 {
     (void)state;

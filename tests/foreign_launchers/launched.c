@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// launched.c - the rank that tests/launchers/run.py starts under every launcher.
+// launched.c - the rank that tests/foreign_launchers/run.py starts under every launcher.
 //
 //   launched [--inits N] [--kill RANK | --hold FOLDER | --mpi LIBRARY]
 //

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the launchers that tests/launchers/run.py tests with: Debian's Open MPI 4 and Slurm, and
-# from PyPI Open MPI 5, MPICH and Intel MPI, each in an environment of its own below
+# Installs the launchers that tests/foreign_launchers/run.py tests with: Debian's Open MPI 4 and
+# Slurm, and from PyPI Open MPI 5, MPICH and Intel MPI, each in an environment of its own below
 # .venv-launchers/, and mpi4py for the Python of .venv/ (make setup). Does nothing where all is
 # there. Needs root, or sudo, for Debian's packages.
 # `setup.sh Debian` leaves out those of PyPI.

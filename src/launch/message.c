@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// say.c - what the launcher itself has to say, on stderr: one line, one write.
+// message.c - what the launcher itself has to say, on stderr: one line, one write.
 //
 // While ranks run, their output and ours leave through the sink (sink.c) instead, so that lines do
 // not mix. Any thread.

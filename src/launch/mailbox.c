@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// notes.c - what the agent and the ranks of an elastic job tell each other, in small files.
+// mailbox.c - what the agent and the ranks of an elastic job tell each other, in small files.
 //
 // They lie in the agent's directory, which only this user can enter. The agent writes place.<id>
 // (who the rank is in the next generation, NAME=value a line) and news ("number what": hosts have
@@ -21,7 +21,7 @@
 
 #define READY "ready."
 
-hvd_status_t notes_watch(const char *directory, int *fd_p, err_t *err)
+hvd_status_t mailbox_watch(const char *directory, int *fd_p, err_t *err)
 {
     int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     if (fd < 0 || inotify_add_watch(fd, directory, IN_MOVED_TO) < 0) {
@@ -51,7 +51,7 @@ static bool write_note(const char *directory, const char *name, const void *text
     return is_whole && rename(draft, path) == 0;
 }
 
-bool notes_write_place(const char *directory, int id, const uint8_t *env, size_t bytes)
+bool mailbox_write_place(const char *directory, int id, const uint8_t *env, size_t bytes)
 {
     char name[32];
     char *text = malloc(bytes + 1);
@@ -67,7 +67,7 @@ bool notes_write_place(const char *directory, int id, const uint8_t *env, size_t
     return is_written;
 }
 
-bool notes_write_news(const char *directory, uint32_t number, uint32_t what)
+bool mailbox_write_news(const char *directory, uint32_t number, uint32_t what)
 {
     char text[48];
     int bytes = snprintf(text, sizeof text, "%u %u\n", number, what);
@@ -81,7 +81,7 @@ static bool parse_number(const char *text, uint32_t *number_p)
     return end != text && *end == '\0';
 }
 
-bool notes_read_number(const char *path, uint32_t *number_p)
+bool mailbox_read_number(const char *path, uint32_t *number_p)
 {
     char text[32] = "";
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -92,7 +92,7 @@ bool notes_read_number(const char *path, uint32_t *number_p)
     return n > 0 && parse_number(text, number_p);
 }
 
-void notes_read(int fd, const char *directory, ready_fn ready, void *arg)
+void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg)
 {
     char events[4096] __attribute__((aligned(__alignof__(struct inotify_event))));
     char path[128 + NAME_MAX];
@@ -105,7 +105,7 @@ void notes_read(int fd, const char *directory, ready_fn ready, void *arg)
             snprintf(path, sizeof path, "%s/%.*s", directory, (int)event->len, event->name);
             if (event->len > 0 && strncmp(event->name, READY, strlen(READY)) == 0 &&
                 parse_number(event->name + strlen(READY), &id) &&
-                notes_read_number(path, &generation)) {
+                mailbox_read_number(path, &generation)) {
                 ready(arg, (int)id, generation);
             }
         }

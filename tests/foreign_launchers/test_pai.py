@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`horovodrun --pai --mpi` with real mpiruns, in the containers of tests/launch/test_pai_job.py.
 
-No host name can be looked up there: tasks are ssh aliases. tests/launchers/setup.sh installs the
-mpiruns.
+No host name can be looked up there: tasks are ssh aliases. tests/foreign_launchers/setup.sh installs
+the mpiruns.
 
 Usage: test_pai.py BUILD-DIRECTORY [unittest arguments]     (as root)
 """
@@ -42,7 +42,7 @@ class Mpirun(scene.Containers):
     def setUp(self):
         for env in MPIRUNS.values():
             mpirun = pathlib.Path(env["PATH"].split(":")[0]) / "mpirun"
-            self.assertTrue(mpirun.exists(), f"no {mpirun}: run tests/launchers/setup.sh")
+            self.assertTrue(mpirun.exists(), f"no {mpirun}: run tests/foreign_launchers/setup.sh")
 
     def test_ranks_meet(self):
         for name, env in MPIRUNS.items():

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// order.c - what the launcher tells agents: the plan, to stop, that it is still there.
+// commands.c - what the launcher tells agents: the plan, to stop, that it is still there.
 //
 // What all agents of a session are told alike is gathered once. Frames are written into the link's
 // buffer and leave when its socket takes them. One thread.

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// keeper.c - a small process that outlives the agent, so that nothing is left behind by its death.
+// supervisor.c - a small process that outlives the agent, so that its death leaves nothing behind.
 //
 // The agent tells it of every process group it starts and forgets, through a pipe that only the
 // agent holds. When the pipe closes, because the agent is done or because somebody killed it, the
-// keeper kills the groups that are left and removes the agent's directory, which holds the secret.
-// It ignores signals other than SIGKILL and sits in a session of its own. Cost: a pipe and a fork.
+// supervisor kills the groups that are left and removes the agent's directory, which holds the
+// secret. It ignores signals other than SIGKILL and sits in a session of its own. Cost: a pipe and
+// a fork.
 //
-// If the keeper is killed as well, as with a whole container or a machine out of memory, the next
-// one finds the directory: nobody holds its lock any more.
+// If the supervisor is killed as well, as with a whole container or a machine out of memory, the
+// next one finds the directory: nobody holds its lock any more.
 #define _GNU_SOURCE
 #include "launch/agent.h"
 
@@ -59,7 +60,7 @@ static bool lock_directory(const char *path)
     return false;
 }
 
-// Directories of agents that were killed together with their keepers, beside our own.
+// Directories of agents that were killed together with their supervisors, beside our own.
 static void remove_abandoned(const char *own)
 {
     char path[4096];
@@ -109,7 +110,7 @@ static void keep(int fd, const char *directory)
     remove_directory(directory);
 }
 
-hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err)
+hvd_status_t supervisor_start(const char *directory, supervisor_t *supervisor_p, err_t *err)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -118,7 +119,7 @@ hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err)
     pid_t pid = fork();
     if (pid == 0) {
         setsid();
-        prctl(PR_SET_NAME, "hvd-keeper");
+        prctl(PR_SET_NAME, "hvd-supervisor");
         for (int signo = 1; signo < NSIG; signo++) {
             signal(signo, SIG_IGN);
         }
@@ -139,29 +140,29 @@ hvd_status_t keeper_start(const char *directory, keeper_t *keeper_p, err_t *err)
         close(ends[1]);
         return fail_errno(err, code, "cannot fork");
     }
-    *keeper_p = (keeper_t){.fd = ends[1], .pid = pid};
+    *supervisor_p = (supervisor_t){.fd = ends[1], .pid = pid};
     return HVD_OK;
 }
 
-static void tell(keeper_t *keeper, pid_t group)
+static void tell(supervisor_t *supervisor, pid_t group)
 {
-    while (write(keeper->fd, &group, sizeof group) < 0 && errno == EINTR) {
+    while (write(supervisor->fd, &group, sizeof group) < 0 && errno == EINTR) {
     }
 }
 
-void keeper_add(keeper_t *keeper, pid_t group)
+void supervisor_add(supervisor_t *supervisor, pid_t group)
 {
-    tell(keeper, group);
+    tell(supervisor, group);
 }
 
-void keeper_remove(keeper_t *keeper, pid_t group)
+void supervisor_remove(supervisor_t *supervisor, pid_t group)
 {
-    tell(keeper, -group);
+    tell(supervisor, -group);
 }
 
-void keeper_stop(keeper_t *keeper)
+void supervisor_stop(supervisor_t *supervisor)
 {
-    close(keeper->fd);
-    while (waitpid(keeper->pid, NULL, 0) < 0 && errno == EINTR) {
+    close(supervisor->fd);
+    while (waitpid(supervisor->pid, NULL, 0) < 0 && errno == EINTR) {
     }
 }

@@ -6,8 +6,8 @@ Usage: run.py BUILD [--only TEXT: "", "Debian", "srun", "Intel", ...] [--torchru
 
 Every launcher runs every case; the results are tables in Markdown, as docs/launchers.md shows them:
 ranks under each launcher; every operation by each MPI; training, which must learn the same whoever
-starts the ranks and whatever moves the tensors. tests/launchers/setup.sh installs the launchers and
-mpi4py; torchrun and training are tested where PyTorch and TensorFlow are installed.
+starts the ranks and whatever moves the tensors. tests/foreign_launchers/setup.sh installs the
+launchers and mpi4py; torchrun and training are tested where PyTorch and TensorFlow are installed.
 Slurm's daemons are started here, on loopback, in a folder of their own, and ended here. The cases
 across hosts make two network namespaces and remove them; they and Slurm need root. Exit status 1 if
 any case failed.
@@ -305,9 +305,9 @@ def compile_programs(build: pathlib.Path, folder: pathlib.Path) -> Programs:
                         folder / "funneled.so", folder)
     ours = [f"-I{ROOT}/include", f"-L{build}", "-lhvd", f"-Wl,-rpath,{build}"]
     for source, target, flags in [
-            ("tests/launchers/launched.c", programs.launched, ours),
+            ("tests/foreign_launchers/launched.c", programs.launched, ours),
             ("examples/c/allreduce.c", programs.example, ours),
-            ("tests/launchers/funneled.c", programs.funneled,
+            ("tests/foreign_launchers/funneled.c", programs.funneled,
              ["-shared", "-fPIC", "-Wl,-soname,libmpi.so.12"])]:
         subprocess.run(["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", ROOT / source, *flags,
                         "-o", target], check=True)
@@ -680,7 +680,7 @@ def train_example(plane: Plane, programs: Programs, words: list, by: dict, wante
 
 def train_communicators(plane: Plane, programs: Programs, by: dict) -> None:
     """Jobs of communicators of mpi4py, which initialises the library."""
-    script = ROOT / "tests/launchers/communicators.py"
+    script = ROOT / "tests/foreign_launchers/communicators.py"
     mpi4py = {"PYTHONPATH": str(MPI4PY), "MPI4PY_LIBMPI": plane.launcher.mpi}
     env = plane.launcher.environment() | QUIET | mpi4py | by
     code, output = run(plane.launcher.command(2, [PYTHON, script]), env, programs.folder,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// words.c - text into words and words into text, as a shell would, without one.
+// shell_words.c - text into words and words into text, as a shell would, without one.
 //
 // Blanks separate words; '...' keeps everything, "..." everything but backslashes, a backslash the
 // next character. Nothing is expanded. Pure; results are the caller's.
