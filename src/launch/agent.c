@@ -3,7 +3,7 @@
 // agent.c - the launcher's hand on one host: starts the ranks there, passes on what they say, and
 // makes sure that they end.
 //
-// `horovodrun --agent` takes commands on stdin and reports on stdout (frame.c), which are one socket
+// `horovodrun --agent` takes commands on stdin and reports on stdout (frame.c), which are a socket
 // on this host and an ssh session on others, or both over a channel that it has opened itself
 // (--dial). It says hello, gets a plan, starts the ranks, forwards
 // output in pieces, reports each end. It stops the ranks when told to, when it is terminated, and

@@ -3,8 +3,7 @@
 // agent.h - the agent of a host, and what it works with there.
 //
 // agent.c has its loop, agent_plan.c starts the ranks; supervisor.c removes what a killed agent
-// would leave, mailbox.c carries notes to and from ranks, oom.c and doctor.c look at the host. One
-// thread.
+// would leave, mailbox.c carries notes to and from ranks, doctor.c looks at the host. One thread.
 #ifndef HVD_LAUNCH_AGENT_H
 #define HVD_LAUNCH_AGENT_H
 
@@ -40,7 +39,6 @@ bool mailbox_read_number(const char *path, uint32_t *number_p); // false: there 
 // Checks of the doctor on this host; a finding for each through report().
 typedef void (*finding_fn)(void *arg, bool is_fault, const char *what, const char *found,
                            const char *fix);
-uint64_t oom_kills(void); // by the kernel, on this host or in this group, so far (oom.c)
 void examine_host(const char *addresses, int port, int64_t launcher_time_s, finding_fn report,
                   void *arg);
 

@@ -2,13 +2,59 @@
 //
 // elastic.h - an elastic job: a session with many generations of ranks.
 //
-// elastic.c has its policy and owns it; generation.c forms the next generation. Private to these
-// two, which share one thread.
+// elastic.c has its policy and owns it; generation.c forms the next generation; host_pool.c says
+// which hosts there are, which may be used, and how many ranks each has, and does nothing else.
+// Private to these three, which share one thread.
 #ifndef HVD_LAUNCH_ELASTIC_H
 #define HVD_LAUNCH_ELASTIC_H
 
-#include "launch/host_pool.h"
 #include "launch/session.h"
+
+// --- Hosts (host_pool.c) -------------------------------------------------------------------------
+
+typedef struct pool_host {
+    host_t host;              // stays where it is
+    bool is_there;            // named by the last discovery
+    int n_failures;           // of its ranks, or of reaching it
+    uint64_t barred_until_ns; // 0: not barred; NEVER_NS: for good
+    int n_alive;              // ranks of ours that go on there; kept by elastic.c
+    int quota;                // ranks it has in the next generation: host_pool_share
+} pool_host_t;
+
+typedef struct host_pool {
+    pool_host_t **hosts; // in order of appearance
+    pool_host_t **order; // after host_pool_share: those with a quota, in order of their ranks
+    int n_hosts, n_order;
+    double cooldown_min_s, cooldown_max_s; // 0: failed hosts are barred for good
+} host_pool_t;
+
+enum { NEWS_REMOVED = 1, NEWS_ADDED = 2 }; // as Python's HostUpdateResult has it
+
+hvd_status_t host_pool_read_cooldown(host_pool_t *pool, const char *text,
+                                     err_t *err); // "MIN MAX", or ""
+// Takes the names over. false: no memory.
+bool host_pool_update(host_pool_t *pool, const hosts_t *found);
+pool_host_t *host_pool_find(const host_pool_t *pool, const host_t *host); // one of its own
+void host_pool_bar(host_pool_t *pool, pool_host_t *host, uint64_t now_ns, uint32_t random);
+// Gives places to hosts: first to those that have ranks, in order, at most max_ranks (0: any
+// number); the sum.
+int host_pool_share(host_pool_t *pool, int max_ranks, uint64_t now_ns);
+unsigned
+host_pool_news(const host_pool_t *pool); // after host_pool_share: how that differs from what runs
+bool host_pool_may_grow(const host_pool_t *pool); // a barred host will be welcome again
+void host_pool_free(host_pool_t *pool);
+
+// A thread that asks for the hosts once a second.
+typedef struct discovery discovery_t;
+
+// Asks once, and starts the thread if there is a script to ask.
+hvd_status_t discovery_start(const options_t *options, discovery_t **discovery_p, err_t *err);
+// true: another list than before; the caller frees it.
+bool discovery_take(discovery_t *discovery, hosts_t *hosts_p);
+bool discovery_goes_on(const discovery_t *discovery); // hosts may still come
+void discovery_stop(discovery_t *discovery);
+
+// --- The job -------------------------------------------------------------------------------------
 
 typedef struct driver {
     session_t session; // first: the policy finds the driver by it

@@ -3,11 +3,10 @@
 // launch.h - horovodrun: from a command line to ranks on hosts, their output and their end.
 //
 // Owns: options, hosts, the plan of ranks, the agents that start them, output, exit codes. The
-// program is one process with one loop (session.c), a thread that writes output (sink.c) and the
+// program is one process with one loop (session.c), a thread that writes output (output.c) and the
 // library's rendezvous server; on every host an agent, the same binary (agent.c), starts the ranks
 // and reports. docs/launcher.md has the picture. options.h, plan.h, frame.h, session.h, output.h,
-// process.h, agent.h and ending.h have the parts; only tools/horovodrun.c, pai/ and tests call the
-// rest.
+// process.h and agent.h have the parts; only tools/horovodrun.c, pai/ and tests call the rest.
 #ifndef HVD_LAUNCH_H
 #define HVD_LAUNCH_H
 

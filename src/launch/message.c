@@ -2,8 +2,8 @@
 //
 // message.c - what the launcher itself has to say, on stderr: one line, one write.
 //
-// While ranks run, their output and ours leave through the sink (sink.c) instead, so that lines do
-// not mix. Any thread.
+// While ranks run, their output and ours leave through the sink (output.c) instead, so that lines
+// do not mix. Any thread.
 #include "launch/launch.h"
 
 #include <unistd.h>

@@ -173,9 +173,8 @@ static hvd_status_t set_text(options_t *options, int i, const char *text, const 
     return HVD_OK;
 }
 
-// From a flag or a key: mebibytes become bytes.
-static hvd_status_t set_value(options_t *options, int i, const char *text, const char *said_as,
-                              origin_t origin, err_t *err)
+hvd_status_t options_set(options_t *options, int i, const char *text, const char *said_as,
+                         origin_t origin, err_t *err)
 {
     option_t option = option_at(i);
     char bytes_text[48];
@@ -257,8 +256,7 @@ static bool find_flag(const char *flag, size_t bytes, match_t *match_p)
     return find_option(flag, bytes, match_p);
 }
 
-static void keep_nearer(const char *name, const char *candidate, size_t *distance,
-                        const char **nearest)
+void keep_nearer(const char *name, const char *candidate, size_t *distance, const char **nearest)
 {
     size_t other = edit_distance(name, candidate);
     if (candidate[0] != '\0' && other < *distance) {
@@ -339,7 +337,7 @@ static hvd_status_t read_flag(options_t *options, char **argv, int n_left, int *
             after = two_words;
         }
     }
-    return set_value(options, match.option, after, flag, BY_FLAG, err);
+    return options_set(options, match.option, after, flag, BY_FLAG, err);
 }
 
 static hvd_status_t read_flags(options_t *options, int argc, char **argv, err_t *err)
@@ -359,50 +357,6 @@ static hvd_status_t read_flags(options_t *options, int argc, char **argv, err_t 
     options->command = argv + at;
     options->n_command = argc - at;
     return HVD_OK;
-}
-
-// --- The file ------------------------------------------------------------------------------------
-
-// A key that says the opposite of its option.
-static bool yaml_is_inverted(const option_t *option)
-{
-    return is_kind(option, KIND_NAME_BOOL) && starts_with(option->info.flag, "--no-");
-}
-
-static hvd_status_t set_inverted(options_t *options, int i, const char *text, const char *said_as,
-                                 err_t *err)
-{
-    option_t option = option_at(i);
-    bool value;
-    hvd_status_t status = knob_parse(&option.info, said_as, text, &value, err);
-    return status != HVD_OK ? status
-                            : set_text(options, i, value ? "0" : "1", said_as, BY_FILE, err);
-}
-
-hvd_status_t options_set_yaml(options_t *options, const char *key, const char *text,
-                              const char *file, err_t *err)
-{
-    const char *nearest = NULL;
-    size_t distance = strlen(key) / 3 + 1;
-    char said_as[256];
-    snprintf(said_as, sizeof said_as, "%s in %s", key, file);
-    if (strcmp(key, "logging.with_timestamp") == 0) {
-        return set_inverted(options, N_OWN_OPTIONS + KNOB_log_hide_time, text, said_as, err);
-    }
-    for (int i = 0; i < N_OPTIONS; i++) {
-        option_t option = option_at(i);
-        if (option.info.flag[0] == '\0' || option.info.yaml[0] == '\0') {
-            continue;
-        }
-        if (strcmp(option.info.yaml, key) == 0) {
-            return yaml_is_inverted(&option) ? set_inverted(options, i, text, said_as, err)
-                                             : set_value(options, i, text, said_as, BY_FILE, err);
-        }
-        keep_nearer(key, option.info.yaml, &distance, &nearest);
-    }
-    return fail(err, HVD_INVALID_ARGUMENT, "unknown key %s in %s%s%s%s", key, file,
-                nearest != NULL ? ", did you mean " : "", nearest != NULL ? nearest : "",
-                nearest != NULL ? "?" : "");
 }
 
 // --- All together --------------------------------------------------------------------------------

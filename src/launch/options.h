@@ -53,10 +53,11 @@ const char *origin_name(origin_t origin);
 hvd_status_t options_read(int argc, char **argv, const char *const *env, options_t *options_p,
                           err_t *err);
 void options_free(options_t *options);
-// For the file reader: sets the option with this YAML key. HVD_INVALID_ARGUMENT with the nearest
-// key if there is none.
-hvd_status_t options_set_yaml(options_t *options, const char *key, const char *text,
-                              const char *file, err_t *err);
+// From a flag or a key, which is said_as; mebibytes become bytes.
+hvd_status_t options_set(options_t *options, int i, const char *text, const char *said_as,
+                         origin_t origin, err_t *err);
+// For "did you mean": the candidate, if it is nearer to the name.
+void keep_nearer(const char *name, const char *candidate, size_t *distance, const char **nearest);
 // Value of an option as text, default included.
 const char *option_text(const options_t *options, int i);
 bool options_want_color(const options_t *options);

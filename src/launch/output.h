@@ -2,7 +2,7 @@
 //
 // output.h - what ranks print: prefixes, files, results, and the thread that writes it.
 //
-// output.c is pure but for files and results; sink.c has the thread.
+// output.c; only the sink has a thread.
 #ifndef HVD_LAUNCH_OUTPUT_H
 #define HVD_LAUNCH_OUTPUT_H
 

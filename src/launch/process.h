@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// process.h - processes and signals (spawn.c).
+// process.h - processes and signals (process.c).
 //
 // Any thread.
 #ifndef HVD_LAUNCH_PROCESS_H
@@ -36,5 +36,6 @@ const char *signal_name(int signo, char text[16]); // "SIGKILL"
 // A descriptor that tells of these signals (the last is 0), which are blocked from here on: beside
 // others (SIG_BLOCK), or alone (SIG_SETMASK). -1: errno.
 int signals_open(int how, const int *signals);
+uint64_t oom_kills(void); // by the kernel, on this host or in this group, so far
 
 #endif

@@ -5,10 +5,25 @@
 // Output becomes lines with the rank in front and goes to the sink, and to files; results are
 // written as they come. A rank that has ended is the policy's business (session.h). One thread, the
 // session's.
+//
+// Why did the job end? When a rank dies the others notice and give up a moment later, so the first
+// to fail is the cause, with one correction: reports of one moment may change places, and a rank
+// that a signal killed did not give up because of others. Nor is it the fault of who gave up
+// waiting for a rank that was halted: then that one is to blame, if a rank has noted that it gave
+// up because of it (HOROVOD_BLAME_FILE), for it may have been halted for another reason. The block
+// that says so has at most REPORT_LINES lines: who, where, how, its last words, what to try, what
+// became of the others.
+#include "launch/process.h"
 #include "launch/session.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#define REPORT_LINES 15
+#define MOMENT_NS (500 * NS_PER_MS)
+#define NOT_TAIL_LINES 5 // of the block
+#define MAX_OTHERS 12    // told one by one
 
 worker_t *session_add_worker(session_t *session, agent_link_t *link, const rank_place_t *place)
 {
@@ -154,6 +169,158 @@ void session_hear(session_t *session, agent_link_t *link, const frame_t *frame)
 }
 
 // --- Who is to blame -----------------------------------------------------------------------------
+
+static bool has_failed(const rank_end_t *end)
+{
+    return end->has_ended && end->code != 0 && !end->was_stopped;
+}
+
+static int first_of(const rank_end_t *ends, int n, bool only_signals, uint64_t before_ns)
+{
+    int first = -1;
+    for (int i = 0; i < n; i++) {
+        if (has_failed(&ends[i]) && ends[i].time_ns <= before_ns &&
+            (!only_signals || ends[i].signo != 0) &&
+            (first < 0 || ends[i].time_ns < ends[first].time_ns)) {
+            first = i;
+        }
+    }
+    return first;
+}
+
+int ending_cause(const rank_end_t *ends, int n)
+{
+    int first = first_of(ends, n, false, UINT64_MAX);
+    int killed = first < 0 ? -1 : first_of(ends, n, true, ends[first].time_ns + MOMENT_NS);
+    return killed >= 0 ? killed : first;
+}
+
+int ending_blamed(const rank_end_t *ends, int n, int cause)
+{
+    for (int i = 0; i < n; i++) {
+        int blamed = ends[i].has_ended ? ends[i].blames : -1;
+        if (blamed >= 0 && blamed < n && ends[blamed].was_halted) {
+            return blamed;
+        }
+    }
+    return cause;
+}
+
+// --- The block -----------------------------------------------------------------------------------
+
+static void line(buf_t *out, const char *format, ...) PRINTF_LIKE(2, 3);
+
+static void line(buf_t *out, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    int wanted = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    buf_append(out, text, wanted < 0 ? 0 : MIN((size_t)wanted, sizeof text - 1));
+    buf_append(out, "\n", 1);
+}
+
+static const char *advice_for(const rank_end_t *end)
+{
+    static const struct {
+        int signo, code;
+        const char *advice;
+    } advices[] = {
+        {SIGSEGV, 0, "a crash in native code; python -X faulthandler shows where"},
+        {SIGABRT, 0, "native code gave up; its last lines should say why"},
+        {SIGBUS, 0, "access to memory that is not there; is /dev/shm full? df -h /dev/shm"},
+        {SIGILL, 0, "an instruction this processor lacks; is a package built for another one?"},
+        {SIGKILL, 0, "somebody killed it: a scheduler, a container's limit, a user; see dmesg"},
+        {SIGTERM, 0, "somebody asked it to end: a scheduler or a user"},
+        {0, EXIT_NOT_FOUND, "a command was not found; is it installed on that host, in PATH?"},
+        {0, EXIT_NOT_EXECUTABLE, "a command could not be executed; is it a program there?"},
+    };
+    if (end->was_halted) {
+        return "find out what halted it (kill -STOP, a debugger, a scheduler); kill -CONT resumes "
+               "it";
+    }
+    if (end->was_oom) {
+        return "use a smaller batch, fewer ranks on this host, or a larger memory limit";
+    }
+    for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
+        if (advices[i].signo != 0 ? advices[i].signo == end->signo
+                                  : end->signo == 0 && advices[i].code == end->code) {
+            return advices[i].advice;
+        }
+    }
+    return "its own last lines say why; HOROVOD_LOG_LEVEL=debug shows more";
+}
+
+static void describe(const rank_end_t *end, char *text, size_t bytes)
+{
+    char name[16];
+    if (end->was_halted) {
+        snprintf(text, bytes, "its process was halted (state T)");
+    } else if (end->signo != 0) {
+        snprintf(text, bytes, "killed by %s%s", signal_name(end->signo, name),
+                 end->was_oom ? ": the host ran out of memory" : "");
+    } else {
+        snprintf(text, bytes, "exit code %d", end->code);
+    }
+}
+
+static void tell_tail(const char *whose, const splitter_t *tail, buf_t *out)
+{
+    int n = MIN(tail->n_tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
+    if (n == 0) {
+        line(out, "  it wrote nothing to stderr");
+        return;
+    }
+    line(out, "  %s last lines on stderr:", whose);
+    for (int i = tail->n_tail - n; i < tail->n_tail; i++) {
+        line(out, "    | %s", tail->tail[i % TAIL_LINES]);
+    }
+}
+
+static void tell_others(const rank_end_t *ends, int n, int cause, buf_t *out)
+{
+    char text[900] = "", how[64];
+    size_t len = 0;
+    int n_told = 0, n_stopped = 0;
+    for (int i = 0; i < n; i++) {
+        if (i == cause || !ends[i].has_ended || ends[i].was_stopped || ends[i].code == 0) {
+            n_stopped += i != cause && ends[i].was_stopped;
+            continue;
+        }
+        if (n_told++ < MAX_OTHERS && len < sizeof text) {
+            describe(&ends[i], how, sizeof how);
+            len += (size_t)snprintf(text + len, sizeof text - len, "%srank %d: %s",
+                                    len > 0 ? ", " : "", i, how);
+        }
+    }
+    if (n_told > MAX_OTHERS && len < sizeof text) {
+        snprintf(text + len, sizeof text - len, ", and %d more", n_told - MAX_OTHERS);
+    }
+    if (n_stopped > 0) {
+        line(out, "  after it: %s%s%d stopped by %s", text, n_told > 0 ? "; " : "", n_stopped,
+             PROGRAM);
+    } else if (n_told > 0) {
+        line(out, "  after it: %s", text);
+    }
+}
+
+void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const char *host,
+                   const splitter_t *tail, buf_t *out)
+{
+    char how[64], whose[64] = "its";
+    describe(&ends[blamed], how, sizeof how);
+    line(out, "%s: the job failed because of rank %d: %s", PROGRAM, blamed, how);
+    line(out, "  on host %s, pid %d", host, (int)ends[blamed].pid);
+    if (cause != blamed) {
+        snprintf(whose, sizeof whose, "rank %d gave up waiting for it; its", cause);
+    }
+    tell_tail(whose, tail, out);
+    line(out, "  what to try: %s", advice_for(&ends[blamed]));
+    tell_others(ends, n, blamed, out);
+}
+
+// --- The end of a session ------------------------------------------------------------------------
 
 rank_end_t *session_ends(const session_t *session)
 {

@@ -10,12 +10,22 @@
 #define HVD_LAUNCH_SESSION_H
 
 #include "launch/dial.h"
-#include "launch/ending.h"
 #include "launch/launch.h"
 #include "launch/link.h"
 
 #define GRACE_MS 5000 // between SIGTERM and SIGKILL
 #define MOMENT_MS 250 // between a failure and what follows: others may fail for the same reason
+
+// How a rank ended.
+typedef struct rank_end {
+    bool has_ended, was_oom, was_stopped; // stopped: after we had asked it to end
+    bool was_halted;                      // as by SIGSTOP, when we asked
+    int code;                             // of the process; 128 + signal
+    int signo;                            // 0: none
+    int blames;                           // the rank whose silence made it give up; -1: none
+    pid_t pid;
+    uint64_t time_ns;
+} rank_end_t;
 
 // A rank of the job, from its place to its end.
 typedef struct worker {
@@ -125,13 +135,24 @@ void session_hear(session_t *session, agent_link_t *link, const frame_t *frame);
 // Notes how it ended, once, and tells the policy. Of `end` only how, not when and why.
 void session_end_worker(session_t *session, worker_t *worker, const rank_end_t *end);
 void session_flush(session_t *session, worker_t *worker); // its last, unended lines
+// Pure.
+// The rank whose failure is the cause, or -1: the first that failed, but one that a signal killed
+// within a moment of it goes before one that gave up because of that.
+int ending_cause(const rank_end_t *ends, int n);
+// Who is to blame: the cause itself, or a rank that was halted and for which another gave up
+// waiting.
+int ending_blamed(const rank_end_t *ends, int n, int cause);
+// The block that closes a failed job: at most 15 lines. The host is of who is to blame, the tail of
+// the cause.
+void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const char *host,
+                   const splitter_t *tail, buf_t *out);
 // Ends by rank, for ending_cause; NULL: no memory. The caller frees them.
 rank_end_t *session_ends(const session_t *session);
 worker_t *session_worker_at(const session_t *session, int rank); // that has it now, or had it last
 // The block that names the cause; its exit code. ends NULL: only that.
 int session_report(session_t *session, const rank_end_t *ends, const worker_t *cause);
 
-// --- Commands to agents (commands.c) ----------------------------------------------------------------
+// --- Commands to agents (commands.c) -------------------------------------------------------------
 
 hvd_status_t commands_prepare(session_t *session, err_t *err); // gathers what all are told alike
 void command_plan(session_t *session, agent_link_t *link);     // with all its workers

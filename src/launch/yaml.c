@@ -24,6 +24,49 @@ typedef struct yaml_walk {
     buf_t list;
 } yaml_walk_t;
 
+// A key that says the opposite of its option.
+static bool yaml_is_inverted(const option_t *option)
+{
+    return strcmp(option->info.kind, "bool") == 0 &&
+           strncmp(option->info.flag, "--no-", strlen("--no-")) == 0;
+}
+
+static hvd_status_t set_inverted(options_t *options, int i, const char *text, const char *said_as,
+                                 err_t *err)
+{
+    option_t option = option_at(i);
+    bool value;
+    hvd_status_t status = knob_parse(&option.info, said_as, text, &value, err);
+    return status != HVD_OK ? status
+                            : options_set(options, i, value ? "0" : "1", said_as, BY_FILE, err);
+}
+
+static hvd_status_t set_key(options_t *options, const char *key, const char *text, const char *file,
+                            err_t *err)
+{
+    const char *nearest = NULL;
+    size_t distance = strlen(key) / 3 + 1;
+    char said_as[256];
+    snprintf(said_as, sizeof said_as, "%s in %s", key, file);
+    if (strcmp(key, "logging.with_timestamp") == 0) {
+        return set_inverted(options, N_OWN_OPTIONS + KNOB_log_hide_time, text, said_as, err);
+    }
+    for (int i = 0; i < N_OPTIONS; i++) {
+        option_t option = option_at(i);
+        if (option.info.flag[0] == '\0' || option.info.yaml[0] == '\0') {
+            continue;
+        }
+        if (strcmp(option.info.yaml, key) == 0) {
+            return yaml_is_inverted(&option) ? set_inverted(options, i, text, said_as, err)
+                                             : options_set(options, i, text, said_as, BY_FILE, err);
+        }
+        keep_nearer(key, option.info.yaml, &distance, &nearest);
+    }
+    return fail(err, HVD_INVALID_ARGUMENT, "unknown key %s in %s%s%s%s", key, file,
+                nearest != NULL ? ", did you mean " : "", nearest != NULL ? nearest : "",
+                nearest != NULL ? "?" : "");
+}
+
 static hvd_status_t fail_at(const yaml_walk_t *walk, const yaml_event_t *event, const char *what,
                             err_t *err)
 {
@@ -48,7 +91,7 @@ static hvd_status_t give_value(yaml_walk_t *walk, const char *value, err_t *err)
     if (value[0] == '\0' || strcmp(value, "~") == 0 || strcmp(value, "null") == 0) {
         return HVD_OK;
     }
-    return options_set_yaml(walk->options, key, value, walk->path, err);
+    return set_key(walk->options, key, value, walk->path, err);
 }
 
 static hvd_status_t on_scalar(yaml_walk_t *walk, const yaml_event_t *event, err_t *err)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`horovodrun --pai --mpi` with real mpiruns, in the containers of tests/launch/test_pai_job.py.
 
-No host name can be looked up there: tasks are ssh aliases. tests/foreign_launchers/setup.sh installs
-the mpiruns.
+No host name can be looked up there: tasks are ssh aliases. tests/foreign_launchers/setup.sh
+installs the mpiruns.
 
 Usage: test_pai.py BUILD-DIRECTORY [unittest arguments]     (as root)
 """

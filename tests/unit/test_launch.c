@@ -6,9 +6,8 @@
 // Tables of input and expected result; options are walked row by row, so a new one is tested the
 // moment it is written. Whole jobs are tested in tests/launch.
 #define _GNU_SOURCE
-#include "launch/ending.h"
+#include "launch/elastic.h"
 #include "launch/frame.h"
-#include "launch/host_pool.h"
 #include "launch/launch.h"
 #include "launch/process.h"
 

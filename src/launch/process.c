@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// spawn.c - starting processes: ranks, helpers that talk over a socket, programs run to their end.
+// process.c - starting processes: ranks, helpers that talk over a socket, programs run to their
+// end; and what the kernel says of those it has killed.
 //
 // Every process gets a session of its own, so a signal from the terminal reaches only us and the
 // whole tree of a rank can be killed as a group; signal handling is reset to what a shell gives. A
 // rank also asks the kernel to die with the agent. Whether exec worked is told through a pipe that
 // closes by itself when it did. Descriptors are closed on exec everywhere. One thread.
 #define _GNU_SOURCE
-#include "launch/launch.h"
 #include "launch/process.h"
+#include "launch/launch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -277,4 +278,62 @@ int signals_open(int how, const int *signals)
     sigprocmask(how, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+// --- Out of memory -------------------------------------------------------------------------------
+
+// SIGKILL has no return address. The counters of this machine and of our control group tell whether
+// the kernel's out-of-memory killer was at work while the job ran: /proc/vmstat, memory.events of
+// cgroup v2, memory.oom_control of v1. What is not there counts as 0.
+
+// The number behind `name` at the start of a line.
+static uint64_t counter_in(const char *path, const char *name)
+{
+    char line[512];
+    size_t bytes = strlen(name);
+    uint64_t value = 0;
+    FILE *file = fopen(path, "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, name, bytes) == 0 && line[bytes] == ' ') {
+            value = strtoull(line + bytes + 1, NULL, 10);
+            break;
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return value;
+}
+
+// Adds the counters of the groups this process is in: lines "id:controllers:path".
+static uint64_t group_kills(void)
+{
+    char line[3072], path[4096];
+    uint64_t value = 0;
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        char *controllers = strchr(line, ':');
+        char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
+        if (group == NULL) {
+            continue;
+        }
+        *group++ = '\0';
+        group[strcspn(group, "\n")] = '\0';
+        if (controllers[1] == '\0') {
+            snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.events", group);
+            value += counter_in(path, "oom_kill");
+        } else if (strstr(controllers + 1, "memory") != NULL) {
+            snprintf(path, sizeof path, "/sys/fs/cgroup/memory%s/memory.oom_control", group);
+            value += counter_in(path, "oom_kill");
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return value;
+}
+
+uint64_t oom_kills(void)
+{
+    return counter_in("/proc/vmstat", "oom_kill") + group_kills();
 }
