@@ -21,7 +21,7 @@
 // One thread, the session's.
 #define _GNU_SOURCE
 #include "launch/gather.h"
-#include "launch/host_pool.h"
+#include "launch/elastic.h"
 
 #include <signal.h>
 #include <stdio.h>

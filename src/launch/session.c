@@ -189,9 +189,12 @@ static void on_signals(session_t *session)
     while (read(session->signal_fd, &info, sizeof info) == sizeof info) {
         bool is_second = session->signo != 0;
         session->signo = is_second ? session->signo : (int)info.ssi_signo;
-        sink_say(session->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
-                 signal_name((int)info.ssi_signo, name),
-                 is_second ? "killing the ranks" : "stopping the ranks; a second one kills them");
+        if (session->options->events_fd < 0) { // else who sent it knows, and says what there is to
+            sink_say(session->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
+                     signal_name((int)info.ssi_signo, name),
+                     is_second ? "killing the ranks"
+                               : "stopping the ranks; a second one kills them");
+        }
         session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : grace_ms(session));
     }
 }

@@ -22,7 +22,7 @@ def test_the_command_line():
     text = " ".join(words)
     assert words[:5] == ["/opt/bin/mpirun", "-np", "3", "-H", "a-1:2,b-2:1"]
     assert "-mca oob_tcp_if_include eth0,eth1" in text
-    assert words[words.index("plm_rsh_agent") + 1].endswith(" -m horovod.spark.shell")
+    assert words[words.index("plm_rsh_agent") + 1].endswith("horovodrun --shell")
     assert words[-3:] == ["--tag-output", "-x", "A=b c"]
     assert "--prtemca plm_ssh_agent" in " ".join(
         mpi.command_of("mpirun", mpi.DIALECTS[5], {"a": 1}, None, None))

@@ -67,13 +67,13 @@ def dialect_of(mpirun: str) -> Dialect:
 
 
 def command_of(mpirun: str, dialect: Dialect, hosts: Dict[str, int], nics: Any,
-               extra: Optional[str], shell: str) -> List[str]:
+               extra: Optional[str]) -> List[str]:
     """The command line; hosts in the order their ranks come."""
     words = [mpirun, "-np", str(sum(hosts.values())),
              "-H", ",".join(f"{host}:{n}" for host, n in hosts.items()),
              "--map-by", "slot", "--bind-to", "none", "--leave-session-attached",
              dialect.setting, "plm", "rsh" if "rsh" in dialect.agent else "ssh",
-             dialect.setting, dialect.agent, shell, "-x", LETTER_VARIABLE,
+             dialect.setting, dialect.agent, f"{find_launcher()} --shell", "-x", LETTER_VARIABLE,
              dialect.setting, dialect.no_tree, "1"]
     if nics:
         names = nics if isinstance(nics, str) else ",".join(nics)
@@ -109,17 +109,19 @@ class MpiRun(SparkRun):
             self._submit(n, JobSpec(addresses, hosts.port, self._secret, self.start_timeout,
                                     call.environment, call.executable))
             self._await(lambda: bool(hosts.tasks_of), hosts, n)
-            shell = shlex.join([find_launcher(), "--shell", "--dial", f"127.0.0.1:{hosts.port}",
-                                "--secret-file", f"/proc/{os.getpid()}/fd/{secret_fd}"])
             words = command_of(mpirun, dialect,
                                {host: len(tasks) for host, tasks in hosts.tasks_of.items()},
-                               self._nics, self._extra, shell)
+                               self._nics, self._extra)
+            # mpirun takes a colon in its shell's command for the end of it.
+            shell = {"HOROVODRUN_DIAL": f"{addresses[0]}:{hosts.port}",
+                     "HOROVODRUN_SECRET_FILE": f"/proc/{os.getpid()}/fd/{secret_fd}"}
             letter = JobSpec(addresses, ranks.port, b"", self.start_timeout, call.environment,
                              call.executable)
             devices = [hosts.devices_of(task) for tasks in hosts.tasks_of.values()
                        for task in tasks]
             self._launch([*words, call.executable or sys.executable, "-m",
-                          "horovod.spark.mpi_rank"], call.environment, [letter, devices])
+                          "horovod.spark.mpi_rank"], {**call.environment, **shell},
+                         [letter, devices])
             self._await(ranks.finished.is_set, ranks, n)
             if not ranks.has_succeeded():
                 raise self._mpi_failure(ranks)
