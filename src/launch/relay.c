@@ -267,6 +267,9 @@ static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
     int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
     if (door_at(options, &port, "--agent-port", &rules, &door, &err) != HVD_OK) {
         say("%s", err.text);
+        door_close(door);
+        secure_keys_free(rules.keys);
+        close(signal_fd);
         return EXIT_USAGE;
     }
     do {
