@@ -2,8 +2,9 @@
 //
 // check_build.c - horovodrun --check-build: what this installation can do, in the words users know.
 //
-// Each framework is tried in a Python of its own, since importing one may take long or crash. The
-// library needs no MPI and has its own operations, which take the place of Gloo's.
+// Each framework is tried in a Python of its own, since importing one may take long or crash.
+// Tensors are moved by operations of our own, or by the MPI library of mpirun where it is asked
+// for; Gloo is only a name that users know for a job without MPI.
 #define _GNU_SOURCE
 #include "launch/launch.h"
 #include "launch/process.h"
@@ -47,7 +48,9 @@ int check_build(FILE *out)
         const char *name;
         bool is_there;
     } operations[] = {
-        {"NCCL", false}, {"DDL", false}, {"CCL", false}, {"MPI", false}, {"Gloo", true}};
+        {"NCCL", false}, {"DDL", false},
+        {"CCL", false},  {"MPI", true},
+        {"Gloo", false}, {"Horovod's own, over TCP, shared memory and libfabric", true}};
     const char *python = find_python();
 
     fprintf(out, "Horovod v%s:\n\nAvailable Frameworks:\n", hvd_version());
