@@ -205,3 +205,22 @@ def cuda_built() -> bool:
 
 def rocm_built() -> bool:
     return False
+
+
+class HorovodBasics:
+    """The functions of this module as methods, for programs that have mpi_ops._basics."""
+
+    def __init__(self, pkg_path=None, *args):
+        """Takes what named a library once: there is one for all frameworks."""
+        del pkg_path, args
+
+    @property
+    def MPI_LIB_CTYPES(self):
+        raise AttributeError("MPI_LIB_CTYPES: this Horovod has no library for ctypes; use the "
+                             "methods of _basics, or include/hvd.h from C")
+
+
+for _name in __all__:
+    _value = globals()[_name]
+    setattr(HorovodBasics, _name, staticmethod(_value) if callable(_value) else _value)
+del _name, _value

@@ -29,3 +29,7 @@ def run_commandline() -> None:
     """The console command: this process becomes horovodrun."""
     launcher = find_launcher()
     os.execv(launcher, [launcher, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    run_commandline()

@@ -17,7 +17,11 @@ from horovod import _core
 from horovod.common import basics
 from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.basics import Average, Sum
+from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.util import (  # noqa: F401 - exported
+    check_extension, check_installed_version, get_average_backwards_compatibility_fun,
+    gpu_available, handle_average_backwards_compatibility, num_rank_is_power_2)
 
 _PATH = os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "libhvd_tf.so")
 
@@ -63,6 +67,8 @@ def _let_run_unordered():
 
 
 _operations, _library = _load()
+_basics = basics.HorovodBasics()
+MPI_LIB = _operations  # its name where programs call an operation by itself
 _let_run_unordered()
 
 
