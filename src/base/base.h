@@ -266,6 +266,7 @@ typedef struct config {
 #undef KNOB
     knob_origin_t origin[N_KNOBS];
     char *seen[N_LAUNCH_VARS]; // NULL: not set, or empty
+    char *idle; // settings that do nothing here, each with what does; NULL: there are none
 } config_t;
 
 typedef struct knob_info {

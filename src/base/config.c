@@ -346,6 +346,31 @@ static const char *const foreign_names[] = {
     "HOROVOD_WITH*",
 };
 
+// Settings that work with other builds and do nothing here; nobody shall think they do. The first
+// row with a name that fits counts. NULL as value: any but one that switches off; as advice: not
+// worth a word.
+static const struct idle_row {
+    const char *names[5], *value, *advice;
+} idle_rows[] = {
+    // Images of CUDA set the first, horovodrun the others, beside what counts here.
+    {.names = {"NCCL_VERSION", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"}},
+    {.names = {"HOROVOD_AUTOTUNE*"},
+     .advice = "nothing is searched for: set HOROVOD_FUSION_THRESHOLD, HOROVOD_SEGMENT_BYTES or "
+               "HOROVOD_ALGORITHM by hand"},
+    {.names = {"HOROVOD_ENABLE_XLA_OPS"},
+     .advice = "XLA cannot compile the collectives: use jit_compile=False in model.compile() and "
+               "tf.function"},
+    {.names = {"HOROVOD_CPU_OPERATIONS"},
+     .value = "ccl",
+     .advice = "there is no oneCCL: Horovod's own collectives run, and with MPI as its value those "
+               "of mpirun"},
+    {.names = {"CCL_*", "HOROVOD_CCL_*"},
+     .advice = "there is no oneCCL: HOROVOD_TRANSPORTS and HOROVOD_ALGORITHM choose here"},
+    {.names = {"NCCL_*", "HOROVOD_NCCL_*", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_GPU*"},
+     .advice = "there is no NCCL: tensors of a GPU travel through host memory, and "
+               "HOROVOD_TRANSPORTS and HOROVOD_GLOO_IFACE choose how"},
+};
+
 // --- Loading ------------------------------------------------------------------------------------
 
 static void *field_of(config_t *config, enum knob_id id)
@@ -477,12 +502,18 @@ static const char *nearest_name(const char *name)
     return nearest;
 }
 
+// Does a name, which ends with \0 or =, fit a pattern, which may end with *?
+static bool fits(const char *name, const char *pattern)
+{
+    size_t bytes = strcspn(pattern, "*");
+    return strncmp(name, pattern, bytes) == 0 &&
+           (pattern[bytes] == '*' || name[bytes] == '\0' || name[bytes] == '=');
+}
+
 bool config_is_foreign_name(const char *name)
 {
     for (size_t i = 0; i < N_ELEMENTS(foreign_names); i++) {
-        size_t bytes = strcspn(foreign_names[i], "*");
-        bool any_ending = foreign_names[i][bytes] == '*';
-        if (strncmp(name, foreign_names[i], bytes) == 0 && (any_ending || name[bytes] == '\0')) {
+        if (fits(name, foreign_names[i])) {
             return true;
         }
     }
@@ -523,6 +554,62 @@ static void warn_if_unknown(const char *entry, int64_t local_rank, const log_t *
     }
 }
 
+// --- Settings that do nothing -------------------------------------------------------------------
+
+static bool switches_off(const char *value)
+{
+    static const char *const words[] = {"", "0", "false", "no", "off"};
+    for (size_t i = 0; i < N_ELEMENTS(words); i++) {
+        if (strcasecmp(value, words[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// `entry` is NAME=value.
+static const struct idle_row *idle_row_of(const char *entry)
+{
+    const char *value = entry + strcspn(entry, "=");
+    value += *value == '=';
+    for (const struct idle_row *row = idle_rows; row < idle_rows + N_ELEMENTS(idle_rows); row++) {
+        for (size_t i = 0; i < N_ELEMENTS(row->names) && row->names[i] != NULL; i++) {
+            if (fits(entry, row->names[i]) &&
+                (row->value != NULL ? strcasecmp(value, row->value) == 0 : !switches_off(value))) {
+                return row;
+            }
+        }
+    }
+    return NULL;
+}
+
+// One sentence for all of them: names with the same advice stand together before it.
+static hvd_status_t load_idle(config_t *config, const char *const *env, err_t *err)
+{
+    buf_t text = {0};
+    for (const struct idle_row *row = idle_rows; row < idle_rows + N_ELEMENTS(idle_rows); row++) {
+        size_t n_names = 0;
+        for (const char *const *entry = env; row->advice != NULL && *entry != NULL; entry++) {
+            if (idle_row_of(*entry) == row) {
+                const char *before = n_names++ > 0 ? ", " : text.len > 0 ? "; " : "";
+                buf_printf(&text, "%s%.*s", before, (int)strcspn(*entry, "="), *entry);
+            }
+        }
+        if (n_names > 0) {
+            buf_printf(&text, " (%s)", row->advice);
+        }
+    }
+    if (text.len > 0) {
+        buf_append(&text, "", 1);
+    }
+    if (text.failed) {
+        buf_free(&text);
+        return fail(err, HVD_NO_MEMORY, "no memory for a warning about the environment");
+    }
+    config->idle = (char *)text.data; // NULL if nothing was said
+    return HVD_OK;
+}
+
 // --- Entrances ----------------------------------------------------------------------------------
 
 hvd_status_t config_load(config_t *config, const char *const *env, const log_t *log, err_t *err)
@@ -537,6 +624,9 @@ hvd_status_t config_load(config_t *config, const char *const *env, const log_t *
     }
     if (status == HVD_OK) {
         status = load_launch_vars(&loaded, env, err);
+    }
+    if (status == HVD_OK) {
+        status = load_idle(&loaded, env, err);
     }
     if (status != HVD_OK) {
         config_free(&loaded);
@@ -559,6 +649,7 @@ void config_free(config_t *config)
     for (int i = 0; i < N_LAUNCH_VARS; i++) {
         free(config->seen[i]);
     }
+    free(config->idle);
     *config = (config_t){0};
 }
 

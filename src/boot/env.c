@@ -82,7 +82,15 @@ static hvd_status_t check_needs(const config_t *config, err_t *err)
         {config->rendezvous_port > 0, "HOROVOD_RENDEZVOUS_PORT", "its port"},
         {secret_is_given(config), "HOROVOD_SECRET_FILE", "the file with the job's secret"},
     };
+    const char *foreign = config->seen[SEEN_HOROVOD_GLOO_RENDEZVOUS_ADDR];
     for (size_t i = 0; i < N_ELEMENTS(needs); i++) {
+        if (!needs[i].is_there && foreign != NULL) {
+            return fail(err, HVD_INVALID_ARGUMENT,
+                        "HOROVOD_GLOO_RENDEZVOUS_ADDR=%.100s is set, but %s (%s) is not: the "
+                        "launcher is one for another Horovod, whose rendezvous has no "
+                        "secret; " HOW_TO_START,
+                        foreign, needs[i].name, needs[i].what);
+        }
         if (!needs[i].is_there) {
             return fail(err, HVD_INVALID_ARGUMENT,
                         "HOROVOD_SIZE=%lld but %s (%s) is not set; " HOW_TO_START,

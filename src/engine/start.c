@@ -410,6 +410,14 @@ static hvd_status_t read_knobs(hvd_ctx_t *ctx, const hvd_options_t *options, err
     return status;
 }
 
+// Once for the job: its ranks were given the same.
+static void warn_of_idle_settings(const hvd_ctx_t *ctx)
+{
+    if (ctx->job.rank == 0 && ctx->config.idle != NULL) {
+        log_warn(&ctx->log, "start", "these settings do nothing here: %s", ctx->config.idle);
+    }
+}
+
 // MPI comes first where it is used, before the ranks can compare that: it must be the first whom
 // the launcher serves. Open MPI 5 fails where PMIx is initialised already, Open MPI 4 where a child
 // of its process has been a client of PMIx.
@@ -479,6 +487,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(open_mpi(ctx, err), out);
     TRY(boot_open(&ctx->config, &ctx->log, &ctx->job, &ctx->boot, err), out);
     ctx->log.rank = ctx->job.rank;
+    warn_of_idle_settings(ctx);
     TRY(check_descriptors(ctx, err), out);
     size_t n = (size_t)ctx->job.size;
     ctx->host_of = calloc(n, sizeof *ctx->host_of);

@@ -92,7 +92,7 @@ static void put_gloo(buf_t *list, enum knob_id id)
     const knob_info_t *knob = &knob_infos[id];
     const char *asked = environment(knob->env);
     int choice;
-    if (asked != NULL && (strcasecmp(asked, "mpi") == 0 ||
+    if (asked != NULL && (strcasecmp(asked, "mpi") == 0 || strcasecmp(asked, "ccl") == 0 ||
                           knob_parse(knob, knob->env, asked, &choice, NULL) != HVD_OK)) {
         say("%s=%.100s has no effect: ranks that %s starts itself use Horovod's own collectives; "
             "use --mpi for those of MPI, or unset it",

@@ -313,7 +313,9 @@ int check_build(FILE *out)
         const char *name;
         bool is_there;
     } operations[] = {
-        {"NCCL", false}, {"DDL", false}, {"CCL", false}, {"MPI", false}, {"Gloo", true}};
+        {"NCCL", false}, {"DDL", false},
+        {"CCL", false},  {"MPI", true},
+        {"Gloo", false}, {"Horovod's own, over TCP, shared memory and libfabric", true}};
     const char *python = find_python();
 
     fprintf(out, "Horovod v%s:\n\nAvailable Frameworks:\n", hvd_version());

@@ -424,8 +424,9 @@ class Words(Case):
                               r"    \[[ X]\] TensorFlow\n    \[[ X]\] PyTorch\n"
                               r"    \[[ X]\] MXNet\n\n"
                               r"Available Controllers:\n    \[X\] MPI\n    \[X\] Gloo\n\n"
-                              r"Available Tensor Operations:\n    \[[ X]\] NCCL\n    \[[ X]\] DDL\n"
-                              r"    \[[ X]\] CCL\n    \[[ X]\] MPI\n    \[X\] Gloo\n$")
+                              r"Available Tensor Operations:\n    \[ \] NCCL\n    \[ \] DDL\n"
+                              r"    \[ \] CCL\n    \[X\] MPI\n    \[ \] Gloo\n"
+                              r"    \[X\] Horovod's own, over TCP, shared memory and libfabric\n$")
 
     def test_version_and_help(self):
         self.assertRegex(run("--version")[0], r"^\d+\.\d+\.\d+\n$")

@@ -80,3 +80,43 @@ def test_function():
     results = horovod.run(count_to_three, num_proc=2, min_num_proc=2,
                           hosts="localhost:1,127.0.0.1:1")
     assert results == [(3, 0), (3, 1)]
+
+
+SETS = """
+import os, pathlib, sys
+import torch
+import horovod.torch as hvd
+
+order = pathlib.Path(sys.argv[1])
+pair, late = hvd.ProcessSet([0, 1]), hvd.ProcessSet([0, 2])
+hvd.init(process_sets=[pair, late])
+alone = hvd.add_process_set([1])
+state = hvd.elastic.TorchState(step=0)
+
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 8:
+        if os.environ["HOROVOD_HOSTNAME"] == "127.0.0.1" and state.step == 2 and order.exists():
+            order.unlink()
+            os._exit(3)
+        hvd.allreduce(torch.ones(1), name="all")
+        if pair.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="pair", process_set=pair) == 2
+        if alone.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="one", process_set=alone) == 1
+        state.step += 1
+        state.commit()
+
+
+train(state)
+assert pair.size() == 2 and alone.size() == 1 and late.process_set_id is None, (pair, alone, late)
+assert hvd.add_process_set([1]).process_set_id == alone.process_set_id  # as a new rank would
+assert hvd.remove_process_set(alone)
+print("done on", hvd.size(), "ranks", flush=True)
+"""
+
+
+def test_process_sets_stay(tmp_path: pathlib.Path):
+    _, said = run_after_a_loss(tmp_path, SETS, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    assert said.count("process set [0, 2] is left out while the elastic job has only 2 ranks") == 2

@@ -992,6 +992,47 @@ static void only_the_first_rank_of_a_host_warns(void **state)
     assert_int_equal(heard.n_lines, 1);
 }
 
+static void settings_that_do_nothing_are_told_with_what_does(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *entry, *names, *advice; // NULL: not a word
+    } rows[] = {
+        {"HOROVOD_AUTOTUNE=1", "HOROVOD_AUTOTUNE (", "HOROVOD_FUSION_THRESHOLD"},
+        {"HOROVOD_AUTOTUNE_LOG=x", "HOROVOD_AUTOTUNE_LOG (", "HOROVOD_ALGORITHM"},
+        {"HOROVOD_ENABLE_XLA_OPS=1", "HOROVOD_ENABLE_XLA_OPS (", "jit_compile=False"},
+        {"HOROVOD_CPU_OPERATIONS=CCL", "HOROVOD_CPU_OPERATIONS (", "no oneCCL"},
+        {"HOROVOD_CCL_CACHE=1", "HOROVOD_CCL_CACHE (", "no oneCCL"},
+        {"CCL_ATL_TRANSPORT=mpi", "CCL_ATL_TRANSPORT (", "HOROVOD_TRANSPORTS"},
+        {"HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_GPU_OPERATIONS (", "no NCCL"},
+        {"HOROVOD_NUM_NCCL_STREAMS=2", "HOROVOD_NUM_NCCL_STREAMS (", "no NCCL"},
+        {"NCCL_DEBUG=INFO", "NCCL_DEBUG (", "HOROVOD_GLOO_IFACE"},
+        {"HOROVOD_AUTOTUNE=0", NULL, NULL},
+        {"HOROVOD_ENABLE_XLA_OPS=", NULL, NULL},
+        {"HOROVOD_CPU_OPERATIONS=gloo", NULL, NULL},
+        {"NCCL_VERSION=2.20", NULL, NULL},
+        {"NCCL_SOCKET_IFNAME=eth0", NULL, NULL},
+        {"NCCL_IB_DISABLE=1", NULL, NULL},
+        {"HOROVOD_CYCLE_TIME=1", NULL, NULL},
+    };
+    config_t config;
+    err_t err;
+
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        assert_int_equal(load_one(&config, rows[i].entry, NULL, &err), HVD_OK);
+        assert_int_equal(config.idle != NULL, rows[i].names != NULL);
+        if (rows[i].names != NULL) {
+            assert_ptr_equal(strstr(config.idle, rows[i].names), config.idle);
+            assert_non_null(strstr(config.idle, rows[i].advice));
+        }
+        config_free(&config);
+    }
+    const char *env[] = {"NCCL_DEBUG=INFO", "HOROVOD_AUTOTUNE=1", "NCCL_ALGO=Ring", NULL};
+    assert_int_equal(config_load(&config, env, NULL, &err), HVD_OK);
+    assert_non_null(strstr(config.idle, "; NCCL_DEBUG, NCCL_ALGO (there is no NCCL"));
+    config_free(&config);
+}
+
 static void names_of_other_parts_are_left_alone(void **state)
 {
     (void)state;
@@ -1199,6 +1240,7 @@ int main(void)
         cmocka_unit_test(wrong_value_is_explained),
         cmocka_unit_test(unknown_name_is_warned_about),
         cmocka_unit_test(only_the_first_rank_of_a_host_warns),
+        cmocka_unit_test(settings_that_do_nothing_are_told_with_what_does),
         cmocka_unit_test(names_of_other_parts_are_left_alone),
         cmocka_unit_test(environment_of_the_process_is_the_default),
         cmocka_unit_test(first_of_two_equal_names_counts),

@@ -1037,6 +1037,8 @@ static void test_environment_errors(void **state)
         {{"HOROVOD_RANK=0", "HOROVOD_SIZE=4", "HOROVOD_CROSS_RANK=2", "HOROVOD_CROSS_SIZE=2"},
          "HOROVOD_CROSS_RANK=2 must be less"},
         {{"HOROVOD_RANK=0", "HOROVOD_SIZE=2"}, "HOROVOD_RENDEZVOUS_ADDR"},
+        {{"HOROVOD_RANK=0", "HOROVOD_SIZE=2", "HOROVOD_GLOO_RENDEZVOUS_ADDR=10.0.0.1"},
+         "the launcher is one for another Horovod"},
         {{"HOROVOD_RANK=0", "HOROVOD_SIZE=2", "HOROVOD_RENDEZVOUS_ADDR=127.0.0.1"},
          "HOROVOD_RENDEZVOUS_PORT"},
         {{"HOROVOD_RANK=0", "HOROVOD_SIZE=2", "HOROVOD_RENDEZVOUS_ADDR=127.0.0.1",

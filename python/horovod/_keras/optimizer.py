@@ -9,6 +9,7 @@ minimize(), and a loop of one's own. Optimizers of Keras 2 that were asked to co
 reduced them then.
 """
 import functools
+import inspect
 import sys
 import warnings
 
@@ -43,7 +44,39 @@ class Distributed:
 
 
 class _Keras3(Distributed):
-    """Overrides apply(), which apply_gradients() and fit() come through."""
+    """Overrides apply(), which apply_gradients() and fit() come through.
+
+    Scripts of Keras 2 compute gradients with the optimizer: that is still possible, and as there
+    they are those of all ranks then.
+    """
+
+    _hvd_reduced = False  # the gradients of the next apply()
+
+    def compute_gradients(self, loss, var_list=None, tape=None, grad_loss=None):
+        """Pairs of (gradient, variable). loss: a function, or a tensor with the tape it is on."""
+        import keras
+
+        if keras.backend.backend() != "tensorflow":
+            raise NotImplementedError("compute_gradients() is for Keras on TensorFlow: compute "
+                                      "them with the framework and call apply_gradients(), which "
+                                      "reduces them")
+        import tensorflow as tf
+
+        if callable(loss):
+            with tf.GradientTape() as tape:
+                loss = loss()
+        elif tape is None:
+            raise ValueError("`tape` is required when a `Tensor` loss is passed.")
+        variables = self._trainable_variables if var_list is None else var_list
+        variables = list(variables() if callable(variables) else variables)
+        grads = tape.gradient(loss, variables, grad_loss)
+        if self._hvd_aggregator is None:  # else they are added up first
+            grads = self._hvd_reducer.reduce(grads, variables)
+            self._hvd_reduced = True
+        return list(zip(grads, variables))
+
+    def _compute_gradients(self, loss, var_list=None, grad_loss=None, tape=None):
+        return self.compute_gradients(loss, var_list, tape, grad_loss)
 
     def _hvd_reduce(self):
         """What makes an ordinary copy: of the class that others know."""
@@ -63,8 +96,11 @@ class _Keras3(Distributed):
 
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
+        reduced, self._hvd_reduced = self._hvd_reduced, False
         if not grads:
             return None
+        if reduced:
+            return super().apply(grads, trainable_variables)
         if trainable_variables is None:
             variables = list(self._trainable_variables)
         else:
@@ -120,8 +156,12 @@ class _Keras2(Distributed):
     def compute_gradients(self, *args, **kwargs):
         return self._hvd_reduce_pairs(super().compute_gradients(*args, **kwargs))
 
-    def _compute_gradients(self, *args, **kwargs):  # of legacy optimizers, like the next
-        return self._hvd_reduce_pairs(super()._compute_gradients(*args, **kwargs))
+    def _compute_gradients(self, loss, var_list=None, grad_loss=None, tape=None):
+        """Of legacy optimizers, like the next; the others have one with no underscore only."""
+        base = super()
+        if hasattr(base, "_compute_gradients"):
+            return self._hvd_reduce_pairs(base._compute_gradients(loss, var_list, grad_loss, tape))
+        return self.compute_gradients(loss, var_list, tape)
 
     def get_gradients(self, loss, params):
         return self._hvd_reduce_early(super().get_gradients(loss, params), params)
@@ -192,6 +232,26 @@ def scale_before_apply(optimizer):
         inner.__class__ = type(inner).__bases__[1]
 
 
+def _twin(optimizer, base, name):
+    """A new one from its configuration; or itself, if that does not say all there is to know.
+
+    A user's class may take arguments that its get_config() leaves out.
+    """
+    try:
+        config = optimizer.get_config()
+        if not base.__module__.startswith(("keras.", "tf_keras.", "tensorflow.")):
+            parameters = inspect.signature(base.__init__).parameters.values()
+            named = {one.name for one in list(parameters)[1:]
+                     if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+            if not named - {"name"} <= set(config):
+                return optimizer
+        if name is not None or "name" in config:
+            config["name"] = name or name_of_twin(base)
+        return base.from_config(config)
+    except (TypeError, NotImplementedError):
+        return optimizer
+
+
 def make_distributed(backend, optimizer, backward_passes_per_step=1,
                      average_aggregated_gradients=False, in_place=False, name=None, **options):
     """The optimizer's distributed twin, from its configuration; or itself, turned into it.
@@ -207,10 +267,7 @@ def make_distributed(backend, optimizer, backward_passes_per_step=1,
         raise ValueError("backward_passes_per_step must be > 0")
     base = type(optimizer)
     if not in_place:
-        config = optimizer.get_config()
-        if name is not None or "name" in config:
-            config["name"] = name or name_of_twin(base)
-        optimizer = base.from_config(config)
+        optimizer = _twin(optimizer, base, name)
     parts = functools.partial(_parts, backend, name_of_twin(base), backward_passes_per_step,
                               average_aggregated_gradients)
     of_others = dict(options)

@@ -64,24 +64,42 @@ def init(comm: Any = None,
     if _core.is_initialized():
         return
     ranks = _sets.check_static_sets(static_sets, comm)
-    if comm is None:
-        _join(ranks)
-    else:
+    _sets.want_sets(static_sets, _sets.wanted_sets()[1])
+    if comm is not None:
         _join_communicator(ranks, comm)
-    _sets.attach_static_sets(static_sets)
+        _sets.attach_static_sets(static_sets)
+    elif membership.is_elastic():
+        _join_generation(static_sets)
+    else:
+        _join(ranks)
+        _sets.attach_static_sets(static_sets)
     _shut_down_at_exit()
     for function in _after_init:
         function()
 
 
 def _join(ranks):
+    try:
+        _core.init(ranks)
+    except _INIT_ERRORS as error:
+        raise ValueError(f"Horovod initialization failed: {error}") from error
+
+
+def _join_generation(static_sets):
     """In an elastic job a generation may end before all have joined it: then it is the next."""
+    _, dynamic_sets = _sets.wanted_sets()
     while True:
+        _sets.want_sets(static_sets, dynamic_sets)  # what is agreed on may have come to nothing
         try:
-            return _core.init(ranks)
-        except _INIT_ERRORS as error:
-            if not membership.is_elastic():
-                raise ValueError(f"Horovod initialization failed: {error}") from error
+            size = int(os.environ["HOROVOD_SIZE"])
+            fitting = _sets.fitting(static_sets, size)
+            _core.init([one.ranks for one in fitting if one.ranks != list(range(size))])
+            _sets.attach_static_sets(fitting)
+            if membership.is_later_generation() and _sets.has_dynamic_sets():
+                _sets.add_again()
+            return
+        except _INIT_ERRORS:
+            _leave()
             membership.take_next_place()
 
 
@@ -94,11 +112,18 @@ def _join_communicator(ranks, comm):
 
 
 def rejoin():
-    """Leaves the job and joins it anew, in an elastic one with the place of the next generation."""
+    """Leaves the job and joins it anew, in an elastic one with the place of the next generation.
+
+    Process sets stay, as far as their ranks exist then.
+    """
+    static_sets, dynamic_sets = _sets.wanted_sets()
     shutdown()
     if membership.is_elastic():
         membership.take_next_place()
-    init()
+    _sets.want_sets(static_sets, dynamic_sets)
+    init(process_sets=static_sets)
+    if dynamic_sets and not membership.is_elastic():
+        _sets.add_again()
 
 
 def _as_communicator(comm):
@@ -125,8 +150,13 @@ def shutdown() -> None:
     if _core.is_initialized():
         for function in _before_shutdown:
             function()
-        _core.shutdown()
-        _sets.detach_all()
+        _leave()
+        _sets.want_sets([], [])
+
+
+def _leave():
+    _core.shutdown()
+    _sets.detach_all()
 
 
 is_initialized = _core.is_initialized
@@ -205,3 +235,22 @@ def cuda_built() -> bool:
 
 def rocm_built() -> bool:
     return False
+
+
+class HorovodBasics:
+    """The functions of this module as methods, for programs that have mpi_ops._basics."""
+
+    def __init__(self, pkg_path=None, *args):
+        """Takes what named a library once: there is one for all frameworks."""
+        del pkg_path, args
+
+    @property
+    def MPI_LIB_CTYPES(self):
+        raise AttributeError("MPI_LIB_CTYPES: this Horovod has no library for ctypes; use the "
+                             "methods of _basics, or include/hvd.h from C")
+
+
+for _name in __all__:
+    _value = globals()[_name]
+    setattr(HorovodBasics, _name, staticmethod(_value) if callable(_value) else _value)
+del _name, _value

@@ -10,6 +10,7 @@ import sys
 import time
 
 LOOK_EVERY_S = 0.05
+FIRST_GENERATION = 1
 
 
 def is_elastic() -> bool:
@@ -30,6 +31,11 @@ def _read(name: str) -> str:
 
 def _generation() -> int:
     return int(os.environ["HOROVOD_ELASTIC_GENERATION"])
+
+
+def is_later_generation() -> bool:
+    """Was there one before? Then ranks that were in it know more than new ones."""
+    return _generation() > FIRST_GENERATION
 
 
 def _say_ready(worker: str) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process sets: subsets of ranks that run collectives of their own."""
+import logging
 import os
 
 from horovod import _core
@@ -7,6 +8,9 @@ from horovod.common import communicators
 
 # What every framework's package exports.
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+
+_log = logging.getLogger("horovod")
 
 
 class ProcessSet:
@@ -116,10 +120,75 @@ def attach_static_sets(process_sets):
 
 def detach_all():
     """After shutdown: no set is registered any more; the global one waits for the next init."""
-    for process_set in _registered.values():
+    for process_set in [*_registered.values(), *_static, *_dynamic]:
         process_set._invalidate()
     _registered.clear()
+    _unclaimed.clear()
     global_process_set.ranks = None
+
+
+# --- Over the resets of an elastic job ------------------------------------------------------------
+
+# What the program has registered, for the next generation: those of init(), and those of
+# add_process_set() in their order. A set that names ranks a generation does not have waits for one
+# that has them; one that names all it has is the global one for that time.
+_static = []
+_dynamic = []
+# Of the latter those that are there again, until the program asks for them once more, as it may:
+# new ranks begin at the beginning.
+_unclaimed = []
+
+
+def wanted_sets():
+    """(those of init(), those that were added later), as the program has registered them."""
+    return list(_static), list(_dynamic)
+
+
+def want_sets(static, dynamic):
+    _static[:] = static
+    _dynamic[:] = dynamic
+
+
+def fitting(process_sets, size):
+    """Those whose ranks exist; tells about the others."""
+    fit = []
+    for process_set in process_sets:
+        if process_set.ranks is None or max(process_set.ranks, default=-1) < size:
+            fit.append(process_set)
+        else:
+            _log.warning("process set %s is left out while the elastic job has only %d ranks",
+                         process_set.ranks, size)
+    return fit
+
+
+def add_again():
+    """In a new generation, on all ranks: sets that were added earlier, also on ranks new to it."""
+    from horovod.common.objects import allgather_object
+
+    lists = allgather_object([one.ranks for one in _dynamic], name="horovod.process_sets")
+    known = {tuple(one.ranks): one for one in _dynamic}
+    _dynamic[:] = [known.get(tuple(ranks)) or ProcessSet(ranks)
+                   for ranks in next(filter(None, lists), [])]
+    for process_set in fitting(_dynamic, _core.size()):
+        if process_set.ranks == global_process_set.ranks:
+            process_set.process_set_id = 0
+        else:
+            process_set.process_set_id = _core.process_set_add(process_set.ranks)
+            _registered[process_set.process_set_id] = process_set
+        _unclaimed.append(process_set)
+
+
+def _claim(process_set):
+    """Is it there again already? Then this one is it."""
+    for kept in _unclaimed:
+        if kept.ranks == process_set.ranks:
+            _unclaimed.remove(kept)
+            _dynamic[_dynamic.index(kept)] = process_set
+            process_set.process_set_id = kept.process_set_id
+            if kept.process_set_id != 0:
+                _registered[kept.process_set_id] = process_set
+            return True
+    return False
 
 
 def is_process_set_included(process_set=global_process_set):
@@ -138,6 +207,8 @@ def add_process_set(process_set):
         raise NotImplementedError(
             "Dynamically adding process sets defined by an MPI communicator is not supported."
         )
+    if _claim(process_set):
+        return process_set
     if process_set.process_set_id is not None:
         raise ValueError(f"the process set is registered already: {process_set}")
     try:
@@ -145,6 +216,7 @@ def add_process_set(process_set):
     except RuntimeError as error:  # all ways to fail are a ValueError here
         raise ValueError(str(error)) from error
     _registered[process_set.process_set_id] = process_set
+    _dynamic.append(process_set)
     return process_set
 
 
@@ -157,6 +229,8 @@ def remove_process_set(process_set):
     except RuntimeError as error:
         raise ValueError(str(error)) from error
     _registered.pop(process_set.process_set_id, None)
+    for known in (_static, _dynamic, _unclaimed):
+        known[:] = [one for one in known if one.ranks != process_set.ranks]
     process_set._invalidate()
     return True
 
@@ -164,3 +238,7 @@ def remove_process_set(process_set):
 def enable_dynamic_sets():
     """Lets sets be added after init; must come before it."""
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+
+
+def has_dynamic_sets():
+    return os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")

@@ -1,10 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small things several packages need."""
+"""Small things several packages need, and questions that programs ask about this installation."""
+import contextlib
+import functools
+import importlib.util
+import os
+import subprocess
 import sys
+import sysconfig
 import warnings
 
+from horovod.common import basics
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import PACKAGE_FOLDER
+
+# Of a framework: where its binding is, and whether it sees a GPU.
+_BINDINGS = {
+    "torch": ("torch/mpi_ops.py", "import torch; found = torch.cuda.is_available()"),
+    "tensorflow": ("libhvd_tf.so", "import tensorflow as tf; "
+                                   "found = bool(tf.config.list_physical_devices('GPU'))"),
+}
 
 
 def handle_average_backwards_compatibility(op, average):
@@ -18,6 +32,12 @@ def handle_average_backwards_compatibility(op, average):
     warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning,
                   stacklevel=_users_level())
     return Average if average else Sum
+
+
+def get_average_backwards_compatibility_fun(reduce_ops):
+    """What handle_average_backwards_compatibility() is; all frameworks have the same reductions."""
+    del reduce_ops
+    return handle_average_backwards_compatibility
 
 
 def check_op(op):
@@ -66,3 +86,121 @@ def split_list(items, n_parts):
             parts.append(items[start:end])
         start = end
     return parts
+
+
+def is_iterable(value):
+    """Can it be gone through?"""
+    return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+
+
+@contextlib.contextmanager
+def env(**variables):
+    """Variables of the environment, inside a with; None takes one away."""
+    before = {name: os.environ.get(name) for name in variables}
+    try:
+        _put(variables)
+        yield
+    finally:
+        _put(before)
+
+
+def _put(variables):
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+# --- Questions about this installation ------------------------------------------------------------
+# A framework is asked in a Python of its own: importing one may take long, or take the GPU.
+
+
+def get_ext_suffix():
+    """How the file of an extension module ends."""
+    return sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def get_extension_full_path(pkg_path, *args):
+    """Where an extension beside the module pkg_path would be."""
+    *folders, name = args
+    return os.path.join(os.path.dirname(os.path.abspath(pkg_path)), *folders,
+                        name + get_ext_suffix())
+
+
+def check_extension(ext_name, ext_env_var=None, pkg_path=None, *args):
+    """ImportError if there is no binding for a framework, as "horovod.torch"."""
+    del ext_env_var, pkg_path, args  # how it was built: there is one build
+    framework = ext_name.rpartition(".")[2]
+    binding = _BINDINGS.get(framework)
+    if binding is None:
+        raise ImportError(f"Extension {ext_name} has not been built: this Horovod has bindings for "
+                          f"{', '.join(sorted(_BINDINGS))} only, and Keras on both.")
+    if not os.path.exists(os.path.join(PACKAGE_FOLDER, binding[0])):
+        raise ImportError(f"Extension {ext_name} has not been built: there is no {binding[0]} in "
+                          f"{PACKAGE_FOLDER}. Install horovod again.")
+
+
+def check_installed_version(name, version, exception=None):
+    """Nothing to compare: the bindings are not made for one version. Raises the exception given."""
+    del name, version
+    if exception is not None:
+        raise exception
+
+
+@functools.lru_cache(maxsize=None)
+def _holds(code):
+    """Does Python find it so?"""
+    done = subprocess.run([sys.executable, "-c", f"{code}; raise SystemExit(not found)"],
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return done.returncode == 0, done.stderr
+
+
+def _ask(code, verbose):
+    found, said = _holds(code)
+    if verbose and said:
+        print(said, file=sys.stderr, end="")
+    return found
+
+
+def extension_available(ext_base_name, verbose=False):
+    """Can horovod.<name> be imported, as "torch" or "tensorflow"?"""
+    if importlib.util.find_spec("horovod." + ext_base_name) is None:
+        return False
+    return _ask(f"import horovod.{ext_base_name}; found = True", verbose)
+
+
+def gpu_available(ext_base_name, verbose=False):
+    """Does the framework see a GPU here?"""
+    return ext_base_name in _BINDINGS and _ask(_BINDINGS[ext_base_name][1], verbose)
+
+
+def mpi_built(verbose=False):
+    """Is MPI supported?"""
+    del verbose
+    return basics.mpi_built()
+
+
+def gloo_built(verbose=False):
+    """Can jobs run without MPI?"""
+    del verbose
+    return basics.gloo_built()
+
+
+def nccl_built(verbose=False):
+    """Is NCCL used?"""
+    del verbose
+    return bool(basics.nccl_built())
+
+
+def ddl_built(verbose=False):
+    """Is IBM's DDL used?"""
+    del verbose
+    return basics.ddl_built()
+
+
+def ccl_built(verbose=False):
+    """Is oneCCL used?"""
+    del verbose
+    return basics.ccl_built()

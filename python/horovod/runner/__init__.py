@@ -124,7 +124,8 @@ def _run_payload(payload: bytes, n_results: int, words: List[str], executable: s
         command = [find_launcher(), *words, "--payload", str(directory / "payload"),
                    "--results", place, executable, "-m", "horovod.runner.run_task"]
         code, tail = _call(command, environment)
-        return _collect(directory, n_results, code, tail)
+        return _collect(directory, n_results, "mpirun" if "--mpi" in words else "horovodrun", code,
+                        tail)
 
 
 def _call(command: List[str], environment: dict):
@@ -157,7 +158,8 @@ def _pump(source, target, tail: Optional[deque]) -> None:
             tail.append(text)
 
 
-def _collect(directory: pathlib.Path, n_results: int, code: int, tail: str) -> List[Any]:
+def _collect(directory: pathlib.Path, n_results: int, program: str, code: int,
+             tail: str) -> List[Any]:
     outcomes = {}
     for rank in range(n_results):
         file = directory / f"rank.{rank}"
@@ -166,13 +168,14 @@ def _collect(directory: pathlib.Path, n_results: int, code: int, tail: str) -> L
                 outcomes[rank] = pickle.loads(file.read_bytes())
     if code == 0 and len(outcomes) == n_results:
         return [cloudpickle.loads(outcomes[rank][1]) for rank in range(n_results)]
-    raise RuntimeError(_explain(directory, outcomes, code, tail))
+    raise RuntimeError(_explain(directory, outcomes, program, code, tail))
 
 
-def _explain(directory: pathlib.Path, outcomes: dict, code: int, tail: str) -> str:
+def _explain(directory: pathlib.Path, outcomes: dict, program: str, code: int, tail: str) -> str:
     first = directory / "first_failure"
-    if not first.exists():
-        return f"horovodrun failed with exit code {code}\n{tail}"
+    if not first.exists():  # mpirun does not tell
+        traces = [text for kind, text in outcomes.values() if kind == "error"]
+        return f"{program} failed with exit code {code}\n{''.join(traces[:1]) or tail}"
     rank, rank_code = first.read_text().split()
     outcome = outcomes.get(int(rank))
     text = FAILED.format(rank, rank_code)

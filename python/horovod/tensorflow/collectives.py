@@ -20,7 +20,7 @@ check_num_rank_power_of_2 = num_rank_is_power_2
 
 def size_for(process_set, dtype):
     """The number of ranks as a factor: asked when the graph runs if it may change."""
-    return tf.cast(mpi_ops.size_now(process_set.process_set_id), dtype)
+    return tf.cast(mpi_ops.size_now(mpi_ops.id_of(process_set)), dtype)
 
 
 def _named(name, suffix):

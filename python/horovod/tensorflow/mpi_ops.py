@@ -17,7 +17,11 @@ from horovod import _core
 from horovod.common import basics
 from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.basics import Average, Sum
+from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.util import (  # noqa: F401 - exported
+    check_extension, check_installed_version, get_average_backwards_compatibility_fun,
+    gpu_available, handle_average_backwards_compatibility, num_rank_is_power_2)
 
 _PATH = os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "libhvd_tf.so")
 
@@ -63,6 +67,8 @@ def _let_run_unordered():
 
 
 _operations, _library = _load()
+_basics = basics.HorovodBasics()
+MPI_LIB = _operations  # its name where programs call an operation by itself
 _let_run_unordered()
 
 
@@ -98,12 +104,17 @@ def _default_name(operation, tensor):
         return f"Horovod{operation}"
 
 
+def id_of(process_set):
+    """Of a ProcessSet, or an id; -1, which the core refuses with a reason, if it has none."""
+    set_id = process_set.process_set_id if isinstance(process_set, ProcessSet) else process_set
+    return -1 if set_id is None else set_id
+
+
 def _attributes(operation, tensor, name, process_set, ignore_name_scope=False):
     """The attributes every operation has. process_set may also be an id."""
-    set_id = process_set.process_set_id if isinstance(process_set, ProcessSet) else process_set
     attributes = {
         "ignore_name_scope": ignore_name_scope,
-        "process_set_id": -1 if set_id is None else set_id,  # -1: refused by the core, with reason
+        "process_set_id": id_of(process_set),
     }
     if tf.executing_eagerly():
         attributes["tensor_name"] = name or ""
@@ -292,7 +303,14 @@ def is_elastic():
 
 def size_now(set_id):
     """The number of ranks of a set, asked when the graph runs if it may change."""
-    return size_op(set_id) if is_elastic() else len(_core.process_set_ranks(set_id))
+    if is_elastic():
+        return size_op(set_id)
+    try:
+        return len(_core.process_set_ranks(set_id))
+    except ValueError as error:  # as the operations on it would
+        raise tf.errors.InvalidArgumentError(
+            None, None,
+            "Process set provided does not exist, or has not been registered.") from error
 
 
 def _rank_now():

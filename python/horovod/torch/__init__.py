@@ -18,4 +18,6 @@ from horovod.torch.mpi_ops import (
 from horovod.torch.optimizer import DistributedOptimizer
 from horovod.torch.sync_batch_norm import SyncBatchNorm
 
+_MPI_LIB_AVAILABLE = True
+
 __all__ = [name for name in dir() if not name.startswith("_")] + ["_check_has_gpu"]

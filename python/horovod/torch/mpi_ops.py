@@ -12,13 +12,19 @@ from horovod.common import basics
 from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import HorovodInternalError  # noqa: F401 - exported
+from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.common.process_sets import global_process_set
-from horovod.common.util import check_adasum, check_op, handle_average_backwards_compatibility
+from horovod.common.util import (  # noqa: F401 - exported, some of them
+    check_adasum, check_extension, check_installed_version, check_op,
+    get_average_backwards_compatibility_fun, gpu_available, handle_average_backwards_compatibility,
+    num_rank_is_power_2)
 from horovod.torch.adapter import (DTYPES, check_tensor, from_memory, from_wire, is_plain, to_wire,
                                    write_back)
 
 _submit = _core.submit
 _Handle = _core.Handle
+_basics = basics.HorovodBasics()
+_handle_map = {}  # always empty: handles hold what they need
 
 # --- Handles --------------------------------------------------------------------------------------
 
