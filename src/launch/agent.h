@@ -63,7 +63,7 @@ typedef struct agent {
     agent_rank_t *ranks;
     int n_ranks, n_running;
     bool has_plan, is_stopping, was_killed, is_done;
-    bool has_failed; // one of its ranks has
+    bool has_failed;                                    // one of its ranks has
     uint64_t kill_at_ns, close_at_ns;                   // NEVER_NS: not
     uint64_t silence_ns, heard_ns, ping_ns, ping_at_ns; // silence 0: any
     uint64_t oom_at_start;

@@ -137,8 +137,7 @@ bool awaited_take(awaited_t *awaited, const char *host, channel_t *channel_p,
     for (int i = 0; i < awaited->n_callers; i++) {
         const caller_t *caller = awaited->callers[i];
         if (caller->has_said && (host == NULL || strcmp(caller->introduction.host, host) == 0) &&
-            (found < 0 ||
-             caller->introduction.slot < awaited->callers[found]->introduction.slot)) {
+            (found < 0 || caller->introduction.slot < awaited->callers[found]->introduction.slot)) {
             found = i;
         }
     }

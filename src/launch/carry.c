@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// carry.c - agents that have dialled as the hosts of another launcher: commands are carried to them.
+// carry.c - agents that have dialled as hosts of another launcher: commands are carried to them.
 //
 // mpirun reaches hosts through a remote shell. Where nothing but dialled agents leads to a host,
 // `horovodrun --shell HOST COMMAND` takes its place (shell_main): it dials the session that awaits
 // the agents (--carry-commands), as they do, and asks for its command by a slot that no agent has.
 // The session has the first agent of that host that is free run it, and passes on what it prints
 // and how it ends. When all agents have come it says which host has which (`hosts A=0,2 B=1` on
-// --events-fd; gather.c has the other events). It ends when it is told to. One thread, the session's.
+// --events-fd; gather.c has the other events). It ends when it is told to. The session's thread.
 #define _GNU_SOURCE
 #include "launch/gather.h"
 
@@ -68,10 +68,10 @@ static void answer(const agent_link_t *shell, const frame_t *frame)
 
 static void refuse(const agent_link_t *shell, const char *text)
 {
-    answer(shell, &(frame_t){.kind = FRAME_OUTPUT,
-                             .output = {.stream = STREAM_STDERR,
-                                        .data = {.data = (const uint8_t *)text,
-                                                 .len = strlen(text)}}});
+    answer(shell,
+           &(frame_t){.kind = FRAME_OUTPUT,
+                      .output = {.stream = STREAM_STDERR,
+                                 .data = {.data = (const uint8_t *)text, .len = strlen(text)}}});
     answer(shell, &(frame_t){.kind = FRAME_EXITED, .exited = {.code = EXIT_UNREACHABLE}});
 }
 
@@ -82,8 +82,8 @@ static void carry(gathering_t *g, const arrival_t *shell, const char *command)
     arrival_t *found = NULL;
     for (int i = 0; i < g->n_arrivals; i++) {
         arrival_t *a = g->arrivals[i];
-        bool is_free = is_alive(a) && a->worker == NULL &&
-                       strcmp(a->host.name, shell->host.name) == 0;
+        bool is_free =
+            is_alive(a) && a->worker == NULL && strcmp(a->host.name, shell->host.name) == 0;
         found = is_free && (found == NULL || a->slot < found->slot) ? a : found;
     }
     if (found == NULL) {
@@ -124,8 +124,7 @@ static void on_arrival(session_t *session, const channel_t *channel,
 static void on_output(session_t *session, const worker_t *worker, int stream, bytes_t data)
 {
     const arrival_t *a = gather_arrival(gathering_of(session), worker->link);
-    answer(a->shell,
-           &(frame_t){.kind = FRAME_OUTPUT, .output = {.stream = stream, .data = data}});
+    answer(a->shell, &(frame_t){.kind = FRAME_OUTPUT, .output = {.stream = stream, .data = data}});
 }
 
 static void on_exit_of(session_t *session, worker_t *worker)
@@ -191,11 +190,11 @@ static int hear(channel_t *channel)
 {
     frame_t frame;
     while (!channel->is_closed) {
-        struct pollfd polled = {
-            .fd = channel->in_fd,
-            .events = (short)(POLLIN | (channel_wants_write(channel) ? POLLOUT : 0))};
+        struct pollfd polled = {.fd = channel->in_fd,
+                                .events =
+                                    (short)(POLLIN | (channel_wants_write(channel) ? POLLOUT : 0))};
         if (!channel_has_more(channel)) {
-            poll(&polled, 1, -1);
+            poll(&polled, 1, LOOK_MS);
         }
         channel_send(channel);
         channel_receive(channel);

@@ -29,8 +29,8 @@
 
 #define LOOK_MS 1000
 
-#define ARRIVE_MS 500  // at the start: others come soon after those that are enough
-#define LEFT_MS 1000   // after the first has left a generation: the others are about to
+#define ARRIVE_MS 500           // at the start: others come soon after those that are enough
+#define LEFT_MS 1000            // after the first has left a generation: the others are about to
 #define BURST_NS (5 * NS_PER_S) // failures that follow each other within it have one cause
 #define LOST (-1)
 
@@ -74,8 +74,7 @@ static arrival_t *arrival_new(gathering_t *g, const channel_t *channel,
         a->slot = introduction->slot;
         a->host = (host_t){.name = strdup(introduction->host), .slots = 1};
     }
-    if (a == NULL || a->host.name == NULL ||
-        !session_append(&g->arrivals, &g->n_arrivals, a)) {
+    if (a == NULL || a->host.name == NULL || !session_append(&g->arrivals, &g->n_arrivals, a)) {
         free(a != NULL ? a->host.name : NULL);
         free(a);
         channel_close(&unused);
@@ -129,7 +128,7 @@ static void note_cause(gathering_t *g, worker_t *worker)
     }
     g->failed_ns = now_ns;
     gather_tell(g, "failed %d %d %d\n", g->cause->place.rank, g->cause->end.code,
-         gather_arrival(g, g->cause->link)->slot);
+                gather_arrival(g, g->cause->link)->slot);
 }
 
 static void stop_after(gathering_t *g, int ms)
@@ -300,8 +299,7 @@ static bool has_begun(const arrival_t *a)
 static bool all_have_left(const gathering_t *g)
 {
     for (int i = 0; i < g->n_arrivals; i++) {
-        if (has_rank(g->arrivals[i]) &&
-            g->arrivals[i]->worker->has_left != g->generation) {
+        if (has_rank(g->arrivals[i]) && g->arrivals[i]->worker->has_left != g->generation) {
             return false;
         }
     }
@@ -346,8 +344,8 @@ static int conclude(session_t *session)
 
 #define POLICY                                                                                     \
     .hears_signals = true, .at_home = true, .look_ms = LOOK_MS, .grace_ms = LEAVE_MS,              \
-    .on_arrival = on_arrival, .on_exit = on_exit_of, .on_lost = on_lost,                           \
-    .on_problem = on_problem, .on_frame = on_frame, .on_time = on_time, .conclude = conclude
+    .on_arrival = on_arrival, .on_exit = on_exit_of, .on_lost = on_lost, .on_problem = on_problem, \
+    .on_frame = on_frame, .on_time = on_time, .conclude = conclude
 
 static const session_policy_t fixed_policy = {POLICY};
 static const session_policy_t elastic_policy = {.is_elastic = true, POLICY};

@@ -199,4 +199,3 @@ void gather_form(gathering_t *g)
             MIN(g->give_up_at_ns, deadline_in_ms((int64_t)options->elastic_timeout * 1000));
     }
 }
-

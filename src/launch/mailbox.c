@@ -5,9 +5,9 @@
 // They lie in the agent's directory, which only this user can enter. The agent writes place.<id>
 // (who the rank is in the next generation, NAME=value a line) and news ("number what": hosts have
 // come or gone); a rank that has left a generation writes its number to ready.<id>, and one that is
-// about to call the function it was started for may write 0 there. Each file is
-// written under another name first and then renamed, so nobody reads half of one; the agent learns
-// of new ones by inotify. docs/elastic.md tells what they mean.
+// about to call the function it was started for may write 0 there. Each file is written under
+// another name first and then renamed, so nobody reads half of one; the agent learns of new ones by
+// inotify. docs/elastic.md tells what they mean.
 #define _GNU_SOURCE
 #include "launch/agent.h"
 

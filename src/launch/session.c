@@ -28,15 +28,15 @@
 hvd_status_t session_init(session_t *session, const options_t *options,
                           const session_policy_t *policy, err_t *err)
 {
-    *session = (session_t){
-        .options = options,
-        .policy = policy,
-        .signal_fd = -1,
-        .stop_at_ns = NEVER_NS,
-        .late_at_ns = NEVER_NS,
-        .silence_ns = (uint64_t)(options->peer_timeout * 1e9),
-        .style = {.is_off = !options->prefix_output,
-                                     .timestamp = options->prefix_timestamp, .color = options_want_color(options)}};
+    *session = (session_t){.options = options,
+                           .policy = policy,
+                           .signal_fd = -1,
+                           .stop_at_ns = NEVER_NS,
+                           .late_at_ns = NEVER_NS,
+                           .silence_ns = (uint64_t)(options->peer_timeout * 1e9),
+                           .style = {.is_off = !options->prefix_output,
+                                     .timestamp = options->prefix_timestamp,
+                                     .color = options_want_color(options)}};
     if (policy->hears_signals) {
         session->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
     }

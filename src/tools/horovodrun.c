@@ -70,10 +70,10 @@ static int launch(const options_t *options)
     }
     bool knows_hosts = options->hosts[0] != '\0' || options->hostfile[0] != '\0' ||
                        options->host_discovery_script[0] != '\0' || options->pai;
-    int (*start)(const options_t *) =
-        options->await_agents >= 0 && !knows_hosts ? gather_run
-        : options_want_elastic(options)            ? elastic_run
-                                                   : launchers[options->controller];
+    int (*start)(const options_t *) = options->await_agents >= 0 && !knows_hosts ? gather_run
+                                      : options_want_elastic(options)
+                                          ? elastic_run
+                                          : launchers[options->controller];
     return options->pai ? pai_run(options, start) : start(options);
 }
 

@@ -2,16 +2,12 @@
 """Horovod jobs inside a Spark application: `horovod.spark.run(fn)` runs fn on every task slot.
 
     driver   launch.py    run(): waits for slots, starts the Spark job, raises what went wrong
-             driver.py    the desk agents report to: registrations, output, results, failures
-             plan.py      which task becomes which rank
+             session.py   the launcher's session, a child process: agents, output, results
              connect.py   the same through Spark Connect, where a task leads the job
-             mpi.py       the same with mpirun: its remote shell is shell.py, its ranks mpi_rank.py
+             mpi.py       the same with mpirun, whose ranks are started by mpi_rank.py
              elastic.py   run_elastic(): the same for a job whose ranks may fail and come
-    task     agent.py     what a Spark task does: registers, starts the rank, carries its output
-    rank     warden.py    the rank's parent: nothing of the rank outlives the task
-             rank.py      the rank: loads the function, calls it, hands the result back
-             notes.py     what an agent and its elastic rank leave each other
-    between  line.py      frames over a channel that has proved the job's secret
+    task     agent.py     what a Spark task does: starts the launcher's agent, waits for its end
+    rank     rank.py      the rank: loads the function, calls it, hands the result back
 
 This file stays light: every rank imports it.
 """

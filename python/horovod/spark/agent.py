@@ -55,9 +55,11 @@ def host_key() -> str:
 def serve(spec: JobSpec, index: int, attempt: int, devices: List[str]) -> int:
     """The whole life of one task; the exit status of its agent, 1 if its rank has failed."""
     secret_fd = memory_file("horovod secret", spec.secret.hex().encode())
-    command = [find_launcher(), "--agent", "--life-fd", "0", "--dial", f"{','.join(spec.addresses)}:{spec.port}",
-               "--secret-fd", str(secret_fd), "--agent-name", host_key(), "--agent-slot", str(index),
-               "--agent-about", " ".join([platform.node(), *devices]), "--start-timeout", f"{spec.start_timeout:g}"]
+    command = [find_launcher(), "--agent", "--life-fd", "0",
+               "--dial", f"{','.join(spec.addresses)}:{spec.port}", "--secret-fd", str(secret_fd),
+               "--agent-name", host_key(), "--agent-slot", str(index),
+               "--agent-about", " ".join([platform.node(), *devices]),
+               "--start-timeout", f"{min(max(spec.start_timeout, 1.0), 86400.0):g}"]
     try:
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(secret_fd,),
                                  env=rank_environment(spec, devices), start_new_session=True)

@@ -48,7 +48,7 @@ class Session(threading.Thread):
         self.problem: List[str] = []  # why an elastic job cannot go on: a word, and numbers
         self.n_spare = 0  # copies of tasks
         self.finished = threading.Event()  # nothing of it is left
-        self.tasks_of: Dict[str, List[int]] = {}  # by host, in the order of ranks, once all are there
+        self.tasks_of: Dict[str, List[int]] = {}  # by host, as ranks go, once all are there
         self._names: Dict[int, str] = {}    # of the hosts that tasks are on, by task
         self._devices: Dict[int, List[str]] = {}
         self._begun = threading.Event()
@@ -65,7 +65,8 @@ class Session(threading.Thread):
         secret_fd = memory_file("horovod secret", secret.hex().encode())
         events, events_end = os.pipe()
         self._events = os.fdopen(events, encoding="utf-8", errors="replace")
-        command = [find_launcher(), "--life-fd", "0", "--await-agents", "0", "--await-address", address, "--secret-fd", str(secret_fd),
+        command = [find_launcher(), "--life-fd", "0", "--await-agents", "0",
+                   "--await-address", address, "--secret-fd", str(secret_fd),
                    "--events-fd", str(events_end), "--payload", str(self._folder / "payload"),
                    "--results", self._place.name, *output.words(), *words, *RANK_COMMAND]
         # Ranks get the environment of their tasks; of the driver's, only what it is run with.
