@@ -108,6 +108,10 @@ void follow_joined(coord_t *coord, uint64_t batch, int last)
 
 void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes)
 {
+    if (text_bytes == 0) { // whoever ended the job has to say why, but may not have
+        text = hvd_status_text(status);
+        text_bytes = strlen(text);
+    }
     size_t kept = MIN(text_bytes, CONTROL_MAX_TEXT_BYTES - 1);
     memcpy(coord->ending.text, text, kept);
     coord->ending.text[kept] = '\0';
