@@ -42,7 +42,9 @@ PAIRS = [(PytorchDataLoader, PytorchAsyncDataLoader),
 @pytest.mark.parametrize("plain, ahead", PAIRS)
 @pytest.mark.parametrize("size", [0, 3])
 def test_a_thread_changes_nothing(path, plain, ahead, size):
-    one, other = plain(read(path), 3), ahead(size, False, read(path), 3)
+    more = {"shuffle": True} if plain is PytorchInmemDataLoader else {}
+    one = plain(read(path), limit_step_per_epoch=3, **more)
+    other = ahead(size, False, read(path), limit_step_per_epoch=3, **more)
     seen = [ids(one) for _ in range(4)]
     assert seen == [ids(other) for _ in range(4)]
     assert all(len(batches) == 3 == len(one) == len(other) for batches in seen)
@@ -58,11 +60,12 @@ def test_every_epoch_has_every_row(path, loader):
         assert [len(batch["id"]) for batch in batches] == [8, 8, 8, 6] and len(made) == 4
         assert sorted(sum(ids(batches), [])) == list(range(30))
         assert all(torch.equal(batch["x"], batch["id"] * 0.5) for batch in batches)
-    assert len(loader(read(path), 2)) == 2 and len(list(loader(read(path), 2))) == 2
+    some = loader(read(path), limit_step_per_epoch=2)
+    assert len(some) == 2 and len(list(some)) == 2
 
 
 def test_without_end(path):
-    with_length = PytorchInfiniteDataLoader(read(path), 6)
+    with_length = PytorchInfiniteDataLoader(read(path), limit_step_per_epoch=6)
     parts = [ids(with_length) for _ in range(2)]  # 12 batches of the epochs, which have 4
     endless = PytorchInfiniteDataLoader(read(path))
     assert parts[0] + parts[1] == ids(itertools.islice(endless, 12))
@@ -79,10 +82,29 @@ def test_more_steps_than_an_epoch_has(path, loader):
     """The rows come again, in the next order."""
     epochs = loader(read(path))
     wanted = (ids(epochs) + ids(epochs))[:len(epochs) + 2]
-    more = loader(read(path), len(epochs) + 2)
+    more = loader(read(path), limit_step_per_epoch=len(epochs) + 2)
     assert len(more) == len(epochs) + 2 and ids(more) == wanted
     with pytest.raises(ValueError, match="an epoch has no batches"):
-        loader(ParquetReader(path, batch_size=64, drop_last=True), 3)
+        loader(ParquetReader(path, batch_size=64, drop_last=True), limit_step_per_epoch=3)
+
+
+def test_as_programs_make_them(path):
+    """reader, batch_size, shuffling_queue_capacity, ...: by position."""
+    from horovod.spark.data_loaders import pytorch_data_loaders as old
+
+    assert old.PytorchDataLoader is PytorchDataLoader
+    loader = old.PytorchDataLoader(read(path, shuffle=False), 10, 0, "train", 2, True)
+    assert ids(loader) == [list(range(10)), list(range(10, 20))]
+    assert (loader.name, loader.batch_size, loader.limit_step_per_epoch) == ("train", 10, 2)
+    mixed = sum(ids(old.PytorchDataLoader(read(path, shuffle=False), 10, 16)), [])
+    assert mixed != list(range(30)) == sorted(mixed)
+    ahead = old.PytorchAsyncDataLoader(reader=read(path), batch_size=15, async_loader_queue_size=2,
+                                       shuffling_queue_capacity=0)
+    assert [len(batch["id"]) for batch in ahead] == [15, 15]
+    memory = old.PytorchInmemDataLoader(read(path, shuffle=False), 15, 3)
+    assert ids(memory) == ids(memory) == [list(range(15)), list(range(15, 30))]
+    with pytest.raises(TypeError, match="ParquetReader is expected as reader, not list"):
+        old.PytorchDataLoader([], 10, 0)
 
 
 def test_an_epoch_to_begin_with(path):

@@ -164,10 +164,16 @@ def test_settings_for_elastic_jobs():
     """Pairs for SparkConf.set(), of settings whose defaults are known too."""
     pairs = {name: value for name, value in vars(conf).items()
              if name.startswith("SPARK_CONF_") and isinstance(value, tuple)}
-    assert len(pairs) == 9
+    assert len(pairs) == 19
     for key, value in pairs.values():
         assert isinstance(value, str) and key in conf.SPARK_CONF_DEFAULT_VALUES
     assert {key for key, _ in pairs.values()} == set(conf.SPARK_CONF_DEFAULT_VALUES)
+    job = "spark.excludeOnFailure.stage.maxFailedTasksPerExecutor"
+    assert conf.SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR == (job, "1")
+    assert conf.SPARK_CONF_REUSE_FAILED_EXECUTOR == (job, conf.SPARK_CONF_MAX_INT)
+    assert conf.SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK == (
+        "spark.excludeOnFailure.task.maxTaskAttemptsPerNode", "2")
+    assert int(conf.SPARK_CONF_MAX_INT_MINUS_ONE) == int(conf.SPARK_CONF_MAX_INT) - 1
     sc = FakeContext([1])
     sc.conf = dict([conf.SPARK_CONF_ALWAYS_RESTART_FAILED_TASK])
     assert slots.max_failures(sc) == 2 ** 31 - 1

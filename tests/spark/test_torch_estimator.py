@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 hvd = pytest.importorskip("horovod.torch")
 
+from horovod.spark.common import util  # noqa: E402
 from horovod.spark.common.estimator import check_device  # noqa: E402
 from horovod.spark.common.datamodule import DataModule  # noqa: E402
 from horovod.spark.common.store import Store  # noqa: E402
@@ -147,7 +148,7 @@ def test_vectors_and_the_estimator_is_saved(spark, frame, tmp_path):
     path = str(tmp_path / "estimator")
     estimator(None, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
               feature_cols=["ab"], label_cols=["above"], validation=0.2, epochs=1,
-              transformation_fn=halve).save(path)
+              batch_transformation_fn=halve).save(path)
     loaded = TorchEstimator.load(path)
     assert loaded.getBatchSize() == 16 and loaded.getStore() is None
     fitted = loaded.setStore(Store.create(str(tmp_path / "store"))).fit(vectors)
@@ -195,7 +196,7 @@ def test_two_dataframes_at_once(spark, tmp_path, monkeypatch):
     backend = Here()
     made = estimator(store, num_proc=None, backend=backend)
     with monkeypatch.context() as patch:
-        patch.setattr(TorchEstimator, "_split", None)  # who writes would call it
+        patch.setattr(util, "split", None)  # who writes would call it
         made.fit(frames["run 10"])
     number = next(n for n in (None, 1) if store.exists(store.get_val_data_path(n))
                   and ParquetReader(store.get_val_data_path(n)).n_rows == 10)

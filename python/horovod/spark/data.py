@@ -179,17 +179,17 @@ class ParquetReader:
                  storage_options: Optional[Dict[str, Any]] = None, cache: bool = False) -> None:
         if not 0 <= shard < n_shards:
             raise ValueError(f"shard {shard} of {n_shards}: it must be from 0 to {n_shards - 1}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
-        self.batch_size = batch_size
         self._fs, root = open_filesystem(path, storage_options)
         self._files: Dict[str, pa.parquet.ParquetFile] = {}
         self.groups: List[Group] = []
+        self.n_bytes = 0  # before compression
         for file in self._list(root):
             metadata = self._open(file).metadata
             groups = [Group(file, i, metadata.row_group(i).num_rows)
                       for i in range(metadata.num_row_groups)]
             self.groups += [group for group in groups if group.n_rows > 0]
+            self.n_bytes += sum(metadata.row_group(group.index).total_byte_size
+                                for group in groups)
         if not self.groups:
             raise ValueError(f"{path}: no Parquet files with rows")
         self.schema: pa.Schema = self._open(self.groups[0].path).schema_arrow
@@ -200,15 +200,26 @@ class ParquetReader:
                              f"{', '.join(self.schema.names)}")
         self.n_rows = sum(group.n_rows for group in self.groups)
         self.rows_per_shard = -(-self.n_rows // n_shards)
-        self.steps_per_epoch = (self.rows_per_shard // batch_size if drop_last
-                                else -(-self.rows_per_shard // batch_size))
+        self._drop_last = drop_last
         self._first_row = shard * self.n_rows // n_shards
         self._shard = shard
         self._seed = seed or 0
         self._shuffle = shuffle
-        self._shuffle_rows = shuffle_rows
+        self._window = shuffle_rows if shuffle else 0  # 0: rows stay as they are
         self._transform = transform
         self._cached: Optional[Dict[int, pa.Table]] = {} if cache else None
+        self.set_batches(batch_size)
+
+    def set_batches(self, batch_size: Optional[int] = None, window: Optional[int] = None) -> None:
+        """Rows in a batch, and in a window they are mixed in, 0 for none; None: as it was."""
+        if batch_size is not None:
+            if batch_size < 1:
+                raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
+            self.batch_size = batch_size
+            self.steps_per_epoch = (self.rows_per_shard // batch_size if self._drop_last
+                                    else -(-self.rows_per_shard // batch_size))
+        if window is not None:
+            self._window = window
 
     def _list(self, root: str) -> List[str]:
         if self._fs.get_file_info(root).type == pa.fs.FileType.File:
@@ -251,7 +262,7 @@ class ParquetReader:
     def epoch(self, number: int = 0) -> Iterator[Batch]:
         """The batches of one epoch: steps_per_epoch of them."""
         mixer = np.random.default_rng([self._seed, number, self._shard + 1])
-        window = max(self._shuffle_rows if self._shuffle else 1, self.batch_size)
+        window = max(self._window, self.batch_size)
         pieces = self._pieces(number)
         parts: List[Batch] = []  # what is in memory and in no batch yet
         n_rows = n_made = 0
@@ -261,7 +272,7 @@ class ParquetReader:
             if n_rows < window and n_read < len(pieces):
                 continue
             block = join(parts)
-            mix = mixer.permutation(n_rows) if self._shuffle else None
+            mix = mixer.permutation(n_rows) if self._window else None
             n_whole = n_rows - n_rows % self.batch_size
             for at in range(0, n_whole, self.batch_size):
                 n_made += 1

@@ -16,7 +16,8 @@ SHUFFLE_ROWS = 1 << 16  # where shuffle_buffer_size does not say
 
 
 class DataModule(abc.ABC):
-    """transform_fn is the estimator's transformation_fn, schema_fields are the columns it needs."""
+    """transform_fn is the estimator's transformation_fn, of a row as a dict; schema_fields are the
+    columns it needs."""
 
     def __init__(self, train_dir: str, val_dir: Optional[str], num_train_epochs: int = 1,
                  has_val: bool = True, train_batch_size: int = 32, val_batch_size: int = 32,
@@ -62,8 +63,11 @@ class ParquetDataModule(DataModule):
     """Through horovod.spark.data; subclasses say in which form."""
 
     def __init__(self, *args: Any, seed: Optional[int] = None, shuffle_rows: int = SHUFFLE_ROWS,
-                 **kwargs: Any) -> None:
+                 batch_transform_fn: Optional[Callable] = None,
+                 removed_fields: Optional[Sequence[str]] = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._transform = (pandas_transform(batch_transform_fn)
+                           or row_transform(self.transform_fn, removed_fields or []))
         self._seed = seed
         self._shuffle_rows = shuffle_rows
         self._readers: List[ParquetReader] = []
@@ -77,7 +81,7 @@ class ParquetDataModule(DataModule):
     def _open(self, path: Any, batch_size: int, shuffle: bool) -> ParquetReader:
         reader = ParquetReader(path, self.schema_fields, batch_size, self.cur_shard,
                                self.shard_count, self._seed, shuffle, self._shuffle_rows,
-                               transform=pandas_transform(self.transform_fn),
+                               transform=self._transform,
                                cache=self.inmemory_cache_all,
                                storage_options=self.storage_options)
         self._readers.append(reader)
@@ -86,6 +90,24 @@ class ParquetDataModule(DataModule):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         for reader in self._readers:
             reader.close()
+
+
+def row_transform(fn: Optional[Callable], removed: Sequence[str] = ()
+                  ) -> Optional[Callable[[Batch], Batch]]:
+    """A function of a row, {column: value}, as one of a batch."""
+    if fn is None:
+        return None
+
+    def transform(batch: Batch) -> Batch:
+        rows = [fn(dict(zip(batch, values))) for values in zip(*batch.values())]
+        if not all(isinstance(row, dict) for row in rows):
+            raise TypeError("transformation_fn must give a row back, a dict of columns, not "
+                            f"{type(rows[0]).__name__}; a function of a DataFrame is for "
+                            "batch_transformation_fn")
+        return {name: np.stack([np.asarray(row[name]) for row in rows])
+                for name in rows[0] if name not in removed}
+
+    return transform
 
 
 def pandas_transform(fn: Optional[Callable]) -> Optional[Callable[[Batch], Batch]]:
@@ -131,4 +153,6 @@ def make_data_module(cls: Callable[..., Any], task: Dict[str, Any], rank: int, n
                schema_fields=task["columns"], storage_options=task["store"].storage_options,
                steps_per_epoch_train=steps[0], steps_per_epoch_val=steps[1],
                verbose=bool(task["verbose"]), seed=task["random_seed"],
-               shuffle_rows=task["shuffle_buffer_size"] or SHUFFLE_ROWS, **more)
+               shuffle_rows=task["shuffle_buffer_size"] or SHUFFLE_ROWS,
+               batch_transform_fn=task["batch_transformation_fn"],
+               removed_fields=task["transformation_removed_fields"], **more)

@@ -5,19 +5,19 @@ fit(df):  the columns go to Parquet in the store, vectors as arrays; the backend
 framework's train function, which reads them with horovod.spark.data; rank 0 hands back the history
 and the model. transform(df) adds a column for each label, computed by a pandas UDF.
 """
-import contextlib
 import datetime
 import math
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 from pyspark.ml import Estimator, Model
 
+from horovod.spark.common import util
 from horovod.spark.common.backend import SparkBackend
-from horovod.spark.common.params import TableParams
-from horovod.spark.common.prepared import place_for
-from horovod.spark.common.saving import Saved
-from horovod.spark.data import Batch, ParquetReader
+from horovod.spark.common.params import EstimatorParams, ModelParams
+from horovod.spark.common.serialization import Saved
+from horovod.spark.common.util import Look, plain_column
+from horovod.spark.data import Batch
 
 
 def as_list(value: Any) -> List[Any]:
@@ -32,8 +32,12 @@ def check_device(kind: str, allgather_object: Callable[[Any], List[Any]]) -> Non
                            f"{', '.join(kinds)}, by rank")
 
 
-class HorovodEstimator(TableParams, Saved, Estimator):
-    """Subclasses give RUN_PREFIX, check_model(), train() and input_sizes()."""
+class HorovodEstimator(EstimatorParams, Saved, Estimator):
+    """Subclasses give RUN_PREFIX, check_model(), train(), input_sizes() and get_model_class().
+
+    A class that derives from an estimator may replace get_model_class(), _get_model_kwargs() and
+    _get_or_create_backend().
+    """
 
     RUN_PREFIX = "run"
 
@@ -51,6 +55,10 @@ class HorovodEstimator(TableParams, Saved, Estimator):
         """How many numbers of a row each input of the model takes, in order, as far as it says."""
         raise NotImplementedError
 
+    def get_model_class(self) -> type:
+        """Of what fit() returns: a HorovodModel."""
+        raise NotImplementedError
+
     # --- fit -----------------------------------------------------------------------------------
 
     def _check(self) -> None:
@@ -64,9 +72,10 @@ class HorovodEstimator(TableParams, Saved, Estimator):
                             ("label_cols", "label_cols is required: what the model predicts")):
             if not get(name):
                 raise ValueError(words)
-        validation = get("validation")
-        if isinstance(validation, (int, float)) and not 0 <= validation < 1:
-            raise ValueError(f"validation is {validation}: a fraction must be in [0, 1)")
+        util.check_validation(get("validation"))
+        if get("transformation_fn") is not None and get("batch_transformation_fn") is not None:
+            raise ValueError("transformation_fn and batch_transformation_fn are both set: give "
+                             "only one of them")
         source = get("data_module")
         if source is not None and not callable(source):
             raise ValueError(f"data_module is {source!r}: it must be a class, such as one of "
@@ -74,18 +83,21 @@ class HorovodEstimator(TableParams, Saved, Estimator):
         self.check_model()
 
     def _columns(self) -> List[str]:
-        columns = self.getFeatureCols() + self.getLabelCols()
-        weight = self.getSampleWeightCol()
-        return columns + [weight] if weight else columns
+        return util.columns_of(self.getFeatureCols(), self.getLabelCols(),
+                               self.getSampleWeightCol())
 
-    def _backend(self) -> Any:
+    def _get_or_create_backend(self) -> Any:
         return self.getBackend() or SparkBackend(self.getNumProc(), verbose=self.getVerbose())
 
     def _fit(self, df: Any) -> "HorovodModel":
         self._check()
-        backend = self._backend()
-        idx = self._prepare(df, backend.num_processes())
-        return self._train(backend, bool(self.getValidation()), idx)
+        backend = self._get_or_create_backend()
+        with util.prepare_data(
+                backend.num_processes(), self.getStore(), df, self.getLabelCols(),
+                self.getFeatureCols(), self.getValidation(), self.getSampleWeightCol(),
+                partitions_per_process=self.getPartitionsPerProcess(),
+                random_seed=self.getRandomSeed()) as idx:
+            return self._train(backend, bool(self.getValidation()), idx)
 
     def fit_on_parquet(self, params: Optional[Dict] = None,
                        dataset_idx: Optional[int] = None) -> "HorovodModel":
@@ -96,56 +108,10 @@ class HorovodEstimator(TableParams, Saved, Estimator):
         store = self.getStore()
         has_val = (self.getValidation() is not None
                    and store.is_parquet_dataset(store.get_val_data_path(dataset_idx)))
-        return self._train(self._backend(), has_val, dataset_idx)
-
-    def _prepare(self, df: Any, n_processes: int) -> Optional[int]:
-        """Writes the columns as Parquet, unless they are there; under which number of the store?"""
-        validation = self.getValidation()
-        wanted = self._columns() + ([validation] if isinstance(validation, str) else [])
-        missing = [name for name in wanted if name not in df.columns]
-        if missing:
-            raise ValueError(f"the DataFrame has no column {', '.join(missing)}; it has "
-                             f"{', '.join(df.columns)}")
-        store = self.getStore()
-        n_files = max(n_processes * self.getPartitionsPerProcess(), n_processes)
-        place, idx = place_for(df, store.get_train_data_path(),
-                               (wanted, validation, self.getRandomSeed(), n_files))
-        paths = store.get_train_data_path(idx), store.get_val_data_path(idx)
-        with place.writing:
-            if not place.is_written or not store.is_parquet_dataset(paths[0]):
-                for part, path in zip(self._split(df), paths):
-                    part.coalesce(n_files).write.mode("overwrite").parquet(path)
-                place.is_written = True
-        return idx
-
-    def _split(self, df: Any) -> List[Any]:
-        """The columns for training, and for validation where that is wanted."""
-        validation = self.getValidation()
-        columns = [plain_column(df, name) for name in self._columns()]
-        if isinstance(validation, str):
-            marked = df.select(*columns, df[validation].cast("boolean").alias("__validation"))
-            return [marked.filter(which).drop("__validation")
-                    for which in ("not __validation", "__validation")]
-        data = df.select(*columns)
-        if not validation:
-            return [data]
-        return data.randomSplit([1.0 - validation, float(validation)], self.getRandomSeed() or 0)
-
-    def _look(self, path: str, what: str) -> "Look":
-        try:
-            reader = ParquetReader(path, storage_options=self.getStore().storage_options)
-        except ValueError as error:
-            raise ValueError(f"the {what} set has no rows") from error
-        with contextlib.closing(reader):
-            missing = [name for name in self._columns() if name not in reader.columns]
-            if missing:
-                raise ValueError(f"{path} has no column {', '.join(missing)}; it has "
-                                 f"{', '.join(reader.columns)}")
-            # Others may hold what makes no tensor: nobody will read them.
-            return Look(reader.n_rows, reader.sample(self._columns()), reader.schema)
+        return self._train(self._get_or_create_backend(), has_val, dataset_idx)
 
     def _check_sizes(self, row: Batch) -> None:
-        if self.getTransformationFn() is not None:
+        if self.getTransformationFn() or self.getBatchTransformationFn():
             return  # the model takes what that makes of the columns
         for name, wanted in zip(self.getFeatureCols(), self.input_sizes()):
             if wanted not in (None, row[name].size):
@@ -160,23 +126,17 @@ class HorovodEstimator(TableParams, Saved, Estimator):
                 if row.name not in ("model", "optimizer", "backend", "num_proc")}
         train_path = store.get_train_data_path(idx)
         val_path = store.get_val_data_path(idx) if has_val else None
-        seen = self._look(train_path, "training")
+        seen = util.look(store, train_path, self._columns(), "training")
         self._check_sizes(seen.row)
         task.update(
             run_id=run_id, columns=self._columns(), train_path=train_path, val_path=val_path,
             train_rows=seen.n_rows,
-            val_rows=self._look(val_path, "validation").n_rows if val_path else 0,
+            val_rows=util.look(store, val_path, self._columns(), "validation").n_rows
+            if val_path else 0, metadata=util.metadata_of(seen),
             checkpoint_path=store.get_checkpoint_path(run_id) if store.saving_runs() else None)
         model = self.train(backend, task)
         model.remember(seen)
         return model
-
-
-class Look(NamedTuple):
-    """What the driver sees of prepared data."""
-    n_rows: int
-    row: Batch  # one of them
-    schema: Any  # Arrow's
 
 
 # Labels that outputs are rounded for: Arrow's name of the type, and Spark's.
@@ -189,24 +149,15 @@ def size_of(shape: Sequence[Optional[int]]) -> Optional[int]:
     return math.prod(sizes) if min(sizes, default=0) >= 0 else None
 
 
-def plain_column(df: Any, name: str) -> Any:
-    """The column as numbers or arrays of numbers; vectors of pyspark.ml as arrays."""
-    from pyspark.ml.functions import vector_to_array
-
-    kind = df.schema[name].dataType.typeName()
-    column = df[name]
-    return (vector_to_array(column) if kind == "vectorudt" else column).alias(name)
-
-
-class HorovodModel(TableParams, Saved, Model):
+class HorovodModel(ModelParams, Saved, Model):
     """Subclasses give predictor(), which may be pickled."""
 
     def predictor(self) -> Callable[[List[np.ndarray]], List[np.ndarray]]:
         """A function of the feature columns that gives a matrix for each label."""
         raise NotImplementedError
 
-    def getHistory(self) -> Any:
-        return self.getOrDefault("history")
+    def _get_metadata(self) -> Any:
+        return self.getMetadata()
 
     def setOutputCols(self, names: Sequence[str]) -> "HorovodModel":
         return self._set(output_columns=list(names))

@@ -2,7 +2,7 @@
 """The parameters of estimators and their models, as tables: a row is a parameter.
 
 A class decorated with @parameters(TABLE) gets a pyspark.ml Param for each row, its default, and
-get<Name>() and set<Name>(value).
+get<Name>() and set<Name>(value). A subclass may add Params of its own as pyspark.ml has them.
 """
 import copy
 from typing import Any, Callable, List, NamedTuple, Tuple
@@ -45,9 +45,10 @@ ESTIMATOR = [
     Row("run_id", None, "name of the run in the store; the same name goes on from its checkpoint"),
     Row("gradient_compression", None, "a Compression of the framework's horovod package"),
     Row("compress_sparse_cols", False, "accepted: Parquet compresses by itself"),
-    Row("transformation_fn", None, "function of a pandas DataFrame, applied to each batch"),
+    Row("transformation_fn", None, "function of a row, a dict, that gives the row to train on"),
+    Row("batch_transformation_fn", None, "the same of a batch, a pandas DataFrame: faster"),
     Row("transformation_edit_fields", None, "accepted: follows from transformation_fn"),
-    Row("transformation_removed_fields", None, "accepted: follows likewise"),
+    Row("transformation_removed_fields", None, "columns that are left out after transformation_fn"),
     Row("train_reader_num_workers", 2, "accepted: the reader has no workers"),
     Row("val_reader_num_workers", 2, "accepted likewise"),
     Row("reader_pool_type", "thread", "accepted likewise"),
@@ -68,13 +69,17 @@ MODEL = [
     Row("run_id", None, "name of the run in the store"),
     Row("label_types", None, "Spark's type of each integer label, else None"),
     Row("output_widths", None, "numbers in each output; default: as in the first row"),
+    Row("_metadata", None, "shape and type of each column it was trained on"),
 ]
 
-# Other names of setters, which programs use.
-OTHER_SETTERS = {"setTrainReaderNumWorker": "train_reader_num_workers",
-                 "setValReaderNumWorker": "val_reader_num_workers",
-                 "setShufflingBufferSize": "shuffle_buffer_size",
-                 "setLabelColoumns": "label_columns"}
+# Other spellings of get<Name> and set<Name>, which programs use.
+OTHER_NAMES = {"TrainReaderNumWorker": "train_reader_num_workers",
+               "ValReaderNumWorker": "val_reader_num_workers",
+               "ShufflingBufferSize": "shuffle_buffer_size",
+               "InMemoryCacheAll": "inmemory_cache_all",
+               "NumGPUs": "num_gpus",
+               "UseGPU": "use_gpu",
+               "LabelColoumns": "label_columns"}
 
 # Parameters that belong to a session: they are not saved.
 NOT_SAVED = ("backend", "store")
@@ -102,15 +107,15 @@ def _setter(name: str) -> Callable[[Params, Any], Params]:
 
 def parameters(table: List[Row]) -> Callable[[type], type]:
     def decorate(cls: type) -> type:
+        spellings = {camel(row.name): row.name for row in table}
+        spellings.update((other, name) for other, name in OTHER_NAMES.items()
+                         if name in list(spellings.values()))
         for row in table:
             setattr(cls, row.name, Param(Params._dummy(), row.name, row.help))
-            setattr(cls, f"get{camel(row.name)}", _getter(row.name))
-            setattr(cls, f"set{camel(row.name)}", _setter(row.name))
-        known = {row.name for row in table}
-        for other, name in OTHER_SETTERS.items():
-            if name in known:
-                setattr(cls, other, _setter(name))
-        cls._table: Tuple[Row, ...] = tuple(table)  # type: ignore
+        for spelling, name in spellings.items():
+            setattr(cls, f"get{spelling}", _getter(name))
+            setattr(cls, f"set{spelling}", _setter(name))
+        cls._table = tuple(table)  # type: ignore[attr-defined]
         return cls
 
     return decorate
@@ -119,12 +124,27 @@ def parameters(table: List[Row]) -> Callable[[type], type]:
 class TableParams(Params):
     """Takes its parameters by name; what is None is left at its default."""
 
+    _table: Tuple[Row, ...] = ()
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
-        known = {row.name for row in self._table}
-        unknown = sorted(set(kwargs) - known)
-        if unknown:
-            raise TypeError(f"{type(self).__name__} has no parameter {', '.join(unknown)}")
         # A default that is a list is not shared with others.
         self._setDefault(**{row.name: copy.copy(row.default) for row in self._table})
-        self._set(**{name: value for name, value in kwargs.items() if value is not None})
+        self.setParams(**kwargs)
+
+    def setParams(self, **kwargs: Any) -> "TableParams":
+        """Sets parameters by name; what is None is left as it is. Returns self."""
+        unknown = sorted(name for name in kwargs if not self.hasParam(name))
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no parameter {', '.join(unknown)}")
+        return self._set(**{name: value for name, value in kwargs.items() if value is not None})
+
+
+@parameters(ESTIMATOR)
+class EstimatorParams(TableParams):
+    """What estimators of all frameworks have."""
+
+
+@parameters(MODEL)
+class ModelParams(TableParams):
+    """What their models have."""

@@ -32,3 +32,11 @@ def place_for(df: Any, path: str, form: Tuple) -> Tuple[Place, Optional[int]]:
         if not known:
             places[number:number + 1] = [Place(df, form)]
         return places[number], number or None
+
+
+def forget_places() -> None:
+    """Whatever is in the stores counts as not written."""
+    with _guard:
+        for places in _places.values():
+            for place in places:
+                place.is_written = False

@@ -37,7 +37,14 @@ class RemoteStore(NamedTuple):
 
 
 class Store:
-    """Use Store.create(prefix): the right class for a path."""
+    """Use Store.create(prefix): the right class for a path.
+
+    A store of one's own is a subclass that says where things are, as paths or URLs; what is done
+    with them follows from that, and may be overridden.
+    """
+
+    CHECKPOINT_FILENAME = "checkpoint"
+    storage_options: Dict[str, Any] = {}  # for pyarrow or fsspec
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> "FilesystemStore":
@@ -47,26 +54,27 @@ class Store:
             return DBFSLocalStore(prefix_path, *args, **kwargs)
         return FilesystemStore(prefix_path, *args, **kwargs)
 
+    # --- Where things are ------------------------------------------------------------------------
 
-class FilesystemStore(Store):
-    """Local paths and every URL fsspec has a package for: s3://, gs://, abfs:// ..."""
+    def get_train_data_path(self, idx: Optional[int] = None) -> str:
+        raise self._missing("get_train_data_path")
 
-    CHECKPOINT_FILENAME = "checkpoint"
+    def get_val_data_path(self, idx: Optional[int] = None) -> str:
+        raise self._missing("get_val_data_path")
 
-    def __init__(self, prefix_path: str, train_path: Optional[str] = None,
-                 val_path: Optional[str] = None, test_path: Optional[str] = None,
-                 runs_path: Optional[str] = None, save_runs: bool = True,
-                 storage_options: Optional[Dict[str, Any]] = None,
-                 checkpoint_filename: Optional[str] = None) -> None:
-        self.prefix_path = self.get_full_path(prefix_path)
-        self.storage_options = storage_options or {}
-        given = {"train": train_path, "val": val_path, "test": test_path}
-        self._paths = {
-            kind: self.get_full_path(path or f"{self.prefix_path}/intermediate_{kind}_data")
-            for kind, path in given.items()}
-        self._runs_path = self.get_full_path(runs_path or f"{self.prefix_path}/runs")
-        self._save_runs = save_runs
-        self._checkpoint_filename = checkpoint_filename or self.CHECKPOINT_FILENAME
+    def get_test_data_path(self, idx: Optional[int] = None) -> str:
+        raise self._missing("get_test_data_path")
+
+    def get_runs_path(self) -> str:
+        raise self._missing("get_runs_path")
+
+    def saving_runs(self) -> bool:
+        """Are checkpoints and logs kept?"""
+        return True
+
+    def _missing(self, name: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} has no {name}(): a Store of one's own "
+                                   "must say where that is")
 
     # --- Files ---------------------------------------------------------------------------------
 
@@ -90,7 +98,7 @@ class FilesystemStore(Store):
 
     @property
     def fs(self) -> pyarrow.fs.FileSystem:
-        return self._open(self.prefix_path)[0]
+        return self._open(self.get_train_data_path())[0]
 
     def exists(self, path: str) -> bool:
         fs, inner = self._open(path)
@@ -129,37 +137,16 @@ class FilesystemStore(Store):
         fs, inner = self._open(path)
         return pyarrow.parquet.ParquetDataset(inner, filesystem=fs)
 
-    # --- Data ----------------------------------------------------------------------------------
-
-    def _data_path(self, kind: str, idx: Optional[int]) -> str:
-        path = self._paths[kind]
-        return path if idx is None else f"{path}.{idx}"
-
-    def get_train_data_path(self, idx: Optional[int] = None) -> str:
-        return self._data_path("train", idx)
-
-    def get_val_data_path(self, idx: Optional[int] = None) -> str:
-        return self._data_path("val", idx)
-
-    def get_test_data_path(self, idx: Optional[int] = None) -> str:
-        return self._data_path("test", idx)
-
     def get_data_metadata_path(self, path: str) -> str:
         return path.rstrip("/") + "_metadata.json"
 
     # --- Runs ----------------------------------------------------------------------------------
 
-    def saving_runs(self) -> bool:
-        return self._save_runs
-
-    def get_runs_path(self) -> str:
-        return self._runs_path
-
     def get_run_path(self, run_id: str) -> str:
         return f"{self.get_runs_path()}/{run_id}"
 
     def get_checkpoint_filename(self) -> str:
-        return self._checkpoint_filename
+        return self.CHECKPOINT_FILENAME
 
     def get_checkpoint_path(self, run_id: str) -> str:
         return f"{self.get_run_path(run_id)}/{self.get_checkpoint_filename()}"
@@ -210,6 +197,49 @@ class FilesystemStore(Store):
     def read_serialized_keras_model(self, ckpt_path: str, model: Any = None,
                                     custom_objects: Any = None) -> bytes:
         return self.read(ckpt_path)
+
+
+class FilesystemStore(Store):
+    """Local paths and every URL fsspec has a package for: s3://, gs://, abfs:// ..."""
+
+    def __init__(self, prefix_path: str, train_path: Optional[str] = None,
+                 val_path: Optional[str] = None, test_path: Optional[str] = None,
+                 runs_path: Optional[str] = None, save_runs: bool = True,
+                 storage_options: Optional[Dict[str, Any]] = None,
+                 checkpoint_filename: Optional[str] = None) -> None:
+        self.prefix_path = self.get_full_path(prefix_path)
+        self.storage_options = storage_options or {}
+        given = {"train": train_path, "val": val_path, "test": test_path}
+        self._paths = {
+            kind: self.get_full_path(path or f"{self.prefix_path}/intermediate_{kind}_data")
+            for kind, path in given.items()}
+        self._runs_path = self.get_full_path(runs_path or f"{self.prefix_path}/runs")
+        self._save_runs = save_runs
+        self._checkpoint_filename = checkpoint_filename or self.CHECKPOINT_FILENAME
+
+    # --- Data ----------------------------------------------------------------------------------
+
+    def _data_path(self, kind: str, idx: Optional[int]) -> str:
+        path = self._paths[kind]
+        return path if idx is None else f"{path}.{idx}"
+
+    def get_train_data_path(self, idx: Optional[int] = None) -> str:
+        return self._data_path("train", idx)
+
+    def get_val_data_path(self, idx: Optional[int] = None) -> str:
+        return self._data_path("val", idx)
+
+    def get_test_data_path(self, idx: Optional[int] = None) -> str:
+        return self._data_path("test", idx)
+
+    def saving_runs(self) -> bool:
+        return self._save_runs
+
+    def get_runs_path(self) -> str:
+        return self._runs_path
+
+    def get_checkpoint_filename(self) -> str:
+        return self._checkpoint_filename
 
 
 AbstractFilesystemStore = FilesystemStore

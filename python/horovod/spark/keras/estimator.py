@@ -76,13 +76,21 @@ class KerasEstimator(HorovodEstimator):
         results = backend.run(remote.train, args=(cloudpickle.dumps(task),),
                               env=self.getBackendEnv())
         history, model = results[0]
-        return KerasModel(history=history, feature_columns=self.getFeatureCols(),
-                          label_columns=self.getLabelCols(), run_id=task["run_id"],
-                          model=remote.model_from_bytes(model, self.getCustomObjects()),
-                          custom_objects=self.getCustomObjects())
+        return self.get_model_class()(**self._get_model_kwargs(
+            remote.model_from_bytes(model, self.getCustomObjects()), history, task["run_id"],
+            task["metadata"], remote.float_type()))
+
+    def get_model_class(self) -> type:
+        return KerasModel
+
+    def _get_model_kwargs(self, model: Any, history: Any, run_id: str, metadata: Any,
+                          floatx: str) -> Dict[str, Any]:
+        return dict(history=history, model=model, run_id=run_id, _metadata=metadata, _floatx=floatx,
+                    feature_columns=self.getFeatureCols(), label_columns=self.getLabelCols(),
+                    custom_objects=self.getCustomObjects())
 
 
-@parameters(MODEL + [CUSTOM])
+@parameters(MODEL + [CUSTOM, Row("_floatx", None, "Keras' type of numbers in training")])
 class KerasModel(HorovodModel):
     """transform(df) adds the model's outputs."""
 

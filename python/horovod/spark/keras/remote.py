@@ -47,6 +47,12 @@ def optimizer_from_config(text: str, custom_objects: Dict[str, Any]) -> Any:
     return keras.optimizers.deserialize(json.loads(text), custom_objects=custom_objects)
 
 
+def float_type() -> str:
+    import keras
+
+    return keras.backend.floatx()
+
+
 def shaped(values: Any, tensor: Any) -> Any:
     """A column as an input of the model: its shape and its type."""
     import tensorflow as tf

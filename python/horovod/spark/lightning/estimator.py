@@ -11,8 +11,9 @@ from horovod.spark import torch as plain
 from horovod.spark.common.estimator import HorovodEstimator, size_of
 from horovod.spark.common.params import ESTIMATOR, MODEL, Row, parameters
 from horovod.spark.lightning import remote
-from horovod.spark.torch.estimator import TORCH
-from horovod.spark.torch.remote import load_state
+from horovod.spark.torch.estimator import MODEL_TORCH, TORCH
+
+MIN_PL_VERSION = "2.0.0"  # of pytorch_lightning
 
 LIGHTNING = [
     Row("num_gpus", None, "accepted: a process has one"),
@@ -53,14 +54,15 @@ class TorchEstimator(HorovodEstimator):
         # Chosen here: a Compression is another class where it has been unpickled.
         task["compression_hook"] = remote.compression_hook(task.pop("gradient_compression"))
         packed = cloudpickle.dumps((self.getModel(), task))
-        history, state = backend.run(remote.train, args=(packed,))[0]
-        model = cloudpickle.loads(cloudpickle.dumps(self.getModel()))
-        model.load_state_dict(load_state(state))
-        return TorchModel(history=history, model=model, feature_columns=self.getFeatureCols(),
-                          label_columns=self.getLabelCols(), run_id=task["run_id"],
-                          input_shapes=self.getInputShapes())
+        return self.trained(backend.run(remote.train, args=(packed,))[0], task)
+
+    trained = plain.TorchEstimator.trained
+    _get_model_kwargs = plain.TorchEstimator._get_model_kwargs
+
+    def get_model_class(self) -> type:
+        return TorchModel
 
 
-@parameters(MODEL + TORCH[:1])
+@parameters(MODEL + MODEL_TORCH)
 class TorchModel(plain.TorchModel):
     """transform(df) adds the outputs of the module's forward()."""

@@ -26,12 +26,13 @@ class ParquetDataModule(datamodule.ParquetDataModule):
 
     def train_data(self) -> Iterable[Any]:
         return self._keep(PytorchAsyncDataLoader(
-            self._train_queue, self._debug, self.train_reader(), self.steps_per_epoch_train,
-            self._first_epoch))
+            self._train_queue, self._debug, self.train_reader(), name="train",
+            limit_step_per_epoch=self.steps_per_epoch_train, first_epoch=self._first_epoch))
 
     def val_data(self) -> Iterable[Any]:
         return self._keep(PytorchAsyncDataLoader(
-            self._val_queue, self._debug, self.val_reader(), self.steps_per_epoch_val))
+            self._val_queue, self._debug, self.val_reader(), name="val",
+            limit_step_per_epoch=self.steps_per_epoch_val))
 
     def _keep(self, loader: PytorchAsyncDataLoader) -> PytorchAsyncDataLoader:
         self._loaders.append(loader)

@@ -4,7 +4,7 @@
 Model and optimizer travel in one pickle, so that the optimizer still holds the model's own
 parameters when they arrive.
 """
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import cloudpickle
 import numpy as np
@@ -18,6 +18,12 @@ TORCH = [
     Row("input_shapes", None, "shape of each feature as the model takes it, -1 for the batch"),
     Row("loss_constructors", None, "functions that make the losses, where these do not pickle"),
     Row("train_minibatch_fn", None, "what to do with a batch, instead of one step of descent"),
+]
+MODEL_TORCH = [
+    TORCH[0],
+    Row("optimizer", None, "the optimizer, of the trained model's parameters"),
+    Row("loss", None, "loss function, or one for each label column"),
+    TORCH[1],
 ]
 SOURCE = Row("data_module", ParquetDataModule, "class of the DataModule the batches come from")
 
@@ -56,31 +62,73 @@ class TorchEstimator(HorovodEstimator):
         task["losses"] = as_list(task.pop("loss")) if task["loss"] is not None else None
         packed = cloudpickle.dumps((self.getModel(), self.getOptimizer(), task))
         results = backend.run(remote.train, args=(packed,))
-        history, state = results[0]
-        model = cloudpickle.loads(cloudpickle.dumps(self.getModel()))
+        return self.trained(results[0], task)
+
+    def trained(self, result: Tuple[Any, bytes], task: Dict[str, Any]) -> "TorchModel":
+        """A copy of the model with the state of rank 0, and of the optimizer that has it."""
+        history, state = result
+        model, optimizer = cloudpickle.loads(cloudpickle.dumps((self.getModel(),
+                                                                self.getOptimizer())))
         model.load_state_dict(remote.load_state(state))
-        return TorchModel(history=history, model=model, feature_columns=self.getFeatureCols(),
-                          label_columns=self.getLabelCols(), run_id=task["run_id"],
-                          input_shapes=self.getInputShapes())
+        return self.get_model_class()(**self._get_model_kwargs(
+            model, history, optimizer, task["run_id"], task["metadata"]))
+
+    def get_model_class(self) -> type:
+        return TorchModel
+
+    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str,
+                          metadata: Any) -> Dict[str, Any]:
+        return dict(history=history, model=model, optimizer=optimizer, run_id=run_id,
+                    feature_columns=self.getFeatureCols(), label_columns=self.getLabelCols(),
+                    input_shapes=self.getInputShapes(), loss=self.getLoss(),
+                    loss_constructors=self.getLossConstructors(), _metadata=metadata)
 
 
-@parameters(MODEL + TORCH[:1])
+@parameters(MODEL + MODEL_TORCH)
 class TorchModel(HorovodModel):
     """transform(df) adds the model's outputs."""
 
-    def predictor(self) -> Callable[[List[np.ndarray]], List[np.ndarray]]:
-        packed = cloudpickle.dumps(self.getModel())
+    def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
+        """A function of the model and one row; where a subclass has its own, that is called."""
+        names, shapes = self.getFeatureColumns(), self.getInputShapes()
+
+        def predict(model: Any, row: Any) -> Any:
+            return model(*remote.features([np.asarray([row[name]]) for name in names], shapes))
+
+        return predict
+
+    def _predict_batch(self) -> Callable[[Any, List[np.ndarray]], List[Any]]:
+        """A function of the model and columns that gives tensors."""
         shapes = self.getInputShapes()
+        if type(self).get_prediction_fn is TorchModel.get_prediction_fn:
+            return lambda model, columns: as_list(model(*remote.features(columns, shapes)))
+        names, predict = self.getFeatureColumns(), self.get_prediction_fn()
+
+        def by_row(model: Any, columns: List[np.ndarray]) -> List[Any]:
+            import torch
+            from pyspark.sql import Row as SparkRow
+
+            rows = [as_list(predict(model, SparkRow(**dict(zip(names, values)))))
+                    for values in zip(*columns)]
+            return [torch.stack([torch.as_tensor(value).reshape(-1) for value in outputs])
+                    for outputs in zip(*rows)]
+
+        return by_row
+
+    def predictor(self) -> Callable[[List[np.ndarray]], List[np.ndarray]]:
+        packed = cloudpickle.dumps((self.getModel(), self._predict_batch()))
         loaded: List[Any] = []
 
         def predict(columns: List[np.ndarray]) -> List[np.ndarray]:
             import torch
 
             if not loaded:  # once in each Python worker
-                loaded.append(cloudpickle.loads(packed).eval())
+                loaded.extend(cloudpickle.loads(packed))
+            model, predict_batch = loaded
+            model.eval()
             with torch.no_grad():
-                outputs = loaded[0](*remote.features(columns, shapes))
+                outputs = predict_batch(model, columns)
             return [output.detach().cpu().numpy().reshape(len(columns[0]), -1)
-                    for output in as_list(outputs)]
+                    for output in outputs]
 
         return predict

@@ -17,7 +17,9 @@ from pyspark.ml.util import (DefaultParamsReader, DefaultParamsWriter, MLReadabl
 from horovod.spark.common.params import NOT_SAVED
 
 
-class _Writer(MLWriter):
+class HorovodParamsWriter(MLWriter):
+    """Writes the parameters of an estimator or a model that have been set."""
+
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self._instance = instance
@@ -32,7 +34,9 @@ class _Writer(MLWriter):
                                          extraMetadata={"horovod": text}, paramMap={})
 
 
-class _Reader(MLReader):
+class HorovodParamsReader(MLReader):
+    """Reads them into a new one of a class."""
+
     def __init__(self, cls: type) -> None:
         super().__init__()
         self._cls = cls
@@ -40,18 +44,19 @@ class _Reader(MLReader):
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, SparkContext._active_spark_context)
         values = self._cls.unpack(cloudpickle.loads(base64.b64decode(metadata["horovod"])))
-        instance = self._cls(**values)
+        instance = self._cls()
+        instance._set(**values)
         instance._resetUid(metadata["uid"])
         return instance
 
 
 class Saved(MLReadable, MLWritable):
     def write(self) -> MLWriter:
-        return _Writer(self)
+        return HorovodParamsWriter(self)
 
     @classmethod
     def read(cls) -> MLReader:
-        return _Reader(cls)
+        return HorovodParamsReader(cls)
 
     def pack(self, values: Any) -> Any:
         """Turns values into what can be pickled."""
