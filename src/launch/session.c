@@ -34,7 +34,7 @@ hvd_status_t session_init(session_t *session, const options_t *options,
                            .stop_at_ns = NEVER_NS,
                            .late_at_ns = NEVER_NS,
                            .silence_ns = (uint64_t)(options->peer_timeout * 1e9),
-                           .style = {.is_off = !options->prefix_output,
+                           .style = {.is_off = options->plain_output,
                                      .timestamp = options->prefix_timestamp,
                                      .color = options_want_color(options)}};
     if (policy->hears_signals) {

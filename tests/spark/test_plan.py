@@ -25,7 +25,7 @@ def test_what_comes_in_pieces_is_written_in_lines():
 
 
 @pytest.mark.parametrize("prefix, timestamp, wanted", [
-    (False, False, ["--no-prefix-output"]), (True, False, []),
+    (False, False, ["--plain-output"]), (True, False, []),
     (False, True, ["--prefix-output-with-timestamp"])])
 def test_what_stands_in_front_of_lines(prefix, timestamp, wanted):
     assert Output(None, None, prefix, timestamp).words() == ["--color", "never", *wanted]

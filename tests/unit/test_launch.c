@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "launch/elastic.h"
 #include "launch/frame.h"
+#include "launch/gather.h"
 #include "launch/launch.h"
 #include "launch/process.h"
 
@@ -536,6 +537,74 @@ static void test_prefixes(void **state)
     assert_non_null(strstr(text, "\033["));
 }
 
+// --- Agents that dial ----------------------------------------------------------------------------
+
+// Hosts by slot, a letter each, and what is wanted: the slots in the order of their ranks, and
+// local_rank, cross_rank of each, of cross_size.
+static void test_ranks_of_agents_that_dial_go_host_by_host(void **state)
+{
+    static const struct {
+        const char *hosts;
+        bool is_elastic;
+        const char *slots, *local, *cross, *cross_sizes;
+    } rows[] = {
+        // As Spark deals its partitions: the host of slot 0 first, the others by name, going round.
+        {"cadb", false, "0213", "0000", "0123", "4444"},
+        {"cadbcadb", false, "04261537", "01010101", "00112233", "44444444"},
+        {"babb", false, "0231", "0120", "0001", "2112"},
+        // In the order they come in.
+        {"cadb", true, "0123", "0000", "0123", "4444"},
+        {"bacb", true, "0312", "0100", "0012", "3133"},
+    };
+    (void)state;
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        char names[16][2];
+        arrival_t arrivals[16], *members[16];
+        job_plan_t plan = {0};
+        err_t err = {0};
+        int n = (int)strlen(rows[i].hosts);
+        for (int k = 0; k < n; k++) {
+            names[k][0] = rows[i].hosts[k];
+            names[k][1] = '\0';
+            arrivals[k] = (arrival_t){.host = {.name = names[k], .slots = 1}, .slot = k};
+            members[n - 1 - k] = &arrivals[k]; // they come in any order
+        }
+        assert_int_equal(gather_place(members, n, rows[i].is_elastic, &plan, &err), HVD_OK);
+        assert_int_equal(plan.n_ranks, n);
+        for (int rank = 0; rank < n; rank++) {
+            const rank_place_t *place = &plan.places[rank];
+            assert_int_equal(members[rank]->slot, rows[i].slots[rank] - '0');
+            assert_int_equal(place->rank, rank);
+            assert_int_equal(place->local_rank, rows[i].local[rank] - '0');
+            assert_int_equal(place->cross_rank, rows[i].cross[rank] - '0');
+            assert_int_equal(place->cross_size, rows[i].cross_sizes[rank] - '0');
+        }
+        job_plan_free(&plan);
+    }
+}
+
+// Who goes on keeps the order of the generation before, and comes before who is new.
+static void test_ranks_that_go_on_come_first(void **state)
+{
+    worker_t first = {.place = {.rank = 1}}, second = {.place = {.rank = 3}};
+    arrival_t arrivals[] = {
+        {.host = {.name = "a"}, .slot = 0},
+        {.host = {.name = "b"}, .slot = 1, .worker = &second},
+        {.host = {.name = "b"}, .slot = 2},
+        {.host = {.name = "a"}, .slot = 7, .worker = &first},
+    };
+    arrival_t *members[] = {&arrivals[0], &arrivals[1], &arrivals[2], &arrivals[3]};
+    job_plan_t plan = {0};
+    err_t err = {0};
+    (void)state;
+    assert_int_equal(gather_place(members, 4, true, &plan, &err), HVD_OK);
+    assert_ptr_equal(members[0], &arrivals[3]);
+    assert_ptr_equal(members[1], &arrivals[0]);
+    assert_ptr_equal(members[2], &arrivals[1]);
+    assert_ptr_equal(members[3], &arrivals[2]);
+    job_plan_free(&plan);
+}
+
 // --- Endings -------------------------------------------------------------------------------------
 
 #define MS(n) ((n) * NS_PER_MS)
@@ -971,6 +1040,8 @@ int main(void)
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_host_pool_shares_places),
         cmocka_unit_test(test_host_pool_bars_hosts),
+        cmocka_unit_test(test_ranks_of_agents_that_dial_go_host_by_host),
+        cmocka_unit_test(test_ranks_that_go_on_come_first),
         cmocka_unit_test(test_lines_survive_any_cut),
         cmocka_unit_test(test_prefixes),
         cmocka_unit_test(test_cause_of_an_ending),

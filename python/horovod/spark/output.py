@@ -22,7 +22,7 @@ class Output:
 
     def words(self) -> List[str]:
         """For horovodrun."""
-        return ["--color", "never", *([] if self._prefix else ["--no-prefix-output"]),
+        return ["--color", "never", *([] if self._prefix else ["--plain-output"]),
                 *(["--prefix-output-with-timestamp"] if self._timestamp else [])]
 
     def pump(self, stream: str, source: Any) -> threading.Thread:
