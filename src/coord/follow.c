@@ -108,7 +108,7 @@ void follow_joined(coord_t *coord, uint64_t batch, int last)
 
 void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes)
 {
-    if (text_bytes == 0) { // whoever ended the job has to say why, but may not have
+    if (text_bytes == 0 || text[0] == '\0') { // whoever ended the job has to say why, and may not
         text = hvd_status_text(status);
         text_bytes = strlen(text);
     }

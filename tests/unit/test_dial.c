@@ -35,10 +35,13 @@ static int set_up(void **state)
     assert_int_equal(secret_write_file(scene.secret_file, DIGITS, SECRET_DIGITS, &err), HVD_OK);
     scene.options = (options_t){.secret_file = scene.secret_file,
                                 .await_file = scene.place_file,
+                                .await_address = "",
                                 .network_interfaces = "lo",
                                 .dial = scene.place,
                                 .start_timeout = 1,
-                                .secret_fd = -1};
+                                .secret_fd = -1,
+                                .life_fd = -1,
+                                .events_fd = -1};
     assert_int_equal(awaited_open(&scene.options, &scene.awaited, &err), HVD_OK);
     int fd = open(scene.place_file, O_RDONLY | O_CLOEXEC);
     ssize_t n = read(fd, scene.place, sizeof scene.place - 1);
