@@ -155,6 +155,7 @@ void live_close(live_t *live)
         buf_free(&live->clients[i].answer);
     }
     if (live->fd >= 0) {
+        shutdown(live->fd, SHUT_RDWR); // a child that was just forked may have it for a moment
         fd_close(live->fd);
     }
     free(live);
