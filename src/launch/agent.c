@@ -490,5 +490,6 @@ int agent_main(const options_t *options)
     }
     channel_close(&agent.channel);
     free(agent.ranks);
-    return code == 0 && agent.has_failed && options->dial[0] != '\0' ? EXIT_FAILURE : code;
+    // Whoever holds its life line is told.
+    return code == 0 && agent.has_failed && agent.life_fd >= 0 ? EXIT_FAILURE : code;
 }

@@ -105,7 +105,7 @@ class Running(Case):
                                      ("HOROVOD_CPU_OPERATIONS", "nonsense", True),
                                      ("HOROVOD_CONTROLLER", "mpi", True),
                                      ("HOROVOD_CPU_OPERATIONS", "GLOO", False),
-                                     ("HOROVOD_CPU_OPERATIONS", "ccl", False),
+                                     ("HOROVOD_CPU_OPERATIONS", "ccl", True),
                                      ("HOROVOD_CONTROLLER", "", False)]:
             with self.subTest(name=name, value=value):
                 out, err = run("-np", 2, "printenv", name, env={name: value})
