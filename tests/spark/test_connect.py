@@ -106,7 +106,7 @@ def test_connect(tmp_path):
     assert any(line.startswith("late: True Timed out waiting for Spark tasks to start. Spark "
                                "could not count its task slots") for line in lines)
     assert any(line.startswith("not begun: Timed out waiting for Spark tasks to start. Spark has "
-                               "not begun with the 2 tasks") for line in lines)
+                               "not started the 2 tasks") for line in lines)
     check_log(tmp_path / "events", lines[-1].removeprefix("secret: "))
 
 
