@@ -62,8 +62,10 @@ static void tell_hosts(gathering_t *g)
 static void answer(const agent_link_t *shell, const frame_t *frame)
 {
     agent_link_t *link = (agent_link_t *)(uintptr_t)shell;
-    channel_put(&link->channel, frame);
-    channel_send(&link->channel);
+    if (!link->channel.is_closed) { // else nobody asks any more
+        channel_put(&link->channel, frame);
+        channel_send(&link->channel);
+    }
 }
 
 static void refuse(const agent_link_t *shell, const char *text)
@@ -110,13 +112,12 @@ static void on_arrival(session_t *session, const channel_t *channel,
     if (a == NULL) {
         return;
     }
-    if (a->slot == SHELL_SLOT) {
-        a->is_spare = true;
+    if (a->slot == SHELL_SLOT) { // which no agent has, so it counts as none
         carry(g, a, introduction->about);
         return;
     }
     gather_tell(g, "agent %d %d %s\n", gather_count(g, is_alive), a->slot, introduction->about);
-    if (gather_count(g, is_alive) == g->n_begin) {
+    if (!a->is_spare && gather_count(g, is_alive) == g->n_begin) {
         tell_hosts(g);
     }
 }
@@ -147,15 +148,6 @@ static void on_lost(session_t *session, agent_link_t *link, const char *how)
     link_close(link);
 }
 
-static void on_problem(session_t *session, agent_link_t *link, worker_t *worker, int code,
-                       const char *text)
-{
-    sink_say(session->sink, STREAM_STDERR, "%s: host %s: %s", PROGRAM, link->host->name, text);
-    if (worker != NULL) {
-        session_end_worker(session, worker, &(rank_end_t){.code = code, .blames = -1});
-    }
-}
-
 static int conclude(session_t *session)
 {
     (void)session;
@@ -170,7 +162,6 @@ const session_policy_t carry_policy = {.hears_signals = true,
                                        .on_exit = on_exit_of,
                                        .on_output = on_output,
                                        .on_lost = on_lost,
-                                       .on_problem = on_problem,
                                        .conclude = conclude};
 
 // --- The remote shell ----------------------------------------------------------------------------

@@ -142,17 +142,6 @@ static void on_lost(session_t *session, agent_link_t *link, const char *how)
     link_close(link);
 }
 
-static void on_problem(session_t *session, agent_link_t *link, worker_t *worker, int code,
-                       const char *text)
-{
-    sink_say(session->sink, STREAM_STDERR, "%s: host %s: %s", PROGRAM, link->host->name, text);
-    if (worker != NULL) {
-        session_end_worker(session, worker, &(rank_end_t){.code = code, .blames = -1});
-    } else if (!link->is_stopping && !session->is_stopping) {
-        session_lose(session, link, text);
-    }
-}
-
 static bool all_have_left(const session_t *session)
 {
     for (int i = 0; i < session->n_workers; i++) {
@@ -224,7 +213,6 @@ static const session_policy_t policy = {.is_elastic = true,
                                         .on_ready = on_ready,
                                         .on_exit = on_exit_of,
                                         .on_lost = on_lost,
-                                        .on_problem = on_problem,
                                         .on_frame = on_frame,
                                         .on_time = on_time,
                                         .conclude = conclude};

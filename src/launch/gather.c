@@ -8,12 +8,13 @@
 // size ends with its first failure. An elastic one goes on with those that are left, as long as
 // they are enough, and takes in agents that come again. A second agent of a slot is kept waiting:
 // it takes over if the first fails, and must not leave before the job ends, or its platform would
-// take the slot's work for done.
+// take the slot's work for done. Who does not come within --start-timeout fails the job, unless
+// somebody reads the events, who then has a clock of his own.
 //
 // What happens is told on --events-fd, a line each:
 //   open PORT               it listens there
 //   agent N SLOT ABOUT      one has come; N are there
-//   spare N                 so many wait for the slot of another
+//   spare N, gone N         so many wait for the slot of another; one has gone, N are there
 //   ranks N, running N      a generation of so many ranks; so many of them run
 //   failed RANK CODE SLOT   the failure that explains those of the same moment; CODE -1: its agent
 //                           is gone
@@ -28,7 +29,6 @@
 #include <stdlib.h>
 
 #define LOOK_MS 1000
-
 #define ARRIVE_MS 500           // at the start: others come soon after those that are enough
 #define LEFT_MS 1000            // after the first has left a generation: the others are about to
 #define BURST_NS (5 * NS_PER_S) // failures that follow each other within it have one cause
@@ -150,6 +150,18 @@ static void form_in_ms(gathering_t *g, int ms)
 
 static void admit(gathering_t *g, arrival_t *a);
 
+// To who has waited for it.
+static void pass_slot_on(gathering_t *g, const arrival_t *a)
+{
+    for (int i = 0; i < g->n_arrivals && !a->is_spare; i++) {
+        arrival_t *spare = g->arrivals[i];
+        if (is_waiting(spare) && spare->slot == a->slot) {
+            admit(g, spare);
+            return;
+        }
+    }
+}
+
 static void on_failure(gathering_t *g, arrival_t *a, worker_t *worker)
 {
     a->has_failed = true;
@@ -159,13 +171,7 @@ static void on_failure(gathering_t *g, arrival_t *a, worker_t *worker)
         return;
     }
     form_in_ms(g, MOMENT_MS);
-    for (int i = 0; i < g->n_arrivals; i++) {
-        arrival_t *spare = g->arrivals[i];
-        if (spare->is_spare && spare->slot == a->slot && !spare->has_failed) {
-            admit(g, spare);
-            return;
-        }
-    }
+    pass_slot_on(g, a);
 }
 
 static void on_exit_of(session_t *session, worker_t *worker)
@@ -205,13 +211,24 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
     if (session->is_stopping || (session->is_finishing && is_elastic(g))) {
         return NEVER_NS;
     }
+    if (g->generation == 0 && now_ns >= g->begin_by_ns) {
+        session_fail(session, EXIT_START_TIMEOUT,
+                     "%d of %d agents have dialled within %g s (--start-timeout); does %s --agent "
+                     "--dial run for the others, with slots 0 to %d (--agent-slot), and can they "
+                     "reach this host?",
+                     gather_count(g, is_alive), g->n_begin, session->options->start_timeout,
+                     PROGRAM, g->n_max - 1);
+        session_stop(session, SIGTERM, LEAVE_MS);
+        return NEVER_NS;
+    }
     if (now_ns >= g->form_at_ns) {
         gather_form(g);
     }
     if (now_ns >= g->give_up_at_ns) {
         gather_give_up(g, "late", gather_count(g, is_alive), g->n_min);
     }
-    return MIN(g->form_at_ns, g->give_up_at_ns);
+    uint64_t begin_by_ns = g->generation == 0 ? g->begin_by_ns : NEVER_NS;
+    return MIN(begin_by_ns, MIN(g->form_at_ns, g->give_up_at_ns));
 }
 
 // --- What agents report --------------------------------------------------------------------------
@@ -233,6 +250,17 @@ static void admit(gathering_t *g, arrival_t *a)
     }
 }
 
+// Somebody else has its slot, or nobody may.
+static bool is_taken(const gathering_t *g, const arrival_t *a)
+{
+    bool taken = a->slot < 0 || a->slot >= g->n_max;
+    for (int i = 0; i < g->n_arrivals; i++) {
+        const arrival_t *other = g->arrivals[i];
+        taken |= other != a && other->slot == a->slot && !other->is_spare && !other->has_failed;
+    }
+    return taken;
+}
+
 arrival_t *gather_welcome(gathering_t *g, const channel_t *channel,
                           const introduction_t *introduction)
 {
@@ -240,10 +268,14 @@ arrival_t *gather_welcome(gathering_t *g, const channel_t *channel,
     if (a == NULL) {
         session_fail(&g->session, EXIT_INTERNAL, "no memory for the agent of host %s",
                      introduction->host);
-    } else if (a->has_failed) {
-        sink_say(g->session.sink, STREAM_STDERR, "%s: %s", PROGRAM, a->link->problem);
+        return NULL;
     }
-    return a == NULL || a->has_failed ? NULL : a;
+    if (a->has_failed) {
+        sink_say(g->session.sink, STREAM_STDERR, "%s: %s", PROGRAM, a->link->problem);
+        return NULL;
+    }
+    a->is_spare = is_taken(g, a);
+    return a;
 }
 
 static void on_arrival(session_t *session, const channel_t *channel,
@@ -254,13 +286,7 @@ static void on_arrival(session_t *session, const channel_t *channel,
     if (a == NULL) {
         return;
     }
-    bool is_taken = a->slot < 0 || a->slot >= g->n_max;
-    for (int i = 0; i < g->n_arrivals; i++) {
-        const arrival_t *other = g->arrivals[i];
-        is_taken |= other != a && other->slot == a->slot && !other->is_spare && !other->has_failed;
-    }
-    a->is_spare = true;
-    if (!is_taken) {
+    if (!a->is_spare) {
         admit(g, a);
     }
     gather_tell(g, "agent %d %d %s\n", gather_count(g, is_alive), a->slot, introduction->about);
@@ -276,19 +302,10 @@ static void on_lost(session_t *session, agent_link_t *link, const char *how)
         session_end_worker(session, a->worker, &(rank_end_t){.code = LOST, .blames = -1});
     } else if (a != NULL) {
         a->has_failed = true;
+        pass_slot_on(g, a);
+        gather_tell(g, "gone %d\n", gather_count(g, is_alive));
     }
     link_close(link);
-}
-
-static void on_problem(session_t *session, agent_link_t *link, worker_t *worker, int code,
-                       const char *text)
-{
-    sink_say(session->sink, STREAM_STDERR, "%s: host %s: %s", PROGRAM, link->host->name, text);
-    if (worker != NULL) {
-        session_end_worker(session, worker, &(rank_end_t){.code = code, .blames = -1});
-    } else if (!session->is_stopping) {
-        session_lose(session, link, text);
-    }
 }
 
 static bool has_begun(const arrival_t *a)
@@ -339,13 +356,18 @@ static int conclude(session_t *session)
     if (is_well) {
         return 0;
     }
+    if (g->events < 0 && g->cause != NULL) { // else who reads the events says what there is to say
+        rank_end_t *ends = session_ends(session);
+        session_report(session, ends, g->cause);
+        free(ends);
+    }
     return g->cause != NULL && g->cause->end.code > 0 ? g->cause->end.code : EXIT_UNREACHABLE;
 }
 
 #define POLICY                                                                                     \
     .hears_signals = true, .at_home = true, .look_ms = LOOK_MS, .grace_ms = LEAVE_MS,              \
-    .on_arrival = on_arrival, .on_exit = on_exit_of, .on_lost = on_lost, .on_problem = on_problem, \
-    .on_frame = on_frame, .on_time = on_time, .conclude = conclude
+    .on_arrival = on_arrival, .on_exit = on_exit_of, .on_lost = on_lost, .on_frame = on_frame,     \
+    .on_time = on_time, .conclude = conclude
 
 static const session_policy_t fixed_policy = {POLICY};
 static const session_policy_t elastic_policy = {.is_elastic = true, POLICY};
@@ -356,10 +378,13 @@ static hvd_status_t check_numbers(gathering_t *g, const options_t *options, err_
     g->n_min = options->min_num_proc > 0 ? (int)options->min_num_proc : g->n_begin;
     g->n_max = options->max_num_proc > 0 ? (int)options->max_num_proc : g->n_begin;
     g->n_attempts = (int)options->agent_attempts;
-    if (g->n_begin < 1 || g->n_min > g->n_begin || g->n_max < g->n_begin) {
+    if (g->n_begin < 1) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "--await-agents needs the number of ranks: -np %d, between --min-np %d and "
-                    "--max-np %d",
+                    "--await-agents needs to know how many: give -np, a rank for each agent, or "
+                    "name the hosts with -H");
+    }
+    if (g->n_min > g->n_begin || g->n_max < g->n_begin) {
+        return fail(err, HVD_INVALID_ARGUMENT, "-np %d must be between --min-np %d and --max-np %d",
                     g->n_begin, g->n_min, g->n_max);
     }
     return HVD_OK;
@@ -386,8 +411,11 @@ out:
 
 int gather_run(const options_t *options)
 {
+    bool has_clock = options->events_fd < 0;
+    int64_t start_ms = (int64_t)(options->start_timeout * 1000);
     gathering_t g = {.session = {.signal_fd = -1},
                      .events = (int)options->events_fd,
+                     .begin_by_ns = has_clock ? deadline_in_ms(start_ms) : NEVER_NS,
                      .form_at_ns = NEVER_NS,
                      .give_up_at_ns = NEVER_NS};
     err_t err = {0};

@@ -33,7 +33,7 @@ typedef struct gathering {
     uint32_t generation; // that runs; 0: none yet
     int n_news;
     char job_name[16];
-    uint64_t form_at_ns, give_up_at_ns;
+    uint64_t begin_by_ns, form_at_ns, give_up_at_ns;
     worker_t *cause; // of the last burst of failures
     uint64_t failed_ns;
     int events;

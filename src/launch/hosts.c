@@ -461,3 +461,33 @@ hvd_status_t own_addresses(const char *nics, buf_t *list, err_t *err)
     buf_append(list, "", 1);
     return list->failed ? fail(err, HVD_NO_MEMORY, "no memory for addresses") : HVD_OK;
 }
+
+bool options_await_at_one(const options_t *options)
+{
+    const char *address = options->await_address;
+    return address[0] != '\0' && strcmp(address, "0.0.0.0") != 0 && strcmp(address, "::") != 0;
+}
+
+hvd_status_t job_addresses(const options_t *options, bool is_local, bool may_be_alone,
+                           char **addresses_p, err_t *err)
+{
+    const char *nics = options->network_interfaces;
+    const char *known = options_await_at_one(options) ? options->await_address
+                        : is_local && nics[0] == '\0' ? "127.0.0.1"
+                                                      : NULL;
+    buf_t list = {0};
+    if (known == NULL) {
+        hvd_status_t status = own_addresses(nics, &list, err);
+        if (status != HVD_OK && (nics[0] != '\0' || !may_be_alone)) {
+            buf_free(&list);
+            return status;
+        }
+        known = status != HVD_OK ? "127.0.0.1" : NULL;
+    }
+    if (known != NULL) {
+        buf_clear(&list);
+        buf_append(&list, known, strlen(known) + 1);
+    }
+    *addresses_p = (char *)list.data;
+    return list.failed ? fail(err, HVD_NO_MEMORY, "no memory for addresses") : HVD_OK;
+}

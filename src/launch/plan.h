@@ -40,6 +40,12 @@ hvd_status_t hosts_of_openpai(const options_t *options, hosts_t *hosts_p, err_t 
 // Looks names up, which may take as long as the resolver does; not those of agents that dial.
 void hosts_find_local(const options_t *options, hosts_t *hosts);
 void hosts_free(hosts_t *hosts);
+// Where ranks find the rendezvous server, as own_addresses has it: where agents are awaited if that
+// was said, loopback if everything is on this host. A job that may wait for hosts from anywhere has
+// only this one without a network.
+hvd_status_t job_addresses(const options_t *options, bool is_local, bool may_be_alone,
+                           char **addresses_p, err_t *err);
+bool options_await_at_one(const options_t *options); // address, and not at all of them
 // Addresses of this machine that others may reach, separated by commas. nics "": all that are up.
 hvd_status_t own_addresses(const char *nics, buf_t *list, err_t *err);
 

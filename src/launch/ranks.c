@@ -25,6 +25,16 @@
 #define NOT_TAIL_LINES 5 // of the block
 #define MAX_OTHERS 12    // told one by one
 
+bool session_append(void *array_p, int *n_p, void *item)
+{
+    void ***array = array_p, **larger = realloc(*array, ((size_t)*n_p + 1) * sizeof *larger);
+    if (larger != NULL) {
+        *array = larger;
+        larger[(*n_p)++] = item;
+    }
+    return larger != NULL;
+}
+
 worker_t *session_add_worker(session_t *session, agent_link_t *link, const rank_place_t *place)
 {
     worker_t *worker = calloc(1, sizeof *worker);
@@ -127,6 +137,24 @@ static worker_t *worker_of(const session_t *session, const agent_link_t *link, i
     return is_right ? session->workers[id] : NULL;
 }
 
+// The rank ends with the code, or the agent counts as lost, unless the policy knows better.
+static void on_problem(session_t *session, agent_link_t *link, const frame_t *frame)
+{
+    worker_t *worker = worker_of(session, link, frame->problem.rank);
+    int code = frame->problem.code;
+    const char *text = frame->problem.text;
+    if (session->policy->on_problem != NULL) {
+        session->policy->on_problem(session, link, worker, code, text);
+        return;
+    }
+    sink_say(session->sink, STREAM_STDERR, "%s: host %s: %s", PROGRAM, link->host->name, text);
+    if (worker != NULL) {
+        session_end_worker(session, worker, &(rank_end_t){.code = code, .blames = -1});
+    } else if (!link->is_stopping && !session->is_stopping) {
+        session_lose(session, link, text);
+    }
+}
+
 void session_hear(session_t *session, agent_link_t *link, const frame_t *frame)
 {
     worker_t *worker;
@@ -153,9 +181,7 @@ void session_hear(session_t *session, agent_link_t *link, const frame_t *frame)
         }
         break;
     case FRAME_PROBLEM:
-        worker = worker_of(session, link, frame->problem.rank);
-        session->policy->on_problem(session, link, worker, frame->problem.code,
-                                    frame->problem.text);
+        on_problem(session, link, frame);
         break;
     case FRAME_DONE:
         link->phase = LINK_DONE;

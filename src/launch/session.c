@@ -48,28 +48,6 @@ hvd_status_t session_init(session_t *session, const options_t *options,
     return options->await_agents >= 0 ? awaited_open(options, &session->awaited, err) : HVD_OK;
 }
 
-// Where ranks find the rendezvous server. An elastic job may wait for hosts from anywhere; without
-// a network it has only this one.
-static hvd_status_t find_addresses(session_t *session, bool is_local, err_t *err)
-{
-    const char *nics = session->options->network_interfaces;
-    buf_t list = {0};
-    if (nics[0] != '\0' || !is_local) {
-        hvd_status_t status = own_addresses(nics, &list, err);
-        if (status != HVD_OK && (nics[0] != '\0' || !session->policy->is_elastic)) {
-            buf_free(&list);
-            return status;
-        }
-        is_local = status != HVD_OK;
-    }
-    if (is_local) {
-        buf_clear(&list);
-        buf_append(&list, "127.0.0.1", sizeof "127.0.0.1");
-    }
-    session->info.addresses = (char *)list.data;
-    return list.failed ? fail(err, HVD_NO_MEMORY, "no memory for addresses") : HVD_OK;
-}
-
 hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err_t *err)
 {
     const char *files = session->options->output_filename;
@@ -84,7 +62,9 @@ hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err
     TRY(random_bytes(id, sizeof id, err), out);
     snprintf(session->info.id, sizeof session->info.id, "%02x%02x%02x%02x", id[0], id[1], id[2],
              id[3]);
-    TRY(find_addresses(session, is_local, err), out);
+    TRY(job_addresses(session->options, is_local, session->policy->is_elastic,
+                      &session->info.addresses, err),
+        out);
     TRY(commands_prepare(session, err), out);
 out:
     return status;
@@ -97,7 +77,9 @@ hvd_status_t session_meet(session_t *session, err_t *err)
     hvd_rendezvous_t *server = NULL;
     if (strcmp(addresses, "127.0.0.1") == 0) {
         bind = NULL;
-    } else if (session->options->network_interfaces[0] != '\0' && strchr(addresses, ',') == NULL) {
+    } else if (options_await_at_one(session->options) ||
+               (session->options->network_interfaces[0] != '\0' &&
+                strchr(addresses, ',') == NULL)) {
         bind = addresses;
     }
     hvd_status_t status =
@@ -111,16 +93,6 @@ hvd_status_t session_meet(session_t *session, err_t *err)
     }
     err->status = status;
     return status;
-}
-
-bool session_append(void *array_p, int *n_p, void *item)
-{
-    void ***array = array_p, **larger = realloc(*array, ((size_t)*n_p + 1) * sizeof *larger);
-    if (larger != NULL) {
-        *array = larger;
-        larger[(*n_p)++] = item;
-    }
-    return larger != NULL;
 }
 
 agent_link_t *session_add_link(session_t *session, const host_t *host)

@@ -58,7 +58,8 @@ typedef struct session_policy {
     void (*on_output)(session_t *session, const worker_t *worker, int stream, bytes_t data);
     // An agent is gone. how NULL: it never came, and link->problem says why.
     void (*on_lost)(session_t *session, agent_link_t *link, const char *how);
-    // An agent cannot do what it was told; worker NULL: none of its ranks can run.
+    // An agent cannot do what it was told; worker NULL: none of its ranks can run. May be NULL: the
+    // rank has failed, or the agent is lost.
     void (*on_problem)(session_t *session, agent_link_t *link, worker_t *worker, int code,
                        const char *text);
     // Other frames.

@@ -103,6 +103,35 @@ class Running(Dial):
         for agent in self.agents.values():
             self.assertEqual(agent.wait()[0], 0)
 
+    def test_agents_that_nobody_has_named(self):
+        """A rank for each; the launcher knows only how many there are to be."""
+        self.start_agent("b", "--agent-slot", 1)
+        job = self.launch("-np", 2, "sh", "-c", "echo $HOROVOD_RANK of $HOROVOD_SIZE "
+                                                "on $HOROVOD_HOSTNAME")
+        self.start_agent("a", "--agent-slot", 0)
+        out, err = self.end(job)
+        self.assertEqual(sorted(out.splitlines()),
+                         ["[0]<stdout>:0 of 2 on a", "[1]<stdout>:1 of 2 on b"])
+        self.assertEqual(err, "")
+
+    def test_a_rank_of_such_an_agent_fails(self):
+        self.start_agent("a", "--agent-slot", 0)
+        self.start_agent("b", "--agent-slot", 1)
+        job = self.launch("-np", 2, "sh", "-c",
+                          "[ $HOROVOD_RANK = 0 ] || { echo planted >&2; exit 5; }; sleep 1000")
+        _, err = self.end(job, expect=5)
+        self.assertRegex(err, r"because of rank 1: exit code 5\n +on host b")
+        self.assertIn("planted", err)
+
+    def test_too_few_of_such_agents(self):
+        self.start_agent("a", "--agent-slot", 0, dial="10.93.0.1:" + str(PORT))
+        job = self.launch("-np", 2, "--start-timeout", 8, "true")
+        _, err = self.end(job, expect=75)
+        self.assertIn("1 of 2 agents have dialled within 8 s (--start-timeout)", err)
+        job = self.launch("true")
+        _, err = self.end(job, expect=2)
+        self.assertIn("give -np", err)
+
     def test_names_are_not_addresses(self):
         """Names of the list are keys; ranks know the launcher by the address that worked."""
         self.start_agent("b", name="task-0", dial="10.93.0.1:" + str(PORT))

@@ -308,6 +308,37 @@ def test_copies_and_retries_are_not_started(tmp_path):
     assert job.close() == [0, 0, 0]
 
 
+def listening_addresses(pid):
+    """Addresses at which a process listens, as the kernel prints them."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{name}")
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    rows = [line.split() for family in ("tcp", "tcp6")
+            for line in open(f"/proc/{pid}/net/{family}").readlines()[1:]]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+def test_it_listens_only_where_it_was_told_to(tmp_path):
+    job = Job(1, sleep_in, (str(tmp_path),))
+    wait_for(lambda: len(pids_in(tmp_path)) == 1)
+    addresses = listening_addresses(job.session._child.pid)
+    assert addresses == ["0100007F"] * 2  # for agents, and for the rendezvous
+    job.close()
+
+
+def test_what_cannot_be_understood_ends_the_session():
+    """Else who waits for its end would wait for ever."""
+    job = Job(1, lambda: time.sleep(600))
+    job.session._on_running = int  # which takes no such text
+    job.session._on_spare = lambda n: int("none")
+    job.agents.append(job.start_agent(0))
+    job.wait()
+    assert not job.session.has_succeeded()
+    job.close()
+
+
 def test_strangers_do_not_get_in():
     job = Job(1, lambda: time.sleep(1) or "fine")
     silent = socket.create_connection(("127.0.0.1", job.session.port))

@@ -122,28 +122,33 @@ class Session(threading.Thread):
     # --- Its own thread ----------------------------------------------------------------------
 
     def run(self) -> None:
-        for line in self._events:
-            kind, _, rest = line.rstrip("\n").partition(" ")
-            getattr(self, f"_on_{kind}", lambda rest: None)(rest)
-        self._events.close()
-        self._child.wait()
-        for pump in self._pumps:
-            pump.join()
         assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._begun.set()
-        self.finished.set()
+        try:
+            for line in self._events:
+                kind, _, rest = line.rstrip("\n").partition(" ")
+                getattr(self, f"_on_{kind}")(rest)
+        finally:  # whatever was told: who waits for the end must hear of it
+            self._events.close()
+            self._child.stdin.close()  # it ends, if it has not
+            self._child.wait()
+            for pump in self._pumps:
+                pump.join()
+            self._begun.set()
+            self.finished.set()
 
     def _on_open(self, port: str) -> None:
         self.port = int(port)
         self._begun.set()
 
     def _on_agent(self, rest: str) -> None:
-        """An agent has come; or has gone, which leaves no name."""
+        """An agent has come."""
         n, slot, name, *devices = rest.split(" ")
         self.n_registered = int(n)
         self._names[int(slot)] = name
         self._devices[int(slot)] = devices
+
+    def _on_gone(self, n: str) -> None:
+        self.n_registered = int(n)
 
     def _on_ranks(self, n: str) -> None:
         """A generation has been formed."""
