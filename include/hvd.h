@@ -334,6 +334,20 @@ int64_t hvd_channel_recv(hvd_channel_t *channel, void *data, size_t bytes, char 
 bool hvd_channel_wants_write(const hvd_channel_t *channel);
 void hvd_channel_close(hvd_channel_t *channel); // safe on NULL
 
+// Where such sockets come in: a free port of every interface. Whoever connects is let through when
+// it has proved the secret; until then it costs little, and there are limits to how many may try,
+// and for how long. One thread at a time; nothing blocks.
+typedef struct hvd_listener hvd_listener_t;
+
+hvd_status_t hvd_listener_open(const uint8_t secret[32], hvd_listener_t **listener_p, char *text,
+                               size_t text_bytes);
+int hvd_listener_port(const hvd_listener_t *listener);
+int hvd_listener_fd(const hvd_listener_t *listener); // readable: hvd_listener_accept has work
+// HVD_OK: a channel that is open, and its descriptor, which the caller closes after the channel.
+// HVD_IN_PROGRESS: nobody has come in; several may have at once, so ask until it says so.
+hvd_status_t hvd_listener_accept(hvd_listener_t *listener, int *fd_p, hvd_channel_t **channel_p);
+void hvd_listener_close(hvd_listener_t *listener); // safe on NULL
+
 #ifdef __GNUC__
 #pragma GCC visibility pop
 #endif

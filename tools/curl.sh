@@ -16,7 +16,7 @@ sha256=cd39579123e45bf762716bb893d43886ed1cabe6289455be29a4f1d4e37afb06
 prefix=$(realpath -m "$1")
 openssl=${2:+$(realpath "$2")}
 stamp=$prefix/version
-built="$version with $(cat "$openssl/version" 2>/dev/null || pkg-config --modversion openssl)"
+built="$version without its paths with $(cat "$openssl/version" 2>/dev/null || pkg-config --modversion openssl)"
 
 if [ "$(cat "$stamp" 2>/dev/null)" = "$built" ]; then
     exit 0
@@ -52,7 +52,7 @@ touch "$work/curl/docs/CMakeLists.txt" # left out there, but asked for
 echo "building it (half a minute; log: $prefix.log)"
 {
     cmake -S "$work/curl" -B "$work/build" -G Ninja -DCMAKE_INSTALL_PREFIX="$prefix" \
-        "${options[@]}"
+        -DCMAKE_C_FLAGS="-ffile-prefix-map=$work/=" "${options[@]}"
     cmake --build "$work/build" --parallel "$(nproc)"
     cmake --install "$work/build"
 } >"$prefix.log" 2>&1 || {

@@ -16,4 +16,5 @@ python -m build --wheel --outdir dist/raw -C cmake.define.OPENSSL_ROOT_DIR="$PWD
     -C cmake.define.CURL_ROOT="$PWD/build-openssl/curl" .
 auditwheel repair --wheel-dir dist dist/raw/horovod-*.whl
 rm -rf dist/raw
+tools/check-paths dist/horovod-*.whl
 ls -l dist

@@ -122,6 +122,7 @@ typedef struct core {
     PyTypeObject *handle_type;
     PyTypeObject *memory_type;
     PyTypeObject *channel_type;
+    PyTypeObject *listener_type;
     PyTypeObject *hook_type;
     PyTypeObject *in_place_type;
     // Names of attributes, made once.
@@ -188,7 +189,7 @@ PyObject *core_memory_new(void *data, size_t bytes);
 extern PyType_Spec core_memory_spec;
 
 // core_channel.c
-extern PyType_Spec core_channel_spec;
+extern PyType_Spec core_channel_spec, core_listener_spec;
 
 // core_stack.c: a hvd_stack_fn, and what it needs for a program that keeps the GIL, with the GIL.
 void core_stack_open(void);

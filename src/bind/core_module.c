@@ -564,7 +564,8 @@ PyMODINIT_FUNC PyInit__core(void)
         !add_type(module, &core_hook_spec, &core.hook_type) ||
         !add_type(module, &core_in_place_spec, &core.in_place_type) ||
         !add_type(module, &core_memory_spec, &core.memory_type) ||
-        !add_type(module, &core_channel_spec, &core.channel_type)) {
+        !add_type(module, &core_channel_spec, &core.channel_type) ||
+        !add_type(module, &core_listener_spec, &core.listener_type)) {
         Py_XDECREF(module);
         return NULL;
     }

@@ -1,59 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tf.data service: where its processes meet, and a job that trains with another's input."""
+"""The tf.data service: a job that trains with another's input."""
 import threading
 
 import pytest
 from tf_jobs import run_tf
-
-from horovod.runner.common.service.compute_service import ComputeClient, ComputeService
-from horovod.runner.common.util.timeout import TimeoutException
-
-KEY = b"k" * 32
-
-
-@pytest.fixture
-def service():
-    service = ComputeService(2, 2, KEY)
-    yield service
-    service.shutdown()
-
-
-def test_who_is_where(service):
-    client = ComputeClient(service.addresses(), KEY)
-    with pytest.raises(IndexError, match="no dispatcher 2"):
-        client.register_dispatcher(2, "grpc://a:1")
-    with pytest.raises(TimeoutException, match="dispatcher 1"):
-        client.wait_for_dispatcher_registration(1, timeout=0.1)
-    client.register_dispatcher(0, "grpc://a:1")
-    client.register_dispatcher(0, "grpc://a:1")
-    with pytest.raises(ValueError, match="grpc://a:1"):
-        client.register_dispatcher(0, "grpc://b:1")
-    assert client.wait_for_dispatcher_registration(0, timeout=10) == "grpc://a:1"
-    client.register_worker_for_dispatcher(0, 0)
-    client.register_worker_for_dispatcher(1, 2)  # is nobody's business of dispatcher 0
-    with pytest.raises(TimeoutException, match="workers of dispatcher 0"):
-        client.wait_for_dispatcher_worker_registration(0, timeout=0.1)
-    client.register_worker_for_dispatcher(0, 1)
-    client.wait_for_dispatcher_worker_registration(0, timeout=10)
-
-
-def test_shutdown_lets_everybody_go(service):
-    client = ComputeClient(service.addresses(), KEY)
-    waiting = threading.Thread(target=client.wait_for_shutdown)
-    waiting.start()
-    client.shutdown()
-    waiting.join(60)
-    assert not waiting.is_alive()
-
-
-def test_a_stranger_learns_nothing(service):
-    with pytest.raises(ConnectionError):
-        ComputeClient(service.addresses(), b"x" * 32).shutdown()
-    with pytest.raises(TimeoutException):
-        ComputeClient(service.addresses(), KEY).wait_for_dispatcher_registration(0, timeout=0.1)
-
-
-# --- Two jobs -------------------------------------------------------------------------------------
 
 
 def compute(configfile, side):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where jobs that compute input and jobs that train meet: who serves, and at what address.
 
-A ComputeService runs in one process, in threads of its own: one accepts, and each caller has one. A
-ComputeClient asks it questions, each over a connection of its own that has proved the key both
-ways (Channel of src/bind). A question and its answer are JSON in one frame: four bytes of length,
-and the text. Whoever waits asks again every few seconds, so that no wait outlives its caller.
+A ComputeService runs in one process, in threads of its own: one listens, and each caller that has
+proved the key has one. A ComputeClient asks it questions, each over a connection of its own that
+has proved the key both ways (Channel and Listener of src/bind). A question and its answer are JSON
+in one frame: four bytes of length, and the text. Whoever waits asks again every few seconds, so
+that no wait outlives its caller.
 """
 import hashlib
 import json
@@ -39,6 +40,10 @@ def own_addresses(port: int, nics: Optional[Set[str]] = None) -> Addresses:
     return dict(sorted(found.items(), key=lambda item: item[1][0][0].startswith("127.")))
 
 
+def _secret_of(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
 def _patience(seconds: float) -> float:
     return max(0.0, min(float(seconds), PATIENCE_SECONDS))
 
@@ -46,13 +51,13 @@ def _patience(seconds: float) -> float:
 class _Talk:
     """A conversation in frames; every step has ANSWER_SECONDS."""
 
-    def __init__(self, sock: socket.socket, is_server: bool, key: bytes) -> None:
+    def __init__(self, sock: socket.socket, channel: _core.Channel) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._in = bytearray()
-        self._channel = _core.Channel(sock.fileno(), is_server, hashlib.sha256(key).digest())
+        self._channel = channel
         deadline = time.monotonic() + ANSWER_SECONDS
-        while not self._channel.shake():
+        while not channel.shake():
             self._sleep(deadline)
 
     def _sleep(self, deadline: float) -> None:
@@ -108,38 +113,36 @@ class ComputeService:
         self._workers: List[Set[int]] = [set() for _ in range(dispatchers)]
         self._over = False
         self._changed = threading.Condition()
-        self._key = key
         self._nics = nics
-        self._listener = socket.create_server(("", 0), backlog=128)
-        threading.Thread(target=self._accept, name="compute-service", daemon=True).start()
+        listener = _core.Listener(_secret_of(key))
+        self._port = listener.port()
+        self._stops, self._stop = socket.socketpair()
+        threading.Thread(target=self._listen, args=(listener,), name="compute-service",
+                         daemon=True).start()
 
     def addresses(self) -> Addresses:
-        return own_addresses(self._listener.getsockname()[1], self._nics)
+        return own_addresses(self._port, self._nics)
 
     def shutdown(self) -> None:
         """Lets everybody know that it is over, and takes no more callers."""
         self._end()
-        try:
-            self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # closed already
-        self._listener.close()
+        self._stop.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return  # shut down
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+    def _listen(self, listener: _core.Listener) -> None:
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        poll.register(self._stops, select.POLLIN)
+        while self._stops.fileno() not in dict(poll.poll()):  # shutdown() ends it
+            while entrant := listener.accept():
+                fd, channel = entrant
+                threading.Thread(target=self._serve, args=(socket.socket(fileno=fd), channel),
+                                 daemon=True).start()
+        listener.close()
+        self._stops.close()
 
-    def _serve(self, sock: socket.socket) -> None:
-        """One caller, until it hangs up. A stranger is let go without a word."""
-        try:
-            talk = _Talk(sock, True, self._key)
-        except ConnectionError:
-            sock.close()
-            return
+    def _serve(self, sock: socket.socket, channel: _core.Channel) -> None:
+        """One caller, until it hangs up."""
+        talk = _Talk(sock, channel)
         try:
             while True:
                 talk.tell(self._answer(talk.hear()))
@@ -250,7 +253,7 @@ class ComputeClient:
                 problem = error
                 continue
             try:
-                return _Talk(sock, False, self._key)
+                return _Talk(sock, _core.Channel(sock.fileno(), False, _secret_of(self._key)))
             except ConnectionError as error:
                 problem = error
                 sock.close()
