@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras with everything: warm-up, a learning rate schedule, averaged metrics, moved-about images.
+"""Keras with all callbacks: warm-up, a learning rate schedule, averaged metrics, shifted images.
 
     horovodrun -np 2 python examples/keras/keras_mnist_advanced.py
 """

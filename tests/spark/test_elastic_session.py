@@ -158,7 +158,7 @@ def fail_by_itself(folder):
     (fail_by_itself, {}, "all its processes have failed"),
     (train, {"max_failures": 1}, "Spark starts no more"),
     (train, {"elastic_timeout": 1.0}, "within 1 s (elastic_timeout)"),
-    (train, {"n_min": 1, "reset_limit": 0}, "formed anew 0 times"),
+    (train, {"n_min": 1, "reset_limit": 0}, "restarted 0 times"),
 ])
 def test_when_it_cannot_go_on(tmp_path, fn, limits, words):
     job = Job(fn, (str(tmp_path),), 2, **limits)

@@ -39,8 +39,8 @@ class Limits(NamedTuple):
         """Why there is no next generation, if the session has said so."""
         sentences = {
             "failed": "all its processes have failed",
-            "resets": f"it was formed anew {self.reset_limit} times (reset_limit)",
-            "late": f"no new tasks came within {self.elastic_timeout:g} s (elastic_timeout)",
+            "resets": f"it was restarted {self.reset_limit} times (reset_limit)",
+            "late": f"no new tasks started within {self.elastic_timeout:g} s (elastic_timeout)",
             "exhausted": "{} processes are left, {} are needed, and Spark starts no more "
                          "(spark.task.maxFailures)"}
         if not told:
@@ -122,7 +122,7 @@ def run_elastic(fn: launch.Function, args: Any = (),
     fn trains in a function decorated with hvd.elastic.run. The job begins with num_proc processes
     (default: all task slots), goes on with min_num_proc at least and takes up to max_num_proc (both
     default to num_proc). elastic_timeout: the longest wait for enough tasks; default:
-    HOROVOD_ELASTIC_TIMEOUT, or 600. reset_limit: how often the job may be formed anew. The other
+    HOROVOD_ELASTIC_TIMEOUT, or 600. reset_limit: how often the job may be restarted. The other
     arguments are those of run().
     """
     min_num_proc = renamed("min_np", min_np, min_num_proc)
