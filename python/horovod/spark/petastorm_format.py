@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns that petastorm has written: arrays and images as bytes, told of in a schema of its own.
 
-The schema stands beside the data, in _common_metadata, as a pickle. Whoever can write the data
-could put any program there, so it is read without being run: every class or function it names
-becomes an inert record here, and what is not the record of a schema is refused. Arrays are read
-without pickle too.
+Its materialize_dataset writes them. The schema stands beside the data, in _common_metadata, as a
+pickle. Whoever can write the data could put any program there, so it is read without being run:
+every class or function it names becomes an inert record here, and what is not the record of a
+schema is refused. Arrays are read without pickle too.
 """
 import collections
 import io
