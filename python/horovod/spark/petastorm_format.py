@@ -9,7 +9,7 @@ schema is refused. Arrays are read without pickle too.
 import collections
 import io
 import pickle
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, Dict, NamedTuple
 
 import numpy as np
 import pyarrow as pa
