@@ -30,7 +30,7 @@
 
 // --- Who is where --------------------------------------------------------------------------------
 
-#define PROCESS_BYTES 20 // pid, start and namespace of the process, behind the host
+#define PROCESS_BYTES 28 // pid, start and namespaces of the process, behind the host
 
 // What each rank tells all others before anything else: its host, its process, and the process sets
 // it was given.
@@ -41,6 +41,7 @@ static void put_introduction(const hvd_ctx_t *ctx, const hvd_options_t *options,
     put_u32(out, (uint32_t)self.pid);
     put_u64(out, self.started);
     put_u64(out, self.space);
+    put_u64(out, self.network);
     int n_sets = options != NULL ? options->n_process_sets : 0;
     put_u32(out, (uint32_t)n_sets);
     for (int s = 0; s < n_sets; s++) {
@@ -58,6 +59,7 @@ static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t 
     peer->pid = (int)get_u32(&in);
     peer->started = get_u64(&in);
     peer->space = get_u64(&in);
+    peer->network = get_u64(&in);
     snprintf(peer->host, sizeof peer->host, "%s", boot_host_name(host));
 }
 
@@ -220,12 +222,24 @@ static hvd_status_t settle(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
     return status;
 }
 
+// Every rank reaches every other through the loopback interface.
+static bool share_loopback(const hvd_ctx_t *ctx)
+{
+    const peer_id_t *of = ctx->peers.of;
+    bool shared = ctx->n_hosts == 1 && of[0].network != 0;
+    for (int r = 1; r < ctx->job.size; r++) {
+        shared = shared && of[r].network == of[0].network;
+    }
+    return shared;
+}
+
 static hvd_status_t connect_ranks(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
 {
     net_job_t job = {
         .rank = ctx->job.rank,
         .size = ctx->job.size,
         .host_of = ctx->host_of,
+        .share_loopback = share_loopback(ctx),
         .config = &ctx->config,
         .log = &ctx->log,
         .keys = ctx->keys,
