@@ -428,7 +428,36 @@ static hvd_status_t read_knobs(hvd_ctx_t *ctx, const hvd_options_t *options, err
 static void warn_of_idle_settings(const hvd_ctx_t *ctx)
 {
     if (ctx->job.rank == 0 && ctx->config.idle != NULL) {
-        log_warn(&ctx->log, "start", "these settings do nothing here: %s", ctx->config.idle);
+        log_warn(&ctx->log, "start", "these settings have no effect: %s", ctx->config.idle);
+    }
+}
+
+// "shm", "TLS": what carries tensors from this rank to the first other one on this host, or on
+// another one; NULL: there is none.
+static const char *carrier(const hvd_ctx_t *ctx, bool is_here)
+{
+    int peer = 0;
+    while (
+        peer < ctx->job.size &&
+        (peer == ctx->job.rank || is_here != (ctx->host_of[peer] == ctx->host_of[ctx->job.rank]))) {
+        peer++;
+    }
+    const char *name = peer < ctx->job.size ? net_transport_name(ctx->net, peer, NULL, 0) : NULL;
+    bool is_encrypted =
+        ctx->config.encrypt == ENCRYPT_ALWAYS || (ctx->config.encrypt == ENCRYPT_AUTO && !is_here);
+    return name == NULL || strcmp(name, "tcp") != 0 ? name : is_encrypted ? "TLS" : "TCP";
+}
+
+// One line for the job: "4 ranks on 2 hosts, shm + TLS, version 1.0.0".
+static void announce(const hvd_ctx_t *ctx)
+{
+    if (ctx->job.rank == 0 && ctx->log.level <= LOG_INFO) {
+        const char *here = carrier(ctx, true), *away = carrier(ctx, false);
+        log_info(&ctx->log, "start", "%d rank%s on %d host%s%s%s%s%s, version %s", ctx->job.size,
+                 plural(ctx->job.size), ctx->n_hosts, plural(ctx->n_hosts),
+                 here != NULL || away != NULL ? ", " : "", here != NULL ? here : "",
+                 here != NULL && away != NULL ? " + " : "", away != NULL ? away : "",
+                 hvd_version());
     }
 }
 
@@ -567,6 +596,7 @@ hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *tex
         take_down(ctx);
         return err_export(&err, status, text, text_bytes);
     }
+    announce(ctx);
     *ctx_p = ctx;
     return HVD_OK;
 }
@@ -595,6 +625,9 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx) NOT_ANALYSED // the baton ends with th
         return status;
     }
     engine_stop(ctx);
+    if (ctx->config.summary && ctx->job.rank == 0) {
+        observe_summarize(ctx->observe, ctx->coord);
+    }
     ctx->ended_well = ctx->ended.status == HVD_SHUTDOWN;
     requests_end(ctx, HVD_SHUTDOWN, "Horovod has been shut down.");
     engine_drain(ctx, clock_ns() + DRAIN_NS);

@@ -127,8 +127,9 @@ static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
     }
     bool bare = op_infos[asked->op].layout == LAYOUT_NOTHING;
     if (bare ? asked->n_tensors != 0 : (asked->n_tensors < 1 || asked->tensors == NULL)) {
-        return fail(err, HVD_INVALID_ARGUMENT, "%s '%s' has %d tensors; it takes %s",
-                    hvd_op_name(asked->op), name, asked->n_tensors, bare ? "none" : "one or more");
+        return fail(err, HVD_INVALID_ARGUMENT, "%s '%s' has %d tensor%s; it takes %s",
+                    hvd_op_name(asked->op), name, asked->n_tensors, plural(asked->n_tensors),
+                    bare ? "none" : "one or more");
     }
     if (op_has(asked->op, OP_ONE_TENSOR) && asked->n_tensors != 1) {
         return fail(err, HVD_INVALID_ARGUMENT, "%s takes one tensor, not %d",

@@ -200,8 +200,8 @@ static void publish(driver_t *driver)
     driver->news = 0;
     driver->form_at_ns = driver->give_up_at_ns = NEVER_NS;
     if (session->generation > 1 || session->options->verbose) {
-        sink_say(session->sink, STREAM_STDERR, "%s: generation %u of the job has %d ranks", PROGRAM,
-                 session->generation, plan.n_ranks);
+        sink_say(session->sink, STREAM_STDERR, "%s: generation %u of the job has %d rank%s",
+                 PROGRAM, session->generation, plan.n_ranks, plural(plan.n_ranks));
     }
 out:
     job_plan_free(&plan);
@@ -223,9 +223,10 @@ void generation_form(driver_t *driver)
         if (!may_come || clock_ns() >= driver->give_up_at_ns) {
             elastic_give_up(
                 driver, EXIT_START_TIMEOUT,
-                "the job needs %d slots but has %d%s; start more hosts, ask for fewer ranks "
+                "the job needs %d slot%s but has %d%s; start more hosts, ask for fewer ranks "
                 "(%s), or wait longer with --elastic-timeout",
-                needed, n_ranks, may_come ? " after --elastic-timeout" : ", and no more will come",
+                needed, plural(needed), n_ranks,
+                may_come ? " after --elastic-timeout" : ", and no more are expected",
                 is_first ? "-np" : "--min-np");
         }
         return;

@@ -44,7 +44,6 @@ int gather_run(const options_t *options); // on agents that dial, whatever their
 int mpi_run(const options_t *options);
 int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);
-int doctor_rank(void);
 int relay_serve(const options_t *options); // relay.c: agents that wait, without ssh
 // The same on this port, until the first has come (within timeout_s) and the last has left.
 int relay_serve_until_left(const options_t *options, int port, int timeout_s);
@@ -84,5 +83,8 @@ char **mpi_command(const options_t *options, mpi_flavor_t flavor, const hosts_t 
 
 // message.c: sentences of the launcher itself, to stderr.
 void say(const char *format, ...) PRINTF_LIKE(1, 2);
+// What to try after a rank has written this before it failed; NULL: nothing is known.
+const char *hint_for_line(const char *line);
+const char *hint_for_flag(const char *flag); // what there is for one of another launcher; or NULL
 
 #endif

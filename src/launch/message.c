@@ -3,7 +3,7 @@
 // message.c - what the launcher itself has to say, on stderr: one line, one write.
 //
 // While ranks run, their output and ours leave through the sink (output.c) instead, so that lines
-// do not mix. Any thread.
+// do not mix. Any thread. hints.def has what to try when a job fails as many do.
 #include "launch/launch.h"
 
 #include <unistd.h>
@@ -22,4 +22,42 @@ void say(const char *format, ...)
     if (write(STDERR_FILENO, line, len) < 0) {
         return;
     }
+}
+
+// --- Hints ---------------------------------------------------------------------------------------
+
+typedef struct hint {
+    const char *about, *advice;
+} hint_t;
+
+const char *hint_for_line(const char *line)
+{
+    static const hint_t hints[] = {
+#define HINT(part, advice) {part, advice},
+#define FOREIGN(flag, instead)
+#include "launch/hints.def"
+#undef HINT
+#undef FOREIGN
+    };
+    size_t i = 0;
+    while (i < N_ELEMENTS(hints) && strstr(line, hints[i].about) == NULL) {
+        i++;
+    }
+    return i < N_ELEMENTS(hints) ? hints[i].advice : NULL;
+}
+
+const char *hint_for_flag(const char *flag)
+{
+    static const hint_t flags[] = {
+#define HINT(part, advice)
+#define FOREIGN(flag, instead) {flag, instead},
+#include "launch/hints.def"
+#undef HINT
+#undef FOREIGN
+    };
+    size_t i = 0;
+    while (i < N_ELEMENTS(flags) && strcmp(flag, flags[i].about) != 0) {
+        i++;
+    }
+    return i < N_ELEMENTS(flags) ? flags[i].advice : NULL;
 }

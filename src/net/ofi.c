@@ -438,7 +438,7 @@ static void ofi_warn_unencrypted(domain_t *d)
 {
     log_warn(d->job->log, "ofi",
              "tensors between hosts travel by libfabric (%s), which does not encrypt them; "
-             "HOROVOD_TRANSPORTS=shm,tcp encrypts, HOROVOD_ENCRYPT=never accepts it as it is",
+             "HOROVOD_TRANSPORTS=shm,tcp encrypts, HOROVOD_ENCRYPT=never accepts that",
              d->provider);
 }
 

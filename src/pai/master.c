@@ -288,9 +288,9 @@ static void tell_progress(master_t *master)
     master->tell_at_ns = deadline_in_ms(TELL_MS);
     put_missing(master, &missing);
     if (n_here == master->n_gates) {
-        say("all %d tasks are here", master->hosts.n);
+        say("all %d tasks are ready", master->hosts.n);
     } else if (!missing.failed) {
-        say("%d of %d tasks are here after %d s of %d (--pai-timeout); missing: %.1000s",
+        say("%d of %d tasks are ready after %d s of %d (--pai-timeout); missing: %.1000s",
             n_here + master->hosts.n - master->n_gates, master->hosts.n,
             (int)((clock_ns() - master->begin_ns) / NS_PER_S), (int)master->options.pai_timeout,
             (const char *)missing.data);
@@ -435,8 +435,7 @@ static int run_job(master_t *master, int (*launcher)(const options_t *))
             stop_at_ns = deadline_in_ms(NOTICE_MS);
         }
         if (clock_ns() >= stop_at_ns) {
-            say("task %s is gone; stopping the job. %.200s", lost->host->name,
-                last_line(lost->said));
+            say("lost task %s; stopping the job. %.200s", lost->host->name, last_line(lost->said));
             kill(job, SIGTERM);
             stop_at_ns = NEVER_NS;
         }
