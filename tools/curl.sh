@@ -16,7 +16,8 @@ sha256=cd39579123e45bf762716bb893d43886ed1cabe6289455be29a4f1d4e37afb06
 prefix=$(realpath -m "$1")
 openssl=${2:+$(realpath "$2")}
 stamp=$prefix/version
-built="$version without its paths with $(cat "$openssl/version" 2>/dev/null || pkg-config --modversion openssl)"
+openssl_version=$(cat "$openssl/version" 2>/dev/null || pkg-config --modversion openssl)
+built="$version, no paths, with $openssl_version"
 
 if [ "$(cat "$stamp" 2>/dev/null)" = "$built" ]; then
     exit 0

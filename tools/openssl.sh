@@ -40,7 +40,8 @@ mkdir -p "$(dirname "$prefix")"
 {
     ./Configure $target --prefix=$nowhere --openssldir=$nowhere --libdir=lib --release \
         no-autoload-config no-shared no-apps no-tests no-docs no-legacy no-engine no-dso \
-        no-comp no-async no-dtls no-srp no-ssl3 no-tls1 no-tls1_1 no-aria no-bf no-camellia no-cast no-cmp no-cms no-ct no-des no-dsa no-ec2m \
+        no-comp no-async no-dtls no-srp no-ssl3 no-tls1 no-tls1_1 no-aria no-bf no-camellia \
+        no-cast no-cmp no-cms no-ct no-des no-dsa no-ec2m \
         no-gost no-http no-idea no-md4 no-mdc2 no-ml-dsa no-ml-kem no-ocb no-ocsp no-quic no-rc2 \
         no-rc4 no-rmd160 no-scrypt no-seed no-siphash no-siv no-slh-dsa no-sm2 no-sm3 no-sm4 \
         no-ts no-whirlpool

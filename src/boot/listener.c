@@ -2,8 +2,8 @@
 //
 // listener.c - the door at which channels come in: see hvd_listener_open in hvd.h.
 //
-// wire/door.c does the work; here those who have come in wait until they are asked for. Threads: one
-// at a time. The listener owns the door, its keys, and whoever nobody has asked for.
+// wire/door.c does the work; here those who have come in wait until they are asked for.
+// Threads: one at a time. The listener owns the door, its keys, and whoever nobody has asked for.
 #define _GNU_SOURCE
 #include "boot/boot.h"
 #include "wire/door.h"
