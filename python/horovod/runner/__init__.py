@@ -104,7 +104,7 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
     network_interfaces = renamed("network_interface", network_interface, "network_interfaces",
-                                  network_interfaces)
+                                 network_interfaces)
     if hosts is not None and hostfile is not None:
         raise ValueError("Argument hosts and hostfile only allow one provided.")
     if use_gloo and use_mpi:
