@@ -358,7 +358,7 @@ static const struct idle_row {
      .advice = "there is no autotuning: set HOROVOD_FUSION_THRESHOLD, HOROVOD_SEGMENT_BYTES or "
                "HOROVOD_ALGORITHM by hand"},
     {.names = {"HOROVOD_ENABLE_XLA_OPS"},
-     .advice = "XLA cannot compile the collectives: use jit_compile=False in model.compile() and "
+     .advice = "XLA cannot compile collectives: use jit_compile=False in model.compile() and "
                "tf.function"},
     {.names = {"HOROVOD_CPU_OPERATIONS"},
      .value = "ccl",

@@ -86,16 +86,22 @@ typedef struct doctor {
 
 typedef struct version {
     char what[16], text[64];
+    int place; // of the host in the list
     const char *host;
 } version_t;
 
-static buf_t *findings_of(doctor_t *doctor, const agent_link_t *link)
+static int place_of(const doctor_t *doctor, const agent_link_t *link)
 {
     int i = 0;
     while (doctor->session.links[i] != link) {
         i++;
     }
-    return &doctor->findings[i];
+    return i;
+}
+
+static buf_t *findings_of(doctor_t *doctor, const agent_link_t *link)
+{
+    return &doctor->findings[place_of(doctor, link)];
 }
 
 static void note_fault(doctor_t *doctor, const agent_link_t *link, const char *what)
@@ -134,7 +140,7 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
         buf_printf(text, "         fix: %s\n", finding->fix);
     }
     if (finding->version[0] != '\0') {
-        version_t version = {.host = link->host->name};
+        version_t version = {.place = place_of(doctor, link), .host = link->host->name};
         snprintf(version.what, sizeof version.what, "%s", finding->what);
         snprintf(version.text, sizeof version.text, "%s",
                  strcmp(finding->version, "-") == 0 ? "not installed" : finding->version);
@@ -165,10 +171,18 @@ static bool list_versions(const version_t *all, size_t n, const char *what, buf_
     return n_kinds > 1;
 }
 
+static int by_place(const void *a, const void *b)
+{
+    return ((const version_t *)a)->place - ((const version_t *)b)->place;
+}
+
 static void compare_versions(doctor_t *doctor)
 {
-    const version_t *all = (const version_t *)(const void *)doctor->versions.data;
+    version_t *all = (version_t *)(void *)doctor->versions.data;
     size_t n = doctor->versions.len / sizeof *all;
+    if (n > 0) {
+        qsort(all, n, sizeof *all, by_place); // hosts answer in any order
+    }
     for (const char *const *name = examined_packages; *name != NULL; name++) {
         buf_t list = {0};
         if (list_versions(all, n, *name, &list)) {
