@@ -417,11 +417,11 @@ EASTER_MONDAYS = {2013: (4, 1), 2014: (4, 21), 2015: (4, 6)}
 SCHOOL_HOLIDAYS = (((4, 1), (4, 14)), ((7, 15), (8, 28)), ((12, 22), (12, 31)))
 
 ALL_WEATHER = ["Max_TemperatureC", "Mean_TemperatureC", "Min_TemperatureC", "Dew_PointC",
-               "MeanDew_PointC", "Min_DewpointC", "Max_Humidity", "Mean_Humidity", "Min_Humidity",
-               "Max_Sea_Level_PressurehPa", "Mean_Sea_Level_PressurehPa", "Min_Sea_Level_PressurehPa",
-               "Max_VisibilityKm", "Mean_VisibilityKm", "Min_VisibilitykM", "Max_Wind_SpeedKm_h",
-               "Mean_Wind_SpeedKm_h", "Max_Gust_SpeedKm_h", "Precipitationmm", "CloudCover", "Events",
-               "WindDirDegrees"]
+               "MeanDew_PointC", "Min_DewpointC", "Max_Humidity", "Mean_Humidity",
+               "Min_Humidity", "Max_Sea_Level_PressurehPa", "Mean_Sea_Level_PressurehPa",
+               "Min_Sea_Level_PressurehPa", "Max_VisibilityKm", "Mean_VisibilityKm",
+               "Min_VisibilitykM", "Max_Wind_SpeedKm_h", "Mean_Wind_SpeedKm_h",
+               "Max_Gust_SpeedKm_h", "Precipitationmm", "CloudCover", "Events", "WindDirDegrees"]
 WEATHER_EVENTS = ("", "", "Rain", "Fog", "Snow", "Rain-Thunderstorm")
 
 
