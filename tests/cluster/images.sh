@@ -117,7 +117,7 @@ make_distribution() {
     fi
     examples=$distribution/examples/src/main/python/tensorflow
     mkdir -p "$examples"
-    cp examples/keras/keras_mnist_advanced_modified.py "$examples"
+    cp --remove-destination examples/keras/keras_mnist_advanced_modified.py "$examples"
     cp -r deploy/spark/kubernetes "$distribution"
 }
 

@@ -394,10 +394,11 @@ class OverSsh(Namespace):
 
     def test_a_node_for_each_worker_and_none_for_the_master(self):
         self.helm("install", hello(
-            mode="openmpi", useHostNetwork=True, ssh={"port": 32222}, worker={"number": 3},
-            master={"args": ["mpirun -np 4 --hostfile /horovod/generated/hostfile"
-                             " --allow-run-as-root sh -c"
-                             " 'echo rank $OMPI_COMM_WORLD_RANK at $(hostname)'"]}))
+            mode="openmpi", useHostNetwork=True, ssh={"port": 32222},
+            worker={"number": 3, "extraEnv": every_value.FIELD},
+            master={"extraEnv": every_value.FIELD, "args": [
+                "mpirun -np 4 --hostfile /horovod/generated/hostfile --allow-run-as-root sh -c"
+                " 'echo rank $OMPI_COMM_WORLD_RANK at $NODE'"]}))
         log = self.completes()
         self.assertIn("no node is left for the master alone: it shares that of", log)
         at = dict(re.findall(r"^rank (\d) at (node\d)$", log, re.M))
