@@ -5,6 +5,8 @@
     draw_timeline.py trace.json --out docs/img/timeline.svg [--from-ms 100] [--to-ms 130]
                      [--rows 12] [--title TEXT]
 
+Without --from-ms and --to-ms it shows two steps in the middle.
+
 Negotiation is pale, with a mark for each rank at the moment it came; then the queue, then the run,
 coloured by route. Standard library only; the picture is plain SVG.
 """
@@ -17,27 +19,41 @@ NEGOTIATE, QUEUE = "#c9d7e8", "#f2d6a2"
 ROUTES = {"STREAM": "#2ca02c", "PLAN": "#1f77b4", "TWO_LEVEL": "#9467bd", "RIDING": "#17becf",
           "BOARD": "#bcbd22", "LOCAL": "#7f7f7f", "AGREED": "#7f7f7f"}
 MARK = "#d62728"
+TENSORS = 1  # the group of rows, as the "process" of the trace
 
 
 def read(path):
-    """names: pid -> tensor; spans: (pid, kind, start, end) in us; marks: (pid, rank, at)"""
-    names, spans, marks, opened = {}, [], [], {}
+    """names: row -> tensor; spans: (row, kind, start, end) in us; marks: (row, rank, at)"""
+    names, spans, marks = {}, [], []
     with open(path, encoding="utf-8") as file:
         events = json.load(file)
     for event in events:
-        pid, ph, name = event.get("pid"), event.get("ph"), event.get("name", "")
-        if name == "process_name" and "name" in event["args"]:
-            names[pid] = event["args"]["name"]
-        elif ph == "B" and name.startswith("NEGOTIATE_"):
-            opened[pid] = event["ts"]
-        elif ph == "E" and pid in opened:
-            spans.append((pid, "NEGOTIATE", opened.pop(pid), event["ts"]))
-        elif ph == "X" and name.isdigit():
-            marks.append((pid, name, event["ts"]))
-        elif ph == "X":
-            kind = name if name == "QUEUE" else name.rpartition("_")[0]
-            spans.append((pid, kind, event["ts"], event["ts"] + event["dur"]))
+        row, ph, name = event.get("tid"), event.get("ph"), event["name"]
+        if event.get("pid") != TENSORS:
+            continue
+        if name == "thread_name":
+            names[row] = event["args"]["name"]
+        elif ph == "i" and name.startswith("rank "):
+            marks.append((row, name.split()[1], event["ts"]))
+        elif ph == "X" and "args" not in event:  # those with arguments only contain others
+            kind = name if name == "QUEUE" else \
+                "NEGOTIATE" if name.startswith("NEGOTIATE_") else name.rpartition("_")[0]
+            spans.append((row, kind, event["ts"], event["ts"] + event["dur"]))
     return names, spans, marks
+
+
+def middle(spans):
+    """Two steps, from one submission of the tensor that comes most often to the next but one."""
+    starts = {}
+    for row, kind, start, _ in spans:
+        if kind == "NEGOTIATE":
+            starts.setdefault(row, []).append(start)
+    often = sorted(max(starts.values(), key=len))
+    at = len(often) // 2
+    if len(often) < 4:
+        return min(span[2] for span in spans), max(span[3] for span in spans)
+    margin = 0.02 * (often[at + 1] - often[at - 1])
+    return often[at - 1] - margin, often[at + 1]
 
 
 def colour(kind):
@@ -112,14 +128,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("trace")
     parser.add_argument("--out", required=True)
-    parser.add_argument("--from-ms", type=float, default=0)
+    parser.add_argument("--from-ms", type=float)
     parser.add_argument("--to-ms", type=float)
     parser.add_argument("--rows", type=int, default=12)
     parser.add_argument("--title", default="timeline")
     options = parser.parse_args()
     names, spans, marks = read(options.trace)
-    begin = options.from_ms * 1000
-    end = options.to_ms * 1000 if options.to_ms else max(span[3] for span in spans)
+    begin, end = middle(spans)
+    if options.from_ms is not None or options.to_ms is not None:
+        begin = (options.from_ms or 0) * 1000
+        end = options.to_ms * 1000 if options.to_ms else max(span[3] for span in spans)
     with open(options.out, "w", encoding="utf-8") as file:
         file.write(draw(names, spans, marks, begin, end, options.rows, options.title))
 

@@ -194,6 +194,10 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx);
 // The same without the end: the context stays, and every later call fails. For programs with other
 // threads inside the library: they come back now, and when all have, hvd_shutdown() may follow.
 hvd_status_t hvd_stop(hvd_ctx_t *ctx);
+// This process is about to end because of an error, as in "RuntimeError: no data (train.py:17)":
+// the other ranks and the launcher hear of it when it leaves. HVD_SHUTDOWN: the error is a
+// consequence of another rank's end, which they know already.
+hvd_status_t hvd_leave_because(hvd_ctx_t *ctx, const char *error);
 
 // --- Who am I -----------------------------------------------------------------------------------
 

@@ -18,4 +18,4 @@ for ranks in 1 2; do
         .venv/bin/python examples/pytorch_mnist.py --epochs 1 --limit 6000
 done
 echo
-echo "Timeline of the last job, for chrome://tracing or ui.perfetto.dev: $timeline"
+echo "Timeline of the last job, for https://ui.perfetto.dev: $timeline"

@@ -224,6 +224,20 @@ static PyObject *shutdown(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *leave_because(PyObject *module, PyObject *text)
+{
+    (void)module;
+    bool is_ours = core.jobs[0].ctx != NULL && core.pid == getpid() && !core.jobs[0].closing;
+    const char *error = PyUnicode_AsUTF8AndSize(text, NULL);
+    if (error == NULL) {
+        return NULL;
+    }
+    if (!is_ours) {
+        Py_RETURN_NONE;
+    }
+    return PyBool_FromLong(hvd_leave_because(core.jobs[0].ctx, error) == HVD_OK);
+}
+
 static PyObject *is_initialized(PyObject *module, PyObject *unused)
 {
     (void)module;
@@ -430,6 +444,9 @@ static PyMethodDef methods[] = {
      "init(process_sets, comm=0): joins the job; static sets as lists of ranks; handle of an MPI\n"
      "communicator with the ranks of the job."},
     {"shutdown", shutdown, METH_NOARGS, "shutdown(): leaves the job, and those of open()."},
+    {"leave_because", leave_because, METH_O,
+     "leave_because(error): this process is about to end because of it. False: that is a\n"
+     "consequence of another rank's end; None: there is no job to leave."},
     {"open", open_job, METH_O,
      "open(environment) -> process set: joins another job, whose ranks form a group and are\n"
      "numbered from 0. environment: a tuple of NAME=value."},

@@ -543,36 +543,41 @@ uint64_t coord_next_tick(const coord_t *coord)
     return MIN(MIN(sequence_next_ns(coord), stall_next_ns(coord)), heartbeat_next_ns(coord));
 }
 
-void coord_shutdown(coord_t *coord, uint64_t now_ns)
+void coord_shutdown(coord_t *coord, const char *reason, uint64_t now_ns)
 {
     SOUND(coord);
     set_time(coord, now_ns);
     if (coord->ending.has_ended || coord->ending.has_asked_stop) {
         return;
     }
+    control_line_t line = {.kind = LINE_STOP,
+                           .rank = coord->params.rank,
+                           .text = {reason, MIN(strlen(reason), CONTROL_MAX_REASON_BYTES)}};
     coord->ending.has_asked_stop = true;
     if (is_sequencer(coord)) {
-        sequence_stop(coord, 0);
+        sequence_stop(coord, &line);
     } else if (!coord->ending.has_sent_stop) {
-        control_line_t line = {.kind = LINE_STOP, .rank = coord->params.rank};
         coord->ending.has_sent_stop = true;
         control_put(line_to_parent(coord), &line);
     }
 }
 
-void coord_abort(coord_t *coord, hvd_status_t cause, const char *text)
+void coord_abort(coord_t *coord, hvd_status_t cause, int rank, const char *text)
 {
     SOUND(coord);
     const char *sentence = text != NULL ? text : hvd_status_text(cause);
     size_t bytes = MIN(strlen(sentence), CONTROL_MAX_TEXT_BYTES - 1);
-    control_line_t line = {.kind = LINE_ABORT, .status = cause, .text = {sentence, bytes}};
+    control_line_t line = {.kind = LINE_ABORT,
+                           .status = cause,
+                           .rank = rank >= 0 ? rank : CONTROL_NO_RANK,
+                           .text = {sentence, bytes}};
     if (coord->ending.has_ended) {
         return;
     }
     for (int i = 0; i < coord_n_neighbours(coord); i++) {
         control_put(outbox_line(coord, i), &line);
     }
-    follow_end(coord, cause, sentence, bytes);
+    follow_end(coord, cause, rank, sentence, bytes);
 }
 
 hvd_status_t coord_has_ended(const coord_t *coord, err_t *end)
@@ -585,6 +590,11 @@ hvd_status_t coord_has_ended(const coord_t *coord, err_t *end)
 int coord_end_rank(const coord_t *coord)
 {
     return coord->ending.has_ended ? coord->ending.decision.rank : -1;
+}
+
+const char *coord_end_reason(const coord_t *coord)
+{
+    return coord->ending.reason;
 }
 
 // --- Queries ------------------------------------------------------------------------------------

@@ -92,6 +92,10 @@ typedef struct coord_activity {
     uint32_t n_in_flight; // of those, not done
     uint64_t quiet_ns;    // since the last was submitted
     char last[64];        // its name, or the beginning of it
+    // Its program can only wait for operations that are in flight and have not been agreed, as it
+    // has for a while: the oldest of them, and the user's line that submitted it ("": not known).
+    bool is_blocked;
+    char blocked_in[64], where[120];
 } coord_activity_t;
 
 // The oldest batch that runs on this rank, or below it.
@@ -155,9 +159,11 @@ void coord_set_progress(coord_t *coord, const coord_progress_t *progress);
 // Every neighbour has been heard: should one end from here on, a link tells.
 bool coord_hears_all(const coord_t *coord);
 
-void coord_shutdown(coord_t *coord, uint64_t now_ns); // asks all ranks to stop
-// A peer is lost, or something else ends the job: tells the others. text NULL: that of the status.
-void coord_abort(coord_t *coord, hvd_status_t cause, const char *text);
+// Asks all ranks to stop. reason: the error that makes this rank leave; "": none that is known.
+void coord_shutdown(coord_t *coord, const char *reason, uint64_t now_ns);
+// A peer is lost, or something else ends the job: tells the others. rank: whose fault it is, -1:
+// nobody's. text NULL: that of the status.
+void coord_abort(coord_t *coord, hvd_status_t cause, int rank, const char *text);
 
 // --- Outputs ------------------------------------------------------------------------------------
 
@@ -184,7 +190,9 @@ const decision_t *coord_next(coord_t *coord);
 // Members in ascending order; NULL for an unknown set.
 const int *coord_set_ranks(const coord_t *coord, int set, int *n_p);
 hvd_status_t coord_has_ended(const coord_t *coord, err_t *end); // HVD_OK: it has not
-int coord_end_rank(const coord_t *coord); // who asked for the shutdown; -1: it was no shutdown
+// Who asked for the shutdown, or is the cause of another end; -1: nobody that is known.
+int coord_end_rank(const coord_t *coord);
+const char *coord_end_reason(const coord_t *coord); // of that rank, see coord_shutdown
 
 typedef struct coord_counters {
     uint64_t n_stale_lines;  // for process sets removed meanwhile

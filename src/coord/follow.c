@@ -106,7 +106,7 @@ void follow_joined(coord_t *coord, uint64_t batch, int last)
     joins_clear(coord);
 }
 
-void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes)
+void follow_end(coord_t *coord, hvd_status_t status, int rank, const char *text, size_t text_bytes)
 {
     if (text_bytes == 0 || text[0] == '\0') { // whoever ended the job has to say why, and may not
         text = hvd_status_text(status);
@@ -121,7 +121,7 @@ void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t te
                                           .batch = coord->sequencer.next_batch,
                                           .status = status,
                                           .text = coord->ending.text,
-                                          .rank = -1};
+                                          .rank = rank};
     while (!chain_is_empty(&coord->entries.open)) {
         entry_t *entry = CHAIN_OWNER(coord->entries.open.next, entry_t, open);
         if (entry->tag != 0) {
@@ -139,16 +139,19 @@ void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t te
     }
 }
 
-void follow_shutdown(coord_t *coord, int rank)
+// The line is a LINE_STOP or a RECORD_SHUTDOWN. Reasons are for people: nothing is decided by them.
+void follow_shutdown(coord_t *coord, const control_line_t *line)
 {
     char text[256];
+    size_t reason_bytes = MIN(line->text.bytes, CONTROL_MAX_REASON_BYTES);
     int bytes = snprintf(text, sizeof text,
                          "Horovod has been shut down. Rank %d asked all ranks to stop, so what was "
                          "still waiting cannot finish. If this was not intended, look for an "
-                         "exception on that rank, or call init again to start over.",
-                         rank);
-    follow_end(coord, HVD_SHUTDOWN, text, (size_t)bytes);
-    coord->ending.decision.rank = rank;
+                         "error in the output of that rank.",
+                         line->rank);
+    memcpy(coord->ending.reason, line->text.at, reason_bytes);
+    coord->ending.reason[reason_bytes] = '\0';
+    follow_end(coord, HVD_SHUTDOWN, line->rank, text, (size_t)bytes);
 }
 
 // --- Lines from children ------------------------------------------------------------------------
@@ -282,7 +285,7 @@ static hvd_status_t on_stop(coord_t *coord, int branch, const control_line_t *li
                     line->rank);
     }
     if (is_sequencer(coord)) {
-        sequence_stop(coord, line->rank);
+        sequence_stop(coord, line);
     } else if (!coord->ending.has_sent_stop) {
         coord->ending.has_sent_stop = true;
         control_put(line_to_parent(coord), line);
@@ -539,7 +542,7 @@ static hvd_status_t on_report(coord_t *coord, int branch, const control_line_t *
         return fail(err, HVD_NO_MEMORY, "no memory for a report");
     }
     pass_on(coord, NULL);
-    verdict->decision.status = HVD_STALLED;
+    verdict->decision.status = line->status;
     decide_text(verdict, line->text.at, line->text.bytes);
     decide_close(coord, verdict);
     return HVD_OK;
@@ -548,9 +551,12 @@ static hvd_status_t on_report(coord_t *coord, int branch, const control_line_t *
 static hvd_status_t on_shutdown(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     (void)branch;
-    (void)err;
+    if (line->rank >= coord->params.size) {
+        return fail(err, HVD_PROTOCOL, "the job is stopped by rank %d, which does not exist",
+                    line->rank);
+    }
     pass_on(coord, NULL);
-    follow_shutdown(coord, line->rank);
+    follow_shutdown(coord, line);
     return HVD_OK;
 }
 
@@ -565,7 +571,8 @@ static hvd_status_t on_abort(coord_t *coord, int branch, const control_line_t *l
             control_put(outbox_line(coord, i), line);
         }
     }
-    follow_end(coord, line->status, line->text.at, line->text.bytes);
+    int rank = line->rank < coord->params.size ? line->rank : -1;
+    follow_end(coord, line->status, rank, line->text.at, line->text.bytes);
     return HVD_OK;
 }
 

@@ -33,7 +33,8 @@ typedef struct ending {
     bool has_sent_stop;  // a request to stop went up, whoever asked
     bool has_ended, is_shown;
     hvd_status_t status;
-    char *text; // CONTROL_MAX_TEXT_BYTES
+    char *text;                                // CONTROL_MAX_TEXT_BYTES
+    char reason[CONTROL_MAX_REASON_BYTES + 1]; // of the rank that asked for the shutdown
     decision_t decision;
 } ending_t;
 
@@ -111,7 +112,7 @@ void follow_error(coord_t *coord, entry_t *entry, uint64_t batch, hvd_status_t s
                   const char *text, size_t text_bytes);
 void follow_set_removed(coord_t *coord, set_t *set, uint64_t batch, uint64_t tag);
 void follow_joined(coord_t *coord, uint64_t batch, int last);
-void follow_end(coord_t *coord, hvd_status_t status, const char *text, size_t text_bytes);
-void follow_shutdown(coord_t *coord, int rank);
+void follow_end(coord_t *coord, hvd_status_t status, int rank, const char *text, size_t text_bytes);
+void follow_shutdown(coord_t *coord, const control_line_t *line);
 
 #endif

@@ -53,16 +53,17 @@ static void publish_error(coord_t *coord, entry_t *entry, const err_t *err)
     follow_error(coord, entry, line.batch, line.status, line.text.at, line.text.bytes);
 }
 
-void sequence_report(coord_t *coord, const char *text)
+void sequence_report(coord_t *coord, hvd_status_t status, const char *text)
 {
     SEQUENCER(coord);
     control_line_t line = {.kind = RECORD_REPORT,
                            .batch = coord->sequencer.next_batch++,
+                           .status = status,
                            .text = {text, strlen(text)}};
     verdict_t *verdict = decide_open(coord, DECIDE_REPORT, line.batch, 0);
     publish_line(coord, NULL, &line);
     if (verdict != NULL) {
-        verdict->decision.status = HVD_STALLED;
+        verdict->decision.status = status;
         decide_text(verdict, text, line.text.bytes);
         decide_close(coord, verdict);
     }
@@ -489,7 +490,7 @@ void coord_form_batches(coord_t *coord)
         form_batches(coord);
     }
     if (UNLIKELY(coord->no_memory)) {
-        coord_abort(coord, HVD_NO_MEMORY, "out of memory while agreeing what to run next");
+        coord_abort(coord, HVD_NO_MEMORY, -1, "out of memory while agreeing what to run next");
     }
 }
 
@@ -503,13 +504,13 @@ uint64_t sequence_next_ns(const coord_t *coord)
 }
 
 // What every member had submitted before somebody asked to stop still runs.
-void sequence_stop(coord_t *coord, int rank)
+void sequence_stop(coord_t *coord, const control_line_t *asked)
 {
     SEQUENCER(coord);
-    control_line_t line = {.kind = RECORD_SHUTDOWN, .rank = rank};
+    control_line_t line = {.kind = RECORD_SHUTDOWN, .rank = asked->rank, .text = asked->text};
     flush_rides(coord);
     flush_ready(coord, true);
     line.batch = coord->sequencer.next_batch++;
     publish_line(coord, NULL, &line);
-    follow_shutdown(coord, rank);
+    follow_shutdown(coord, &line);
 }

@@ -23,8 +23,8 @@ typedef struct sequencer {
 } sequencer_t;
 
 void sequence_complete(coord_t *coord, entry_t *entry);
-void sequence_stop(coord_t *coord, int rank);
-void sequence_report(coord_t *coord, const char *text);
+void sequence_stop(coord_t *coord, const control_line_t *asked); // a LINE_STOP
+void sequence_report(coord_t *coord, hvd_status_t status, const char *text);
 // On every rank; elsewhere there is nothing to do.
 uint64_t sequence_next_ns(const coord_t *coord);
 void sequence_discard(coord_t *coord, entry_t *entry); // takes it from the queues

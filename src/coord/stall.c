@@ -9,41 +9,29 @@
 // incomplete it is reported again once per warning time, and past the second limit the job ends
 // with the same information.
 //
-// A job that does the same step again every 200 ms need not wait a minute to know that something is
-// wrong: the first report of a stall comes after LEARNED_FACTOR times the 99th percentile of recent
-// steps, once there have been LEARNED_STEPS of them. Recent are the last fifty to hundred, so it is
-// the second longest of them: a single long step, for a checkpoint, changes nothing. A job that is
-// slow by nature is left alone.
+// Sometimes more is known. When every rank sits in a wait for something that another has not
+// submitted, none can ever go on: so a few seconds after an entry was opened the sequencer asks,
+// and says so at once if that is the answer. Otherwise it says nothing, and asks again later.
+//
+// And a job that does the same step again every 200 ms need not wait a minute to know that
+// something may be wrong: one line comes after LEARNED_FACTOR times the 99th percentile of recent
+// steps, but not within LEARNED_LEAST_NS, nor within LONGEST_FACTOR times the longest, once there
+// have been LEARNED_STEPS of them: ranks pause for a checkpoint at the end of an epoch, and that is
+// none of our business. Recent are the last fifty to hundred, so the 99th percentile is the second
+// longest. A job that is slow by nature is left alone.
 //
 // Rounds are kept in order of age, so as long as nothing stalls the cost is one comparison per call
 // of coord_next_tick. A branch that does not answer is taken to have nothing. The holder of the
 // engine calls.
 #include "coord/internal.h"
+#include "coord/stall_report.h"
 
-#include <stdio.h>
-
-#define MAX_NAMES_PER_RANK 6
-#define MAX_NAME_SHOWN 100
-#define MAX_RANKS_SHOWN 64
-#define LEARNED_FACTOR 5
-#define LEARNED_LEAST_NS (3 * NS_PER_S)
+#define LEARNED_FACTOR 20
+#define LONGEST_FACTOR 3
+#define LEARNED_LEAST_NS (10 * NS_PER_S)
+#define PROBE_NS (3 * NS_PER_S) // age of an entry when ranks are asked whether they can go on
 #define LEARNED_STEPS 20
 #define STEPS_PER_SPAN 50
-
-static size_t bitmap_bytes(const coord_t *coord)
-{
-    return ((size_t)coord->params.size + 7) / 8;
-}
-
-static uint8_t *bitmap_of(const coord_t *coord, int asked)
-{
-    return coord->stall.inquiry.have + (size_t)asked * bitmap_bytes(coord);
-}
-
-static bool bit_is_set(const uint8_t *bitmap, int rank)
-{
-    return (bitmap[rank / 8] >> (rank % 8) & 1) != 0;
-}
 
 // --- When a stall is suspected ------------------------------------------------------------------
 
@@ -79,10 +67,17 @@ static uint64_t first_warn_ns(const coord_t *coord)
     span_t recent = rhythm->before;
     note_in_span(&recent, rhythm->span.longest_ns);
     note_in_span(&recent, rhythm->span.second_ns);
-    uint64_t learned_ns = MAX(LEARNED_LEAST_NS, LEARNED_FACTOR * recent.second_ns);
+    uint64_t learned_ns = MAX(LEARNED_LEAST_NS, MAX(LEARNED_FACTOR * recent.second_ns,
+                                                    LONGEST_FACTOR * recent.longest_ns));
     bool was_early = coord->stall.early_ns != 0 && coord->now_ns - coord->stall.early_ns < warn_ns;
 
     return rhythm->is_known && !was_early ? MIN(warn_ns, learned_ns) : warn_ns;
+}
+
+// How long before anything is done about it.
+static uint64_t look_ns(const coord_t *coord)
+{
+    return MIN(first_warn_ns(coord), PROBE_NS);
 }
 
 // --- The question -------------------------------------------------------------------------------
@@ -118,36 +113,13 @@ static bool add_asked(coord_t *coord, const set_t *set, const char *name, size_t
     return true;
 }
 
-static entry_t *entry_of_asked(const coord_t *coord, const asked_t *asked)
-{
-    const set_t *set = sets_find(coord, asked->set);
-    return set != NULL ? entry_find(set, asked->name, asked->name_bytes) : NULL;
-}
-
-static void add_said(inquiry_t *inquiry, const char *text, size_t bytes)
-{
-    if (inquiry->said_bytes + bytes <= STALL_SAID_BYTES) { // else the list is long enough
-        memcpy(inquiry->said + inquiry->said_bytes, text, bytes);
-        inquiry->said_bytes += bytes;
-    }
-}
-
-static void say_progress(inquiry_t *inquiry, int rank, const char *before,
-                         const coord_activity_t *progress)
-{
-    char doing[192], line[256];
-    coord_activity_text(progress, doing, sizeof doing);
-    int bytes = snprintf(line, sizeof line, "\nrank %d: %s%s", rank, before, doing);
-    add_said(inquiry, line, MIN((size_t)MAX(bytes, 0), sizeof line - 1));
-}
-
 // All entries are listed: waits for the children's answers, with this rank's own in place.
 static bool open_inquiry(coord_t *coord)
 {
     inquiry_t *inquiry = &coord->stall.inquiry;
     int rank = coord->params.rank;
     bool lacks_some = false;
-    inquiry->have_bytes = MAX(bitmap_bytes(coord) * (size_t)inquiry->n_asked, 1);
+    inquiry->have_bytes = MAX(asked_bitmap_bytes(coord) * (size_t)inquiry->n_asked, 1);
     inquiry->have = store_take(&coord->store, inquiry->have_bytes);
     inquiry->answered = store_take(&coord->store, (size_t)coord->n_children + 1);
     inquiry->said = store_take(&coord->store, STALL_SAID_BYTES);
@@ -157,17 +129,18 @@ static bool open_inquiry(coord_t *coord)
     memset(inquiry->have, 0, inquiry->have_bytes);
     memset(inquiry->answered, 0, (size_t)coord->n_children + 1);
     for (int i = 0; i < inquiry->n_asked; i++) {
-        const entry_t *entry = entry_of_asked(coord, &inquiry->asked[i]);
+        const entry_t *entry = asked_entry(coord, &inquiry->asked[i]);
         const set_t *set = sets_find(coord, inquiry->asked[i].set);
         if (entry != NULL && entry->tag != 0) {
-            bitmap_of(coord, i)[rank / 8] |= (uint8_t)(1 << (rank % 8));
+            asked_bitmap_of(coord, i)[rank / 8] |= (uint8_t)(1 << (rank % 8));
         } else {
             lacks_some |= set != NULL && set->self >= 0 && coord->joins.tag == 0;
         }
     }
     if (lacks_some) {
-        say_progress(inquiry, rank, "", &coord->heartbeat.activity);
+        stall_say(inquiry, rank, "", &coord->heartbeat.activity);
     }
+    inquiry->n_blocked = coord->heartbeat.activity.is_blocked;
     inquiry->n_missing = coord->n_children;
     inquiry->is_open = true;
     return true;
@@ -180,7 +153,8 @@ static void send_answer(coord_t *coord)
                            .inquiry = inquiry->number,
                            .n_items = inquiry->n_asked,
                            .payload = inquiry->have,
-                           .payload_bytes = bitmap_bytes(coord) * (size_t)inquiry->n_asked,
+                           .payload_bytes = asked_bitmap_bytes(coord) * (size_t)inquiry->n_asked,
+                           .n_blocked = inquiry->n_blocked,
                            .text = {inquiry->said, inquiry->said_bytes}};
     control_put(line_to_parent(coord), &line);
     clear_inquiry(coord);
@@ -209,228 +183,28 @@ hvd_status_t stall_inquire(coord_t *coord, const control_line_t *line, err_t *er
     return HVD_OK;
 }
 
-// --- The report ---------------------------------------------------------------------------------
-
-typedef struct report {
-    char text[CONTROL_MAX_TEXT_BYTES];
-    size_t len;
-    int n_ranks, n_more;
-    bool must_end; // some entry waits longer than the job may
-} report_t;
-
-static void report_add(report_t *report, const char *format, ...) PRINTF_LIKE(2, 3);
-static void report_add(report_t *report, const char *format, ...)
+static bool inquiry_is_early(const coord_t *coord)
 {
-    va_list args;
-    va_start(args, format);
-    int wanted =
-        vsnprintf(report->text + report->len, sizeof report->text - report->len, format, args);
-    va_end(args);
-    report->len = MIN(report->len + (size_t)MAX(wanted, 0), sizeof report->text - 1);
-}
-
-// A name means something else in every process set; that of all ranks goes without saying.
-static void report_name(report_t *report, const asked_t *asked)
-{
-    report_add(report, "%.*s", MAX_NAME_SHOWN, asked->name);
-    if (asked->set > 0) {
-        report_add(report, " of process set %d", asked->set);
-    }
-}
-
-// Does the report have to say that this rank lacks this entry?
-static bool is_missing(const coord_t *coord, int asked, const entry_t *entry, int rank)
-{
-    return entry != NULL && !bit_is_set(bitmap_of(coord, asked), rank) &&
-           !coord->joins.has_joined[rank] && set_position(entry->set, rank) >= 0;
-}
-
-static void report_rank(const coord_t *coord, report_t *report, entry_t *const *entries, int rank)
-{
-    const inquiry_t *inquiry = &coord->stall.inquiry;
-    int n_names = 0;
-    for (int i = 0; i < inquiry->n_asked; i++) {
-        if (!is_missing(coord, i, entries[i], rank)) {
-            continue;
-        }
-        if (n_names == 0 && report->n_ranks++ >= MAX_RANKS_SHOWN) {
-            report->n_more++;
-            return;
-        }
-        if (n_names == 0) {
-            report_add(report, "\n%d: [", rank);
-        }
-        if (n_names < MAX_NAMES_PER_RANK) {
-            report_add(report, "%s", n_names > 0 ? ", " : "");
-            report_name(report, &inquiry->asked[i]);
-        }
-        n_names++;
-    }
-    if (n_names > 0) {
-        report_add(report, "%s]", n_names > MAX_NAMES_PER_RANK ? " ..." : "");
-    }
-}
-
-// "0-3, 7": the ranks that have an entry.
-static void report_ready(const coord_t *coord, report_t *report, int asked)
-{
-    const uint8_t *bitmap = bitmap_of(coord, asked);
-    int size = coord->params.size, n_shown = 0;
-    report_add(report, "\n[");
-    report_name(report, &coord->stall.inquiry.asked[asked]);
-    report_add(report, "]");
-    for (int rank = 0; rank < size && n_shown < MAX_RANKS_SHOWN; rank++) {
-        int last = rank;
-        if (!bit_is_set(bitmap, rank)) {
-            continue;
-        }
-        while (last + 1 < size && bit_is_set(bitmap, last + 1)) {
-            last++;
-        }
-        report_add(report, last > rank ? "%s %d-%d" : "%s %d", n_shown > 0 ? "," : "", rank, last);
-        n_shown++;
-        rank = last;
-    }
-}
-
-// What only the answers know: who has the entries, and what the others were doing.
-static void report_doings(coord_t *coord, report_t *report, entry_t *const *entries)
-{
-    inquiry_t *inquiry = &coord->stall.inquiry;
-    int n_names = 0;
-    for (int child = 0; child < coord->n_children; child++) {
-        int i = coord->n_parents + child;
-        if (!inquiry->answered[child]) {
-            say_progress(inquiry, coord->outboxes[i].rank, "does not answer; when last heard, ",
-                         &coord->neighbours[i].activity);
-        }
-    }
-    report_add(report, "\nReady ranks:");
-    for (int i = 0; i < inquiry->n_asked && n_names < MAX_NAMES_PER_RANK; i++) {
-        if (entries[i] != NULL) {
-            report_ready(coord, report, i);
-            n_names++;
-        }
-    }
-    if (inquiry->said_bytes > 0) {
-        report_add(report, "\nWhat the missing ranks last did:%.*s", (int)inquiry->said_bytes,
-                   inquiry->said);
-    }
-}
-
-// The user's part of "allreduce.loss" or "grouped_allreduce.loss"; NULL: no operation is in front.
-static const char *name_behind_operation(const asked_t *asked)
-{
-    const char *dot = strchr(asked->name, '.');
-    for (int op = 0; dot != NULL && op < HVD_N_OPS; op++) {
-        const char *word = hvd_op_name((hvd_op_t)op);
-        size_t bytes = strlen(word);
-        if ((size_t)(dot - asked->name) >= bytes && memcmp(dot - bytes, word, bytes) == 0) {
-            return dot;
-        }
-    }
-    return NULL;
-}
-
-// "allreduce.loss" and "allgather.loss"?
-static bool differ_in_operation(const asked_t *a, const asked_t *b)
-{
-    const char *name_a = name_behind_operation(a), *name_b = name_behind_operation(b);
-    return a->set == b->set && name_a != NULL && name_b != NULL && strcmp(name_a, name_b) == 0;
-}
-
-static bool have_no_rank_in_common(const coord_t *coord, int a, int b)
-{
-    uint8_t common = 0;
-    for (size_t i = 0; i < bitmap_bytes(coord); i++) {
-        common |= bitmap_of(coord, a)[i] & bitmap_of(coord, b)[i];
-    }
-    return common == 0;
-}
-
-// Frameworks put the operation in front of the user's name: who gives one name to two operations
-// waits under two names.
-static void report_mixed_up(const coord_t *coord, report_t *report, entry_t *const *entries)
-{
-    const inquiry_t *inquiry = &coord->stall.inquiry;
-    for (int a = 0; a < inquiry->n_asked; a++) {
-        for (int b = a + 1; b < inquiry->n_asked; b++) {
-            if (entries[a] != NULL && entries[b] != NULL &&
-                differ_in_operation(&inquiry->asked[a], &inquiry->asked[b]) &&
-                have_no_rank_in_common(coord, a, b)) {
-                report_add(report,
-                           "\n[%.*s] and [%.*s] differ only in the operation: ranks must call the "
-                           "same operation with the same name.",
-                           MAX_NAME_SHOWN, inquiry->asked[a].name, MAX_NAME_SHOWN,
-                           inquiry->asked[b].name);
-            }
-        }
-    }
-}
-
-static void write_report(coord_t *coord, report_t *report)
-{
-    const coord_params_t *params = &coord->params;
-    entry_t *entries[CONTROL_MAX_ASKED];
-    for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
-        entry_t *entry = entry_of_asked(coord, &coord->stall.inquiry.asked[i]);
-        bool still_waits = entry != NULL && entry->is_open && !entry->is_complete;
-        entries[i] = still_waits ? entry : NULL;
-        if (still_waits) {
-            entry->asked_ns = coord->now_ns;
-            report->must_end |= params->stall_fail_ns > 0 &&
-                                coord->now_ns - entry->since_ns >= params->stall_fail_ns;
-        }
-    }
-    report_add(report,
-               "One or more tensors were submitted to be reduced, gathered or broadcasted by "
-               "subset of ranks and are waiting for remainder of ranks for more than %g seconds. "
-               "Look for ranks that take a different path through the program, wait for something "
-               "else, or have stopped.\nMissing ranks:",
-               (double)(coord->stall.inquiry.warn_ns / NS_PER_MS) / 1000);
-    for (int rank = 0; rank < params->size; rank++) {
-        report_rank(coord, report, entries, rank);
-    }
-    if (report->n_more > 0) {
-        report_add(report, "\n... and %d more ranks", report->n_more);
-    }
-    if (report->n_ranks > 0) {
-        report_doings(coord, report, entries);
-        report_mixed_up(coord, report, entries);
-    }
-    if (coord->stall.inquiry.warn_ns < params->stall_warn_ns) {
-        report_add(report,
-                   "\nThis report comes early because the job's steps have been much shorter so "
-                   "far; the next one comes after %g seconds (HOROVOD_STALL_CHECK_TIME_SECONDS).",
-                   (double)params->stall_warn_ns / (double)NS_PER_S);
-    }
-    if (report->must_end) {
-        report_add(report,
-                   "\nThe job ends now: the longest allowed wait is %g seconds "
-                   "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
-                   (double)params->stall_fail_ns / (double)NS_PER_S);
-    }
+    return coord->stall.inquiry.warn_ns < coord->params.stall_warn_ns;
 }
 
 static void close_inquiry(coord_t *coord)
 {
     SEQUENCER(coord);
+    bool is_early = inquiry_is_early(coord), is_probe = coord->stall.inquiry.is_probe;
     report_t report;
-    report.len = 0;
-    report.text[0] = '\0';
-    report.n_ranks = report.n_more = 0;
-    report.must_end = false;
-    write_report(coord, &report);
+    report_kind_t kind = is_probe ? REPORT_DEADLOCK : is_early ? REPORT_HINT : REPORT_FULL;
+    bool is_told = stall_write(coord, kind, &report);
     clear_inquiry(coord);
-    // What was missing may have come while the ranks were asked.
-    if (report.n_ranks == 0) {
+    if (!is_told) {
         return;
     }
     if (report.must_end) {
-        coord_abort(coord, HVD_STALLED, report.text);
-    } else {
-        sequence_report(coord, report.text);
+        coord_abort(coord, HVD_STALLED, -1, report.text);
+        return;
     }
+    sequence_report(coord, kind == REPORT_FULL ? HVD_STALLED : HVD_TIMEOUT, report.text);
+    coord->stall.verdict_batch = is_probe ? coord->sequencer.next_batch + 1 : 0;
 }
 
 hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err)
@@ -441,13 +215,14 @@ hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line,
         return HVD_OK;
     }
     if (line->n_items != inquiry->n_asked ||
-        line->payload_bytes != bitmap_bytes(coord) * (size_t)inquiry->n_asked) {
+        line->payload_bytes != asked_bitmap_bytes(coord) * (size_t)inquiry->n_asked) {
         return fail(err, HVD_PROTOCOL, "an answer about stalled tensors does not fit the question");
     }
     for (size_t i = 0; i < line->payload_bytes; i++) {
         inquiry->have[i] |= line->payload[i];
     }
-    add_said(inquiry, line->text.at, line->text.bytes);
+    stall_add_said(inquiry, line->text.at, line->text.bytes);
+    inquiry->n_blocked += MIN(line->n_blocked, (uint32_t)coord->params.size);
     inquiry->answered[child] = 1;
     if (--inquiry->n_missing > 0) {
         return HVD_OK;
@@ -466,12 +241,12 @@ hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line,
 // sequencer, so that what other nodes have to say has arrived.
 static uint64_t slack_ns(const coord_t *coord)
 {
-    return first_warn_ns(coord) / (is_sequencer(coord) ? 8 : 16);
+    return look_ns(coord) / (is_sequencer(coord) ? 8 : 16);
 }
 
 uint64_t stall_next_ns(const coord_t *coord)
 {
-    uint64_t warn_ns = first_warn_ns(coord), next_ns = NEVER_NS;
+    uint64_t warn_ns = look_ns(coord), next_ns = NEVER_NS;
     if (warn_ns == 0 || coord->ending.has_ended || chain_is_empty(&coord->entries.open)) {
         return NEVER_NS;
     }
@@ -507,7 +282,7 @@ static bool is_due(const coord_t *coord, const entry_t *entry)
 static bool is_early(const coord_t *coord)
 {
     for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
-        const entry_t *entry = entry_of_asked(coord, &coord->stall.inquiry.asked[i]);
+        const entry_t *entry = asked_entry(coord, &coord->stall.inquiry.asked[i]);
         if (entry != NULL && coord->now_ns - entry->since_ns >= coord->params.stall_warn_ns) {
             return false;
         }
@@ -524,10 +299,13 @@ static void start_inquiry(coord_t *coord)
         coord->no_memory = true;
         return;
     }
-    coord->stall.inquiry.warn_ns =
-        is_early(coord) ? first_warn_ns(coord) : coord->params.stall_warn_ns;
-    coord->stall.inquiry.deadline_ns = coord->now_ns + coord->stall.inquiry.warn_ns / 2;
-    if (coord->stall.inquiry.warn_ns < coord->params.stall_warn_ns) {
+    inquiry_t *inquiry = &coord->stall.inquiry;
+    inquiry->warn_ns = inquiry->is_probe ? PROBE_NS
+                       : is_early(coord) ? first_warn_ns(coord)
+                                         : coord->params.stall_warn_ns;
+    inquiry->deadline_ns = coord->now_ns + inquiry->warn_ns / 2;
+    inquiry->batch = coord->sequencer.next_batch;
+    if (!inquiry->is_probe && inquiry_is_early(coord)) {
         coord->stall.early_ns = coord->now_ns;
     }
     buf_clear(&coord->sequencer.record);
@@ -546,9 +324,43 @@ static void start_inquiry(coord_t *coord)
     }
 }
 
+// Lists the entries that are due; for a probe, all that have waited for its time.
+static void gather_asked(coord_t *coord, uint64_t age_ns, bool is_probe)
+{
+    SEQUENCER(coord);
+    inquiry_t *inquiry = &coord->stall.inquiry;
+    for (chain_t *item = coord->entries.open.next; item != &coord->entries.open;
+         item = item->next) {
+        entry_t *entry = CHAIN_OWNER(item, entry_t, open);
+        if (coord->now_ns - entry->since_ns < age_ns) {
+            break;
+        }
+        if (!entry->is_complete && (is_probe || is_due(coord, entry)) &&
+            inquiry->n_asked < CONTROL_MAX_ASKED) {
+            coord->no_memory |= !add_asked(coord, entry->set, entry->name, entry->name_bytes);
+        }
+    }
+    inquiry->is_probe = is_probe;
+}
+
+static void ask_ranks(coord_t *coord)
+{
+    SEQUENCER(coord);
+    bool is_told = coord->stall.verdict_batch == coord->sequencer.next_batch + 1;
+    bool may_probe = !is_told && coord->now_ns - coord->stall.probed_ns >= PROBE_NS;
+    gather_asked(coord, first_warn_ns(coord), false);
+    if (coord->stall.inquiry.n_asked == 0 && may_probe) {
+        gather_asked(coord, PROBE_NS, true);
+        coord->stall.probed_ns = coord->now_ns;
+    }
+    if (coord->stall.inquiry.n_asked > 0) {
+        coord->stall.inquiry.number = coord->stall.next_inquiry++;
+        start_inquiry(coord);
+    }
+}
+
 void stall_tick(coord_t *coord)
 {
-    uint64_t warn_ns = first_warn_ns(coord);
     if (coord->now_ns < stall_next_ns(coord)) {
         return;
     }
@@ -559,27 +371,20 @@ void stall_tick(coord_t *coord)
         }
         return;
     }
+    if (is_sequencer(coord)) {
+        ask_ranks(coord);
+        return;
+    }
     for (chain_t *item = coord->entries.open.next; item != &coord->entries.open;
          item = item->next) {
         entry_t *entry = CHAIN_OWNER(item, entry_t, open);
-        if (coord->now_ns - entry->since_ns < warn_ns) {
+        if (coord->now_ns - entry->since_ns < look_ns(coord)) {
             break;
         }
-        if (entry->is_complete || !is_due(coord, entry)) {
-            continue;
+        // Once is enough: from then on the sequencer keeps the time.
+        if (!entry->is_complete && entry->asked_ns == 0) {
+            tell_sequencer(coord, entry);
         }
-        if (!is_sequencer(coord)) {
-            // Once is enough: from then on the sequencer keeps the time.
-            if (entry->asked_ns == 0) {
-                tell_sequencer(coord, entry);
-            }
-        } else if (coord->stall.inquiry.n_asked < CONTROL_MAX_ASKED) {
-            coord->no_memory |= !add_asked(coord, entry->set, entry->name, entry->name_bytes);
-        }
-    }
-    if (is_sequencer(coord) && coord->stall.inquiry.n_asked > 0) {
-        coord->stall.inquiry.number = coord->stall.next_inquiry++;
-        start_inquiry(coord);
     }
 }
 

@@ -26,8 +26,11 @@ typedef struct inquiry {
     uint8_t *answered; // per child
     int n_missing;     // children that have not answered
     uint64_t deadline_ns;
-    uint64_t warn_ns; // sequencer: how long the entries waited at least
-    char *said;       // what ranks that lack something last did, a line each; STALL_SAID_BYTES
+    uint64_t warn_ns;   // sequencer: how long the entries waited at least
+    bool is_probe;      // sequencer: reported only if no rank can go on
+    uint64_t batch;     // sequencer: the next one when it began
+    uint32_t n_blocked; // ranks that can only wait
+    char *said;         // what ranks that lack something last did, a line each; STALL_SAID_BYTES
     size_t said_bytes;
 } inquiry_t;
 
@@ -50,6 +53,8 @@ typedef struct stall {
     uint32_t next_inquiry;
     uint64_t checked_ns;
     rhythm_t rhythm;
+    uint64_t probed_ns;     // when ranks were last asked whether they can go on
+    uint64_t verdict_batch; // none can, and that has been told: the next batch then, plus 1
     uint64_t early_ns; // when something was last asked about earlier than the knob says; 0: never
 } stall_t;
 

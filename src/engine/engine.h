@@ -26,6 +26,7 @@
 #include "engine/request.h"
 #include "engine/ways.h"
 #include "net/net.h"
+#include "wire/control.h"
 
 #define STREAMS_PER_BATCH                                                                          \
     ((uint64_t)256)        // numbers of streams a batch of the log has: its own first,
@@ -88,6 +89,14 @@ typedef struct control_link {
     bool farewell_seen;   // the peer's has come
 } control_link_t;
 
+// Why a rank fails, for its launcher: failure_text.c.
+typedef struct blame {
+    int rank;                                  // that ended the job; -1: none has
+    char what[CONTROL_MAX_REASON_BYTES + 200]; // it did; "": it is lost
+    char own[CONTROL_MAX_REASON_BYTES + 1];    // the error that makes this rank leave; "": none
+    bool is_noted;                             // the launcher has been told
+} blame_t;
+
 struct hvd_ctx {
     // Set while it starts.
     config_t config;
@@ -111,6 +120,7 @@ struct hvd_ctx {
     int n_sets;
     unsigned n_joins; // so often have all ranks joined
     err_t ended;      // status != HVD_OK: nothing more will run
+    blame_t blame;    // for that
 
     // Any thread.
     request_table_t requests;
@@ -216,7 +226,8 @@ bool queue_is_empty(hvd_ctx_t *ctx);
 bool receive_frames(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton);
 bool send_frames(hvd_ctx_t *ctx) REQUIRES(ctx->baton);
 // A peer is lost: tells everyone.
-void engine_fail(hvd_ctx_t *ctx, const err_t *err) REQUIRES(ctx->baton);
+// Whose fault it is; -1: nobody's that is known.
+void engine_fail(hvd_ctx_t *ctx, const err_t *err, int rank) REQUIRES(ctx->baton);
 // A data link broke: its peer may only have left because of a failure elsewhere. Nothing runs until
 // that is known.
 void engine_suspect(hvd_ctx_t *ctx, const err_t *err) REQUIRES(ctx->baton);
@@ -266,6 +277,10 @@ static inline bool board_is_busy(hvd_ctx_t *ctx)
 void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 void report_silence(hvd_ctx_t *ctx, const decision_t *decision) REQUIRES(ctx->baton);
 void report_stuck(hvd_ctx_t *ctx, const decision_t *decision) REQUIRES(ctx->baton);
+// An operation of this rank has failed because of the end of the job: tells the launcher whose
+// fault that is, once.
+void note_blame(hvd_ctx_t *ctx) REQUIRES(ctx->lock);
+void forget_blame(hvd_ctx_t *ctx); // of a generation before, while the context starts
 // Adds to the cause of an end what only this rank knows: that it was absent, what it waited for.
 void explain_end(hvd_ctx_t *ctx, err_t *end) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 

@@ -14,8 +14,10 @@
 #include "engine/engine.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 #define PROGRESS_NS (250 * NS_PER_MS)
+#define BLOCKED_NS (2 * NS_PER_S) // since its last submission: before, it may be about to go on
 
 // What runs here, and since when nothing of it has moved. Links that are being made count as
 // moving: how long that may take has limits of its own. What the board agreed to is not told of:
@@ -39,6 +41,31 @@ static coord_progress_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(
     return progress;
 }
 
+// Does some thread of the program sit in hvd_wait()? Then it is driving, or waits for who does.
+static bool program_waits(const hvd_ctx_t *ctx) REQUIRES(ctx->baton)
+{
+    const baton_t *baton = &ctx->baton;
+    bool drives = baton->has_thread && !pthread_equal(pthread_self(), baton->thread);
+    return drives || atomic_load(&baton->n_waiting) > 0;
+}
+
+// Nothing runs, nothing is submitted, and a thread waits for what has not been agreed.
+static void look_whether_blocked(hvd_ctx_t *ctx, coord_activity_t *activity) REQUIRES(ctx->baton)
+{
+    const trace_t *oldest = NULL;
+    if (activity->quiet_ns < BLOCKED_NS || ctx->running != NULL || !program_waits(ctx)) {
+        return;
+    }
+    lock_take(&ctx->lock);
+    if (requests_in_flight(ctx, &oldest, 1) > 0 && atomic_load(&oldest->agreed) == 0) {
+        activity->is_blocked = true;
+        snprintf(activity->blocked_in, sizeof activity->blocked_in, "%s", oldest->name);
+        snprintf(activity->where, sizeof activity->where, "%s",
+                 oldest->where != NULL ? oldest->where : "");
+    }
+    lock_release(&ctx->lock);
+}
+
 void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     HELD(ctx);
@@ -58,6 +85,7 @@ void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns)
         ctx->quiet_since_ns = now_ns;
     }
     activity.quiet_ns = now_ns - ctx->quiet_since_ns;
+    look_whether_blocked(ctx, &activity);
     coord_progress_t progress = look_at_batch(ctx, now_ns);
     coord_set_activity(ctx->coord, &activity);
     coord_set_progress(ctx->coord, &progress);
@@ -90,17 +118,6 @@ static void warn_of_absence(hvd_ctx_t *ctx, uint64_t away_ns)
              (double)away_ns / (double)NS_PER_S);
 }
 
-// For the launcher, which names the rank that is to blame.
-static void note_blame(const hvd_ctx_t *ctx, int rank)
-{
-    const char *path = ctx->config.blame_file;
-    FILE *file = path[0] != '\0' ? fopen(path, "we") : NULL;
-    if (file != NULL) {
-        fprintf(file, "%d", rank);
-        fclose(file);
-    }
-}
-
 void report_silence(hvd_ctx_t *ctx, const decision_t *d)
 {
     HELD(ctx);
@@ -123,8 +140,7 @@ void report_silence(hvd_ctx_t *ctx, const decision_t *d)
              "%s. The job ends, because a rank may be silent for %g s at most "
              "(HOROVOD_HEARTBEAT_TIMEOUT_SECONDS)",
              text, ctx->config.heartbeat_timeout);
-        note_blame(ctx, d->rank);
-        engine_fail(ctx, &err);
+        engine_fail(ctx, &err, d->rank);
     } else if (ctx->config.heartbeat_timeout > 0) {
         log_warn(&ctx->log, "heartbeat", "%s. The job ends after %g s of silence", text,
                  ctx->config.heartbeat_timeout);
@@ -145,10 +161,10 @@ void report_stuck(hvd_ctx_t *ctx, const decision_t *d)
          d->text[0] != '\0' ? d->text
                             : "an operation that all ranks have agreed to makes no progress",
          (double)d->silent_ns / (double)NS_PER_S, ctx->config.heartbeat_timeout);
-    engine_fail(ctx, &err);
+    engine_fail(ctx, &err, -1);
 }
 
-// --- The end ------------------------------------------------------------------------------------
+// --- The absent ----------------------------------------------------------------------------------
 
 static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end) REQUIRES(ctx->baton)
 {
@@ -160,6 +176,61 @@ static void explain_absence(hvd_ctx_t *ctx, uint64_t away_ns, err_t *end) REQUIR
          "ranks have gone on without it. They said: %.700s",
          ctx->job.rank, (double)away_ns / (double)NS_PER_S, told);
 }
+
+// --- Who is to blame -----------------------------------------------------------------------------
+
+// The launcher reads the rank in the first line, and in the second what it did, if it has left by
+// itself. What was noted first is the cause, and what comes after it a consequence.
+static void write_blame(hvd_ctx_t *ctx, int rank, const char *what) REQUIRES(ctx->lock)
+{
+    const char *path = ctx->config.blame_file;
+    FILE *file = ctx->blame.is_noted || path[0] == '\0' ? NULL : fopen(path, "we");
+    ctx->blame.is_noted = true;
+    if (file != NULL) {
+        fprintf(file, "%d\n%s", rank, what);
+        fclose(file);
+    }
+}
+
+void note_blame(hvd_ctx_t *ctx)
+{
+    LOCKED(ctx);
+    if (ctx->blame.rank >= 0 && ctx->blame.rank != ctx->job.rank &&
+        !atomic_load(&ctx->stop_requested)) {
+        write_blame(ctx, ctx->blame.rank, ctx->blame.what);
+    }
+}
+
+void forget_blame(hvd_ctx_t *ctx)
+{
+    ctx->blame.rank = -1;
+    if (ctx->config.blame_file[0] != '\0') {
+        unlink(ctx->config.blame_file);
+    }
+}
+
+hvd_status_t hvd_leave_because(hvd_ctx_t *ctx, const char *error)
+{
+    size_t n = 0;
+    err_t err;
+    hvd_status_t status = check_context(ctx, &err);
+    if (status != HVD_OK || error == NULL) {
+        return status != HVD_OK ? status : HVD_INVALID_ARGUMENT;
+    }
+    lock_take(&ctx->lock);
+    bool is_cause = ctx->blame.own[0] == '\0' && !ctx->blame.is_noted;
+    for (; is_cause && error[n] != '\0' && n < CONTROL_MAX_REASON_BYTES; n++) {
+        ctx->blame.own[n] = (unsigned char)error[n] < ' ' ? ' ' : error[n];
+    }
+    if (is_cause && n > 0) {
+        snprintf(ctx->blame.what, sizeof ctx->blame.what, "raised %s", ctx->blame.own);
+        write_blame(ctx, ctx->job.rank, ctx->blame.what);
+    }
+    lock_release(&ctx->lock);
+    return is_cause ? HVD_OK : HVD_SHUTDOWN;
+}
+
+// --- The end -------------------------------------------------------------------------------------
 
 // The name of something this rank still waits for, agreed already or not.
 static bool find_waiting(hvd_ctx_t *ctx, bool or_agreed, char *name, size_t bytes)
@@ -179,17 +250,41 @@ static bool find_waiting(hvd_ctx_t *ctx, bool or_agreed, char *name, size_t byte
 }
 
 // What was agreed before a shutdown is finished, so nobody waits for that in vain.
-static void explain_shutdown(hvd_ctx_t *ctx, int rank, err_t *end) REQUIRES(ctx->baton)
+static void explain_shutdown(hvd_ctx_t *ctx, int rank, const char *name, err_t *end)
+    REQUIRES(ctx->baton)
 {
-    char who[PEER_TEXT_BYTES], name[128];
-    bool waits = find_waiting(ctx, false, name, sizeof name);
+    const char *reason = coord_end_reason(ctx->coord);
+    bool has_raised = reason[0] != '\0', waits = name[0] != '\0';
+    char who[PEER_TEXT_BYTES];
     peer_name(&ctx->peers, rank, who);
     who[0] = 'R';
-    fail(end, HVD_SHUTDOWN,
-         "Horovod has been shut down. %s ended normally%s%s%s: every rank must submit the same "
-         "operations, or call join before it ends. If it was not meant to end, look for an "
-         "exception in its output; call init again to start over.",
-         who, waits ? ", but others wait in '" : "", name, waits ? "'" : "");
+    fail(end, HVD_SHUTDOWN, "Horovod has been shut down. %s %s%s%s%s%s. %s", who,
+         has_raised ? "raised " : "left the job", reason,
+         waits ? (has_raised ? " while others waited in '" : ", but others wait in '") : "", name,
+         waits ? "'" : "",
+         has_raised ? "Its output has the traceback"
+                    : "Every rank must submit the same operations, or call join before it ends; if "
+                      "it was not meant to end, look for an error in its output");
+}
+
+// Keeps who ended the job, and how, for the launcher; tells it at once if an operation fails.
+static void keep_blame(hvd_ctx_t *ctx, int rank, hvd_status_t status, const char *name)
+    REQUIRES(ctx->baton) EXCLUDES(ctx->lock)
+{
+    const char *reason = coord_end_reason(ctx->coord);
+    blame_t *blame = &ctx->blame;
+    lock_take(&ctx->lock);
+    blame->rank = rank;
+    if (status == HVD_SHUTDOWN) {
+        snprintf(blame->what, sizeof blame->what, "%s%s%s%s%s",
+                 reason[0] != '\0' ? "raised " : "left the job", reason,
+                 name[0] != '\0' ? " while others waited in '" : "", name,
+                 name[0] != '\0' ? "'" : "");
+    }
+    if (status != HVD_SHUTDOWN || name[0] != '\0') {
+        note_blame(ctx);
+    }
+    lock_release(&ctx->lock);
 }
 
 void explain_end(hvd_ctx_t *ctx, err_t *end)
@@ -197,14 +292,19 @@ void explain_end(hvd_ctx_t *ctx, err_t *end)
     HELD(ctx);
     char name[128];
     int rank = coord_end_rank(ctx->coord);
+    bool is_shutdown = end->status == HVD_SHUTDOWN;
+    bool waits = find_waiting(ctx, !is_shutdown, name, sizeof name);
     uint64_t away_ns = coord_absence_ns(ctx->coord, clock_ns());
-    if (end->status != HVD_SHUTDOWN && away_ns > 0) {
+    if (!is_shutdown && away_ns > 0) {
         explain_absence(ctx, away_ns, end);
-    } else if (end->status == HVD_PEER_LOST && find_waiting(ctx, true, name, sizeof name)) {
+        return;
+    }
+    if (end->status == HVD_PEER_LOST && waits) {
         size_t len = strlen(end->text);
         snprintf(end->text + len, sizeof end->text - len, ". Rank %d waited in '%s'", ctx->job.rank,
                  name);
-    } else if (end->status == HVD_SHUTDOWN && rank >= 0 && rank != ctx->job.rank) {
-        explain_shutdown(ctx, rank, end);
+    } else if (is_shutdown && rank >= 0 && rank != ctx->job.rank) {
+        explain_shutdown(ctx, rank, name, end);
     }
+    keep_blame(ctx, rank, end->status, name);
 }

@@ -132,7 +132,7 @@ static void fail_no_memory(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 {
     err_t err;
     fail(&err, HVD_NO_MEMORY, "rank %d has no memory to run a batch", ctx->job.rank);
-    engine_fail(ctx, &err);
+    engine_fail(ctx, &err, ctx->job.rank);
 }
 
 void batches_drop(hvd_ctx_t *ctx)
@@ -313,7 +313,7 @@ bool run_progress(hvd_ctx_t *ctx)
         }
         if (status != HVD_OK) {
             batches_drop(ctx);
-            engine_fail(ctx, &err);
+            engine_fail(ctx, &err, -1);
             return true;
         }
         finish_batch(ctx, b, HVD_OK, NULL);

@@ -527,6 +527,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     answers_t answers = {0};
     TRY(mark_alive(ctx, err), out);
     TRY(read_knobs(ctx, options, err), out);
+    forget_blame(ctx);
     TRY(open_mpi(ctx, err), out);
     TRY(boot_open(&ctx->config, &ctx->log, &ctx->job, &ctx->boot, err), out);
     ctx->log.rank = ctx->job.rank;

@@ -26,7 +26,7 @@ void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
     requests_end(ctx, status, text);
 }
 
-void engine_fail(hvd_ctx_t *ctx, const err_t *err)
+void engine_fail(hvd_ctx_t *ctx, const err_t *err, int rank)
 {
     HELD(ctx);
     if (ctx->ended.status != HVD_OK) {
@@ -37,7 +37,7 @@ void engine_fail(hvd_ctx_t *ctx, const err_t *err)
         end_job(ctx, ctx->ending.status, ctx->ending.text);
         return;
     }
-    coord_abort(ctx->coord, err->status, err->text);
+    coord_abort(ctx->coord, err->status, rank, err->text);
 }
 
 // Every death cuts a control link, and whoever sees that tells the whole tree. Data links break as
@@ -187,17 +187,19 @@ bool receive_frames(hvd_ctx_t *ctx, uint64_t now_ns)
     HELD(ctx);
     bool moved = false;
     err_t broken = {.status = HVD_OK};
+    int culprit = -1;
     for (int i = 0; i < ctx->n_control; i++) {
         control_link_t *c = &ctx->control[i];
         err_t err;
         ssize_t n = receive_control(ctx, c, now_ns, &err);
         if (UNLIKELY(n < 0) && broken.status == HVD_OK) {
             broken = c->link->err.status != HVD_OK ? c->link->err : err;
+            culprit = c->peer;
         }
         moved |= n > 0;
     }
     if (UNLIKELY(broken.status != HVD_OK)) {
-        engine_fail(ctx, &broken);
+        engine_fail(ctx, &broken, culprit);
     }
     return moved;
 }
@@ -219,7 +221,7 @@ bool send_frames(hvd_ctx_t *ctx)
             moved = true;
         } else if (UNLIKELY(sent < 0)) {
             coord_sent(ctx->coord, i, n); // nobody will read it
-            engine_fail(ctx, &link->err);
+            engine_fail(ctx, &link->err, ctx->control[i].peer);
         }
     }
     return moved;
@@ -260,8 +262,11 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->baton)
         complete_tag(ctx, d);
         break;
     case DECIDE_REPORT:
-        log_warn(&ctx->log, "stall", "%s", d->text);
-        observe_dump(ctx->observe, DUMP_STALL);
+        // Once for the job; but each rank says where it is when it has been long.
+        log_at(&ctx->log, ctx->job.rank == 0 ? LOG_WARN : LOG_INFO, "stall", "%s", d->text);
+        if (d->status == HVD_STALLED) {
+            observe_dump(ctx->observe, DUMP_STALL);
+        }
         break;
     case DECIDE_SILENT:
         report_silence(ctx, d);
@@ -318,25 +323,39 @@ static bool agree(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 
 // --- Now and then --------------------------------------------------------------------------------
 
+static int lost_neighbour(const hvd_ctx_t *ctx)
+{
+    for (int i = 0; i < ctx->n_control; i++) {
+        if (ctx->control[i].link->err.status != HVD_OK) {
+            return ctx->control[i].peer;
+        }
+    }
+    return -1;
+}
+
 // What need not happen in every step: slow links, lost peers, timers, a request to stop.
 void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     HELD(ctx);
     err_t err;
+    char reason[sizeof ctx->blame.own];
     ctx->now_ns = MAX(ctx->now_ns, now_ns);
     if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_CONTROL, &err) != HVD_OK) {
         receive_frames(ctx, now_ns); // whoever is gone may have said why
         agree(ctx);
-        engine_fail(ctx, &err);
+        engine_fail(ctx, &err, lost_neighbour(ctx));
     }
     if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_DATA, &err) != HVD_OK) {
         engine_suspect(ctx, &err);
     }
     if (UNLIKELY(ctx->suspicion.status != HVD_OK) && now_ns >= ctx->suspect_until_ns) {
-        engine_fail(ctx, &ctx->suspicion);
+        engine_fail(ctx, &ctx->suspicion, -1);
     }
     if (atomic_load(&ctx->stop_requested) && !ctx->shutting_down) {
-        coord_shutdown(ctx->coord, now_ns);
+        lock_take(&ctx->lock);
+        memcpy(reason, ctx->blame.own, sizeof reason);
+        lock_release(&ctx->lock);
+        coord_shutdown(ctx->coord, reason, now_ns);
         ctx->shutting_down = true;
     }
     tell_activity(ctx, now_ns);

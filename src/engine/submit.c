@@ -329,6 +329,7 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
 {
     hvd_status_t status = check_running(ctx, err);
     if (status != HVD_OK) {
+        note_blame(ctx);
         return status;
     }
     if ((unsigned)asked->op >= HVD_N_OPS) {

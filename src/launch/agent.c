@@ -60,8 +60,9 @@ static bool has_failed(const agent_t *agent, const agent_rank_t *rank, int statu
 static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
 {
     int signo = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    uint32_t blamed = 0;
-    bool blames = mailbox_read_number(rank->blame, &blamed);
+    int blamed = -1;
+    char what[BLAME_BYTES] = "";
+    mailbox_read_blame(rank->blame, &blamed, what, sizeof what);
     agent_report(agent, &(frame_t){.kind = FRAME_EXITED,
                                    .exited = {.rank = rank->rank,
                                               .code = signo > 0 ? EXIT_BY_SIGNAL + signo
@@ -70,7 +71,8 @@ static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
                                               .was_oom = signo == SIGKILL && !agent->was_killed &&
                                                          oom_kills() > agent->oom_at_start,
                                               .was_halted = rank->was_halted,
-                                              .blames = blames ? (int32_t)blamed : -1}});
+                                              .blames = blamed,
+                                              .what = what}});
 }
 
 static void report_done(agent_t *agent)

@@ -34,7 +34,9 @@ hvd_status_t mailbox_watch(const char *directory, int *fd_p, err_t *err);
 void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg);
 bool mailbox_write_place(const char *directory, int id, const uint8_t *env, size_t bytes);
 bool mailbox_write_news(const char *directory, uint32_t number, uint32_t what);
-bool mailbox_read_number(const char *path, uint32_t *number_p); // false: there is none
+// What the library notes when its rank fails: whose fault it is, and what that rank did (a line,
+// terminated). False: nothing.
+bool mailbox_read_blame(const char *path, int *rank_p, char *what, size_t bytes);
 
 // Checks of the doctor on this host; a finding for each through report().
 typedef void (*finding_fn)(void *arg, const finding_t *finding);

@@ -83,8 +83,10 @@ static void bar_host(driver_t *driver, const host_t *host)
 static void on_failure(driver_t *driver, worker_t *worker)
 {
     session_t *session = &driver->session;
-    sink_say(session->sink, STREAM_STDERR, "Process %d exit with status code %d.",
-             worker->place.rank, worker->end.code);
+    if (session->options->verbose) {
+        sink_say(session->sink, STREAM_STDERR, "Process %d exit with status code %d.",
+                 worker->place.rank, worker->end.code);
+    }
     driver->cause = driver->cause != NULL ? driver->cause : worker;
     if (!session->is_finishing) {
         bar_host(driver, worker->link->host);

@@ -56,7 +56,7 @@ static const struct {
     [FRAME_EXITED] = {false,
                       {HAS(INT, exited.rank), HAS(INT, exited.code), HAS(INT, exited.signo),
                        HAS(FLAG, exited.was_oom), HAS(FLAG, exited.was_halted),
-                       HAS(INT, exited.blames)}},
+                       HAS(INT, exited.blames), HAS(TEXT, exited.what)}},
     [FRAME_PROBLEM] = {false,
                        {HAS(INT, problem.rank), HAS(INT, problem.code), HAS(TEXT, problem.text)}},
     [FRAME_STOP] = {false, {HAS(INT, stop.signo), HAS(INT, stop.grace_ms)}},

@@ -78,7 +78,8 @@ typedef struct frame {
         struct {
             int32_t rank, code, signo;
             bool was_oom, was_halted; // halted: as by SIGSTOP, when it was to end
-            int32_t blames;           // the rank whose silence made it give up; -1: none
+            int32_t blames;           // the rank that made it give up, itself perhaps; -1: none
+            const char *what;         // that one did; "": it was lost
         } exited;
         struct {
             int32_t rank, code;

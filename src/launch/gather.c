@@ -111,10 +111,11 @@ static const int patience_ms[N_DOUBTS] = {
     [DOUBT_NONE] = 100, [DOUBT_SOME] = 500, [DOUBT_MUCH] = 2000};
 
 // A crashed rank has not heard of others; one that gave up because of another says so.
-static doubt_t doubt_of(const rank_end_t *end)
+static doubt_t doubt_of(const worker_t *worker)
 {
+    const rank_end_t *end = &worker->end;
     if (end->blames >= 0) {
-        return DOUBT_MUCH;
+        return end->blames == worker->place.rank ? DOUBT_NONE : DOUBT_MUCH;
     }
     return end->signo != 0 && end->signo != SIGTERM ? DOUBT_NONE : DOUBT_SOME;
 }
@@ -123,7 +124,7 @@ static void note_cause(gathering_t *g, worker_t *worker)
 {
     uint64_t now_ns = clock_ns();
     bool is_new = g->cause == NULL || (is_elastic(g) && now_ns - g->failed_ns > BURST_NS);
-    if (is_new || doubt_of(&worker->end) < doubt_of(&g->cause->end)) {
+    if (is_new || doubt_of(worker) < doubt_of(g->cause)) {
         g->cause = worker;
     }
     g->failed_ns = now_ns;
@@ -167,7 +168,7 @@ static void on_failure(gathering_t *g, arrival_t *a, worker_t *worker)
     a->has_failed = true;
     note_cause(g, worker);
     if (!is_elastic(g) || g->session.is_finishing) {
-        stop_after(g, patience_ms[doubt_of(&worker->end)]);
+        stop_after(g, MAX(patience_ms[doubt_of(worker)], session_patience_ms(&g->session)));
         return;
     }
     form_in_ms(g, MOMENT_MS);

@@ -64,8 +64,10 @@ static void on_exit_of(session_t *session, worker_t *worker)
     if (code == 0 || session->is_stopping) {
         return;
     }
-    sink_say(session->sink, STREAM_STDERR, "Process %d exit with status code %d.", rank, code);
-    if (session->stop_at_ns == NEVER_NS && session->n_ranks > 1) {
+    if (session->options->verbose) { // the closing block says which failure counts
+        sink_say(session->sink, STREAM_STDERR, "Process %d exit with status code %d.", rank, code);
+    }
+    if (session->options->verbose && session->failed_ns == 0 && session->n_ranks > 1) {
         sink_say(session->sink, STREAM_STDERR,
                  "Terminating remaining workers after failure of Process %d.", rank);
     }

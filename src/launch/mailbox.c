@@ -16,6 +16,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/inotify.h>
 #include <unistd.h>
 
@@ -81,15 +82,41 @@ static bool parse_number(const char *text, uint32_t *number_p)
     return end != text && *end == '\0';
 }
 
-bool mailbox_read_number(const char *path, uint32_t *number_p)
+static bool read_note(const char *path, char *text, size_t bytes)
 {
-    char text[32] = "";
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, bytes - 1);
+    text[MAX(n, 0)] = '\0';
     if (fd >= 0) {
         close(fd);
     }
-    return n > 0 && parse_number(text, number_p);
+    return n > 0;
+}
+
+static bool read_number(const char *path, uint32_t *number_p)
+{
+    char text[32];
+    return read_note(path, text, sizeof text) && parse_number(text, number_p);
+}
+
+bool mailbox_read_blame(const char *path, int *rank_p, char *what, size_t bytes)
+{
+    char text[1024];
+    uint32_t rank = 0;
+    if (!read_note(path, text, sizeof text)) {
+        return false;
+    }
+    char *line = strchr(text, '\n');
+    if (line != NULL) {
+        *line++ = '\0';
+        line[strcspn(line, "\n")] = '\0';
+    }
+    if (!parse_number(text, &rank) || rank > INT_MAX) {
+        return false;
+    }
+    *rank_p = (int)rank;
+    snprintf(what, bytes, "%s", line != NULL ? line : "");
+    return true;
 }
 
 void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg)
@@ -104,8 +131,7 @@ void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg)
             event = (const void *)at;
             snprintf(path, sizeof path, "%s/%.*s", directory, (int)event->len, event->name);
             if (event->len > 0 && strncmp(event->name, READY, strlen(READY)) == 0 &&
-                parse_number(event->name + strlen(READY), &id) &&
-                mailbox_read_number(path, &generation)) {
+                parse_number(event->name + strlen(READY), &id) && read_number(path, &generation)) {
                 ready(arg, (int)id, generation);
             }
         }

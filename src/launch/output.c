@@ -44,25 +44,48 @@ static bool write_all(int fd, const uint8_t *data, size_t bytes)
     return true;
 }
 
-void prefix_make(const prefix_style_t *style, int rank, int stream, char *text, size_t bytes)
+// "0-3,7"; what has no room is "...".
+static void name_ranks(const int *ranks, int n, char *text, size_t bytes)
+{
+    size_t len = 0;
+    for (int first = 0, last; first < n; first = last + 1) {
+        for (last = first; last + 1 < n && ranks[last + 1] == ranks[last] + 1; last++) {
+        }
+        if (len + 24 > bytes) {
+            snprintf(text + len, bytes - len, ",...");
+            return;
+        }
+        len += (size_t)snprintf(text + len, bytes - len, last > first ? "%s%d-%d" : "%s%d",
+                                first > 0 ? "," : "", ranks[first], ranks[last]);
+    }
+}
+
+void prefix_make_for(const prefix_style_t *style, const int *ranks, int n, int stream, char *text,
+                     size_t bytes)
 {
     static const char *const names[N_STREAMS] = {"stdout", "stderr"};
-    char when[32] = "";
+    char when[32] = "", whose[64] = "";
     time_t now = time(NULL);
     struct tm parts;
     text[0] = '\0';
-    if (style->is_off) {
+    if (style->is_off || n == 0) {
         return;
     }
+    name_ranks(ranks, n, whose, sizeof whose);
     if (style->timestamp && localtime_r(&now, &parts) != NULL) {
         strftime(when, sizeof when, "%a %b %e %H:%M:%S %Y", &parts);
     }
     if (style->color) {
-        snprintf(text, bytes, "%s\033[%dm[%d]<%s>:\033[0m", when, 31 + rank % N_COLORS, rank,
+        snprintf(text, bytes, "%s\033[%dm[%s]<%s>:\033[0m", when, 31 + ranks[0] % N_COLORS, whose,
                  names[stream]);
     } else {
-        snprintf(text, bytes, "%s[%d]<%s>:", when, rank, names[stream]);
+        snprintf(text, bytes, "%s[%s]<%s>:", when, whose, names[stream]);
     }
+}
+
+void prefix_make(const prefix_style_t *style, int rank, int stream, char *text, size_t bytes)
+{
+    prefix_make_for(style, &rank, 1, stream, text, bytes);
 }
 
 // --- Lines ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ bool sink_is_broken(sink_t *sink); // the reader of our output is gone
 void sink_stop(sink_t *sink);      // writes everything first, for as long as it takes
 
 #define TAIL_LINES 8
+#define BLAME_BYTES 512 // what a rank did that others gave up for
 #define TAIL_BYTES 400
 
 // Puts prefixes before the lines of one stream of one rank.
@@ -36,6 +37,9 @@ typedef struct prefix_style {
 } prefix_style_t;
 
 void prefix_make(const prefix_style_t *style, int rank, int stream, char *text, size_t bytes);
+// "[0-3,7]<stderr>:"; ranks in ascending order.
+void prefix_make_for(const prefix_style_t *style, const int *ranks, int n, int stream, char *text,
+                     size_t bytes);
 // Whole lines (ending in \n or \r), each with the prefix, are appended to out.
 void splitter_feed(splitter_t *splitter, const char *prefix, const void *data, size_t bytes,
                    buf_t *out);

@@ -6,13 +6,14 @@
 // written as they come. A rank that has ended is the policy's business (session.h). One thread, the
 // session's.
 //
-// Why did the job end? When a rank dies the others notice and give up a moment later, so the first
-// to fail is the cause, with one correction: reports of one moment may change places, and a rank
-// that a signal killed did not give up because of others. Nor is it the fault of who gave up
-// waiting for a rank that was halted: then that one is to blame, if a rank has noted that it gave
-// up because of it (HOROVOD_BLAME_FILE), for it may have been halted for another reason. The block
-// that says so has at most REPORT_LINES lines: who, where, how, its last words, what to try, what
-// became of the others.
+// Why did the job end? When a rank dies the others notice and give up a moment later. Who exits
+// first tells little: an interpreter takes longer to end than others take to notice that its rank
+// has left. So the library of a rank that fails notes whose fault it is (HOROVOD_BLAME_FILE): its
+// own, or that of the rank that has left, is lost or silent. The blame is followed from the first
+// that exited, and the session waits for the end of the rank it leads to. Where nothing is noted,
+// the first to fail is the cause, with one correction: reports of one moment may change places, and
+// a rank that a signal killed did not give up because of others. The block that says so has at most
+// REPORT_LINES lines: who, where, how, its last words, what to try, what became of the others.
 #include "launch/process.h"
 #include "launch/session.h"
 
@@ -55,6 +56,7 @@ void session_free_worker(worker_t *worker)
     for (int stream = 0; stream < N_STREAMS; stream++) {
         splitter_free(&worker->splitters[stream]);
     }
+    buf_free(&worker->held.bytes);
     if (worker->result_fd >= 0) {
         close(worker->result_fd);
     }
@@ -69,17 +71,27 @@ static void print_lines(session_t *session, int stream)
     buf_clear(&session->lines);
 }
 
+void session_print(session_t *session, worker_t *worker, int stream, bytes_t data)
+{
+    char prefix[96];
+    prefix_make(&session->style, worker->place.rank, stream, prefix, sizeof prefix);
+    splitter_feed(&worker->splitters[stream], prefix, data.data, data.len, &session->lines);
+    print_lines(session, stream);
+}
+
 static void on_output(session_t *session, worker_t *worker, int stream, bytes_t data)
 {
-    char prefix[96], text[5120];
+    char text[5120];
+    bool may_fold = stream == STREAM_STDERR && session->n_ranks > 1 && !session->style.is_off;
     if (session->policy->on_output != NULL) {
         session->policy->on_output(session, worker, stream, data);
         return;
     }
     output_files_write(&session->files, worker->place.rank, stream, data.data, data.len);
-    prefix_make(&session->style, worker->place.rank, stream, prefix, sizeof prefix);
-    splitter_feed(&worker->splitters[stream], prefix, data.data, data.len, &session->lines);
-    print_lines(session, stream);
+    if (may_fold) {
+        data.len = fold_hold(session, worker, data);
+    }
+    session_print(session, worker, stream, data);
     const char *warning = output_files_warning(&session->files, text, sizeof text);
     if (warning != NULL) {
         sink_say(session->sink, STREAM_STDERR, "%s", warning);
@@ -89,6 +101,7 @@ static void on_output(session_t *session, worker_t *worker, int stream, bytes_t 
 void session_flush(session_t *session, worker_t *worker)
 {
     char prefix[96];
+    fold_release(session, NEVER_NS);
     for (int stream = 0; stream < N_STREAMS; stream++) {
         prefix_make(&session->style, worker->place.rank, stream, prefix, sizeof prefix);
         splitter_finish(&worker->splitters[stream], prefix, &session->lines);
@@ -122,11 +135,12 @@ void session_end_worker(session_t *session, worker_t *worker, const rank_end_t *
 
 static void on_exited(session_t *session, const frame_t *frame, worker_t *worker)
 {
-    const rank_end_t end = {.code = frame->exited.code,
-                            .signo = frame->exited.signo,
-                            .was_oom = frame->exited.was_oom,
-                            .was_halted = frame->exited.was_halted,
-                            .blames = frame->exited.blames};
+    rank_end_t end = {.code = frame->exited.code,
+                      .signo = frame->exited.signo,
+                      .was_oom = frame->exited.was_oom,
+                      .was_halted = frame->exited.was_halted,
+                      .blames = frame->exited.blames};
+    snprintf(end.what, sizeof end.what, "%s", frame->exited.what);
     session_end_worker(session, worker, &end);
 }
 
@@ -221,15 +235,41 @@ int ending_cause(const rank_end_t *ends, int n)
     return killed >= 0 ? killed : first;
 }
 
+// Whom a rank blames, if that one may be: it has ended too, or was halted.
+static int blamed_by(const rank_end_t *ends, int n, int rank)
+{
+    int blamed = ends[rank].has_ended ? ends[rank].blames : -1;
+    return blamed >= 0 && blamed < n && ends[blamed].has_ended ? blamed : rank;
+}
+
 int ending_blamed(const rank_end_t *ends, int n, int cause)
 {
-    for (int i = 0; i < n; i++) {
-        int blamed = ends[i].has_ended ? ends[i].blames : -1;
-        if (blamed >= 0 && blamed < n && ends[blamed].was_halted) {
+    int rank = cause, n_steps = 0;
+    for (; blamed_by(ends, n, rank) != rank && n_steps < n; n_steps++) {
+        rank = blamed_by(ends, n, rank);
+    }
+    for (int i = 0; i < n; i++) { // others may have said it to the first
+        int blamed = blamed_by(ends, n, i);
+        if (blamed != i && ends[blamed].was_halted) {
             return blamed;
         }
     }
-    return cause;
+    return n_steps < n ? rank : cause; // else they blame each other
+}
+
+int session_patience_ms(const session_t *session)
+{
+    int patience_ms = 0;
+    for (int i = 0; i < session->n_workers; i++) {
+        const rank_end_t *end = &session->workers[i]->end;
+        const worker_t *blamed = end->has_ended && end->code != 0 && end->blames >= 0
+                                     ? session_worker_at(session, end->blames)
+                                     : NULL;
+        if (blamed != NULL && !blamed->end.has_ended) {
+            patience_ms = MAX(patience_ms, end->what[0] != '\0' ? CULPRIT_MS : LOST_MS);
+        }
+    }
+    return patience_ms;
 }
 
 // --- The block -----------------------------------------------------------------------------------
@@ -290,7 +330,18 @@ static const char *advice_for(const rank_end_t *end, const splitter_t *tail)
             return advices[i].advice;
         }
     }
-    return "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more";
+    return end->code == 0 ? "every rank must call the same operations, or join() before it ends"
+                          : "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more";
+}
+
+// What it did that made others give up, as it says itself or as they do; "": nobody says.
+static const char *deed_of(const rank_end_t *ends, int n, int rank)
+{
+    const char *deed = ends[rank].blames == rank ? ends[rank].what : "";
+    for (int i = 0; i < n && deed[0] == '\0'; i++) {
+        deed = ends[i].has_ended && ends[i].blames == rank ? ends[i].what : deed;
+    }
+    return deed;
 }
 
 static void describe(const rank_end_t *end, char *text, size_t bytes)
@@ -350,14 +401,19 @@ void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const c
                    const splitter_t *tail, buf_t *out)
 {
     char how[64], whose[64] = "its";
-    describe(&ends[blamed], how, sizeof how);
-    line(out, "%s: the job failed because of rank %d: %s", PROGRAM, blamed, how);
-    line(out, "  on host %s, pid %d", host, (int)ends[blamed].pid);
-    if (cause != blamed) {
+    const rank_end_t *end = &ends[blamed];
+    const char *deed = end->was_halted ? "" : deed_of(ends, n, blamed);
+    describe(end, how, sizeof how);
+    line(out, "%s: the job failed because of rank %d: %s%s%s%s", PROGRAM, blamed,
+         deed[0] != '\0' ? "it " : "", deed, deed[0] != '\0' ? "; " : "", how);
+    line(out, "  on host %s, pid %d", host, (int)end->pid);
+    if (end->was_halted && cause != blamed) {
         snprintf(whose, sizeof whose, "rank %d gave up waiting for it; its", cause);
     }
-    tell_tail(whose, tail, out);
-    line(out, "  what to try: %s", advice_for(&ends[blamed], tail));
+    if (end->blames != blamed) { // else its traceback has just been printed
+        tell_tail(whose, tail, out);
+    }
+    line(out, "  what to try: %s", advice_for(end, tail));
     tell_others(ends, n, blamed, out);
 }
 
@@ -384,16 +440,25 @@ worker_t *session_worker_at(const session_t *session, int rank)
     return found;
 }
 
+// Of the rank that is to blame, unless it ended well, or only because we stopped it.
+static int exit_code_of(const rank_end_t *blamed, const rank_end_t *cause)
+{
+    bool is_ours = blamed->was_stopped && blamed->signo != 0;
+    return blamed->code != 0 && !is_ours ? blamed->code : cause->code;
+}
+
 int session_report(session_t *session, const rank_end_t *ends, const worker_t *cause)
 {
     int rank = cause->place.rank;
+    int blamed = ends != NULL ? ending_blamed(ends, session->n_ranks, rank) : rank;
+    const worker_t *guilty = blamed == rank ? cause : session_worker_at(session, blamed);
+    int code = exit_code_of(&guilty->end, &cause->end);
     if (ends != NULL) {
-        int blamed = ending_blamed(ends, session->n_ranks, rank);
-        const worker_t *guilty = blamed == rank ? cause : session_worker_at(session, blamed);
+        const worker_t *speaker = guilty->end.was_halted ? cause : guilty;
         ending_report(ends, session->n_ranks, blamed, rank, guilty->link->host->name,
-                      &cause->splitters[STREAM_STDERR], &session->lines);
+                      &speaker->splitters[STREAM_STDERR], &session->lines);
         print_lines(session, STREAM_STDERR);
     }
-    note_first_failure(session->options->results, rank, cause->end.code);
-    return cause->end.code;
+    note_first_failure(session->options->results, blamed, code);
+    return code;
 }

@@ -32,6 +32,7 @@ hvd_status_t session_init(session_t *session, const options_t *options,
                            .policy = policy,
                            .signal_fd = -1,
                            .stop_at_ns = NEVER_NS,
+                           .fold_at_ns = NEVER_NS,
                            .late_at_ns = NEVER_NS,
                            .silence_ns = (uint64_t)(options->peer_timeout * 1e9),
                            .style = {.is_off = options->plain_output,
@@ -132,9 +133,15 @@ void session_stop(session_t *session, int signo, int grace_ms)
 
 void session_stop_soon(session_t *session)
 {
-    if (!session->is_stopping && session->stop_at_ns == NEVER_NS) {
-        session->stop_at_ns = deadline_in_ms(MOMENT_MS);
+    uint64_t now_ns = clock_ns();
+    if (session->is_stopping) {
+        return;
     }
+    session->failed_ns = session->failed_ns != 0 ? session->failed_ns : now_ns;
+    uint64_t patience_ns = (uint64_t)session_patience_ms(session) * NS_PER_MS;
+    session->stop_at_ns = patience_ns > 0
+                              ? session->failed_ns + patience_ns
+                              : MIN(session->stop_at_ns, now_ns + MOMENT_MS * NS_PER_MS);
 }
 
 void session_fail(session_t *session, int code, const char *format, ...)
@@ -303,6 +310,9 @@ static void on_time(session_t *session, bool was_reading)
     if (now_ns >= session->stop_at_ns) {
         session_stop(session, SIGTERM, grace_ms(session));
     }
+    if (now_ns >= session->fold_at_ns) {
+        fold_release(session, now_ns);
+    }
     if (sink_is_broken(session->sink) && !session->is_stopping) {
         session->signo = SIGPIPE; // who reads our output has gone
         session_stop(session, SIGTERM, grace_ms(session));
@@ -327,6 +337,7 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
     uint64_t now_ns = clock_ns();
     uint64_t next_ns =
         MIN(MIN(session->stop_at_ns, session->late_at_ns), MIN(session->ping_at_ns, policy_ns));
+    next_ns = MIN(next_ns, session->fold_at_ns);
     for (int i = 0; i < session->n_links; i++) {
         const agent_link_t *link = session->links[i];
         if (reads && link->phase == LINK_READY && channel_has_more(&link->channel)) {

@@ -16,16 +16,28 @@
 #define GRACE_MS 5000 // between SIGTERM and SIGKILL
 #define MOMENT_MS 250 // between a failure and what follows: others may fail for the same reason
 
+#define CULPRIT_MS 10000 // a rank that has left may need to end, when others wait for it no more
+#define LOST_MS 1000     // the same for one that is lost
+
 // How a rank ended.
 typedef struct rank_end {
     bool has_ended, was_oom, was_stopped; // stopped: after we had asked it to end
     bool was_halted;                      // as by SIGSTOP, when we asked
     int code;                             // of the process; 128 + signal
     int signo;                            // 0: none
-    int blames;                           // the rank whose silence made it give up; -1: none
+    int blames;                           // the rank that made it give up, itself perhaps; -1: none
+    char what[BLAME_BYTES];               // that one did; "": it was lost
     pid_t pid;
     uint64_t time_ns;
 } rank_end_t;
+
+// What a rank wrote to stderr that others may be about to write too (fold.c).
+typedef struct fold {
+    buf_t bytes;
+    uint64_t until_ns;
+    bool is_line_begun; // what came before has not ended its line
+    bool is_folded;
+} fold_t;
 
 // A rank of the job, from its place to its end.
 typedef struct worker {
@@ -36,6 +48,7 @@ typedef struct worker {
     uint32_t has_left; // the last generation it has left
     rank_end_t end;
     splitter_t splitters[N_STREAMS];
+    fold_t held;
     int result_fd;
 } worker_t;
 
@@ -92,8 +105,10 @@ struct session {
     output_files_t files;
     buf_t lines;
     // Ending.
-    bool is_stopping;  // everything was told to stop
-    bool is_finishing; // nothing new is started: the session ends with the agents that run
+    bool is_stopping;    // everything was told to stop
+    bool is_finishing;   // nothing new is started: the session ends with the agents that run
+    uint64_t failed_ns;  // when a rank, or something else, failed first; 0: nothing has
+    uint64_t fold_at_ns; // NEVER_NS: nothing is held
     uint64_t stop_at_ns, late_at_ns, ping_at_ns, silence_ns;
     int signal_fd, signo; // signo: that asked us to end
     int problem_code;     // 0: none
@@ -136,21 +151,36 @@ void session_hear(session_t *session, agent_link_t *link, const frame_t *frame);
 // Notes how it ended, once, and tells the policy. Of `end` only how, not when and why.
 void session_end_worker(session_t *session, worker_t *worker, const rank_end_t *end);
 void session_flush(session_t *session, worker_t *worker); // its last, unended lines
+// What it wrote, as lines with its rank in front.
+void session_print(session_t *session, worker_t *worker, int stream, bytes_t data);
+
+// --- Equal tracebacks (fold.c) -------------------------------------------------------------------
+
+// Holds back what a rank wrote to stderr, from the beginning of a traceback on. So many bytes
+// before it are to be printed.
+size_t fold_hold(session_t *session, worker_t *worker, bytes_t data);
+void fold_release(session_t *session, uint64_t now_ns); // prints what is due; NEVER_NS: everything
+
+// --- How it ended (ranks.c) ----------------------------------------------------------------------
+
 // Pure.
-// The rank whose failure is the cause, or -1: the first that failed, but one that a signal killed
-// within a moment of it goes before one that gave up because of that.
+// The rank that failed first, or -1; but one that a signal killed within a moment of it goes before
+// one that gave up because of that.
 int ending_cause(const rank_end_t *ends, int n);
-// Who is to blame: the cause itself, or a rank that was halted and for which another gave up
-// waiting.
+// Who is to blame: the cause itself, or the rank because of which it gave up, as the library has
+// noted.
 int ending_blamed(const rank_end_t *ends, int n, int cause);
-// The block that closes a failed job: at most 15 lines. The host is of who is to blame, the tail of
-// the cause.
+// The block that closes a failed job: at most 15 lines. The host is of who is to blame; the tail is
+// of the cause if the blamed one was halted.
 void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const char *host,
                    const splitter_t *tail, buf_t *out);
 // Ends by rank, for ending_cause; NULL: no memory. The caller frees them.
 rank_end_t *session_ends(const session_t *session);
 worker_t *session_worker_at(const session_t *session, int rank); // that has it now, or had it last
-// The block that names the cause; its exit code. ends NULL: only that.
+// How long after the first failure to wait for the end of a rank because of which others have
+// ended, in milliseconds; 0: there is none that still runs.
+int session_patience_ms(const session_t *session);
+// The block that names the cause; the exit code of who is to blame. ends NULL: of the cause.
 int session_report(session_t *session, const rank_end_t *ends, const worker_t *cause);
 
 // --- Commands to agents (commands.c) -------------------------------------------------------------

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// timeline.c - what happened to each tensor, as a trace that browsers show (chrome://tracing,
-// Perfetto). Written by rank 0.
+// timeline.c - what happened to each tensor, as a trace that Perfetto shows. Written by rank 0.
 //
-// A JSON array of events. Each tensor is a "process" of the trace with two spans per operation:
-// NEGOTIATE_<OP> until all ranks had submitted it, with a mark for each rank whose share came; then
-// <OP>, with how long it queued and how it ran inside. Operations are noted as small structs under
-// the engine's lock, which costs about as much as a lookup of the name; the monitor thread turns
-// them into text and writes.
+// A JSON array of events on three groups of tracks ("processes" of the trace). "rank 0" has one, of
+// the program itself: COMPUTE from the end of one operation to the submission of the next.
+// "tensors" has one for each name, with two spans per operation: NEGOTIATE_<OP> until all ranks had
+// submitted it, with a mark for each rank whose share came; then <OP>, with how long it queued and
+// how it ran inside. "ranks" has one for each rank, with the same marks. Operations are noted as
+// small structs under the engine's lock, which costs about as much as a lookup of the name; the
+// monitor thread turns them into text and writes.
+//
+// Spans are complete events in whole nanoseconds, their ends computed from rounded times: so what
+// is inside another never ends after it, and nobody has to pair beginnings with ends.
 //
 // The file parses at every moment, also after a kill in the middle of a write. A kill can tear a
 // write only where it goes from one page of the file to the next, and text of a growing array that
@@ -41,18 +45,21 @@
 #define FIRST_ROOM_BYTES ((off_t)64 * 1024)
 #define COPY_BYTES (16 * 1024)
 #define MAX_EVENTS 16384 // waiting to be written
-#define MAX_PIDS 65536   // names; further ones share a line
+#define MAX_TRACKS 65536 // names; further ones share a line
 #define SHOWN_DIMS 6
 #define NAME_SHOWN 500
 
-typedef enum event_kind { EVENT_OPERATION, EVENT_CYCLE, EVENT_ARRIVAL } event_kind_t;
+// Groups of tracks.
+enum { GROUP_PROGRAM, GROUP_TENSORS, GROUP_RANKS };
+
+typedef enum event_kind { EVENT_OPERATION, EVENT_CYCLE, EVENT_ARRIVAL, EVENT_COMPUTE } event_kind_t;
 
 typedef struct event {
     uint8_t kind, op, dtype, route;
     bool is_adasum; // users know it by a name of its own
     int16_t n_dims;
     int16_t status;
-    int32_t pid;
+    int32_t track;
     int32_t rank; // of an arrival
     int32_t n_fused, n_tensors;
     uint64_t bytes;
@@ -64,19 +71,23 @@ typedef struct backlog {
     event_t *events;
     int n_events;
     uint64_t n_dropped;
-    buf_t names; // of new pids, in their order, each with its '\0'
+    buf_t names; // of new tracks, in their order, each with its '\0'
 } backlog_t;
 
 struct timeline {
     bool mark_cycles;
     // Under lock.
     backlog_t filling;
-    map_t pids; // tensor name -> pid
-    intptr_t n_pids;
+    map_t tracks; // tensor name -> track
+    intptr_t n_tracks;
+    uint64_t last_finished; // ticks; 0: nothing has
 
     // The monitor thread's.
     backlog_t writing;
-    int32_t n_named; // pids whose names are in the file
+    int32_t n_named; // tracks whose names are in the file
+    int32_t n_ranks; // the same of ranks
+    buf_t ends;      // uint64_t by track: where its last span ends, in nanoseconds
+    uint64_t program_end;
     int fd;
     off_t end;      // of the last event; blanks from there
     off_t room_end; // to here, where the closing bracket stands
@@ -91,23 +102,23 @@ struct timeline {
 
 // --- Noting, under lock --------------------------------------------------------------------------
 
-static int32_t pid_of(timeline_t *t, const char *tensor)
+static int32_t track_of(timeline_t *t, const char *tensor)
 {
     size_t bytes = strlen(tensor);
     uint64_t hash = hash_bytes(tensor, bytes, 0);
-    intptr_t pid = (intptr_t)map_get(&t->pids, hash, tensor, bytes);
-    if (LIKELY(pid != 0)) {
-        return (int32_t)pid;
+    intptr_t track = (intptr_t)map_get(&t->tracks, hash, tensor, bytes);
+    if (LIKELY(track != 0)) {
+        return (int32_t)track;
     }
-    if (t->n_pids == MAX_PIDS) {
-        return MAX_PIDS;
+    if (t->n_tracks == MAX_TRACKS) {
+        return MAX_TRACKS;
     }
-    const char *shown = t->n_pids + 1 == MAX_PIDS ? "(further tensors)" : tensor;
+    const char *shown = t->n_tracks + 1 == MAX_TRACKS ? "(further tensors)" : tensor;
     if (!buf_append(&t->filling.names, shown, strlen(shown) + 1) ||
-        !map_put(&t->pids, hash, tensor, bytes, (void *)(t->n_pids + 1))) {
+        !map_put(&t->tracks, hash, tensor, bytes, (void *)(t->n_tracks + 1))) {
         return 0;
     }
-    return (int32_t)++t->n_pids;
+    return (int32_t)++t->n_tracks;
 }
 
 static event_t *new_event(observe_t *o, timeline_t *t, event_kind_t kind) REQUIRES(*o->job.lock)
@@ -130,13 +141,26 @@ bool timeline_is_filling(const observe_t *o, const timeline_t *t)
     return t->filling.n_events == MAX_EVENTS / 2;
 }
 
+// Between the last end and this submission nobody waited: the program was at its own work.
+static void add_compute(observe_t *o, timeline_t *t, const record_t *record) REQUIRES(*o->job.lock)
+{
+    bool has_gap = t->last_finished != 0 && record->submitted > t->last_finished;
+    event_t *e = has_gap ? new_event(o, t, EVENT_COMPUTE) : NULL;
+    if (e != NULL) {
+        e->submitted = t->last_finished;
+        e->finished = record->submitted;
+    }
+    t->last_finished = MAX(t->last_finished, record->finished);
+}
+
 void timeline_add(observe_t *o, timeline_t *t, const trace_t *trace, const record_t *record)
 {
+    add_compute(o, t, record);
     event_t *e = new_event(o, t, EVENT_OPERATION);
     if (e == NULL) {
         return;
     }
-    e->pid = pid_of(t, trace->name);
+    e->track = track_of(t, trace->name);
     e->op = record->op;
     e->is_adasum = trace->signature->reduce == HVD_ADASUM;
     e->dtype = record->dtype;
@@ -171,7 +195,7 @@ void timeline_add_arrival(observe_t *o, timeline_t *t, const char *tensor, int r
 {
     event_t *e = new_event(o, t, EVENT_ARRIVAL);
     if (e != NULL) {
-        e->pid = pid_of(t, tensor);
+        e->track = track_of(t, tensor);
         e->rank = rank;
         e->submitted = ticks;
     }
@@ -315,7 +339,7 @@ static bool is_full(observe_t *o, timeline_t *t)
     if (!t->is_over && t->end + (off_t)t->piece_bytes + needed > t->max_bytes) {
         put(o, t,
             ",\n{\"name\": \"TIMELINE_FULL\", \"ph\": \"i\", \"s\": \"g\", \"ts\": %.3f, \"pid\": "
-            "0}",
+            "0, \"tid\": 0}",
             (double)(ticks_now() - t->start_ticks) * t->us_per_tick);
         write_piece(o, t);
         t->is_over = true;
@@ -367,28 +391,49 @@ static void escape(const char *name, char *out, size_t bytes)
     out[n] = '\0';
 }
 
+static void put_name(observe_t *o, timeline_t *t, int group, int track, const char *name)
+{
+    put(o, t,
+        ",\n{\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"args\": "
+        "{\"name\": "
+        "\"%s\"}}",
+        group, track, name);
+    put(o, t,
+        ",\n{\"name\": \"thread_sort_index\", \"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"args\": "
+        "{\"sort_index\": %d}}",
+        group, track, track);
+}
+
 static void put_names(observe_t *o, timeline_t *t)
 {
     const char *names = (const char *)t->writing.names.data;
     for (size_t at = 0; at < t->writing.names.len && !is_full(o, t);) {
         char name[NAME_SHOWN];
-        int pid = ++t->n_named;
         escape(names + at, name, sizeof name);
-        put(o, t,
-            ",\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": "
-            "\"%s\"}}",
-            pid, name);
-        put(o, t,
-            ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": "
-            "{\"sort_index\": %d}}",
-            pid, pid);
+        put_name(o, t, GROUP_TENSORS, ++t->n_named, name);
         at += strlen(names + at) + 1;
     }
 }
 
-static double micros(const timeline_t *t, uint64_t ticks)
+// Since the beginning, in nanoseconds. Everything is computed from these, so that sums fit.
+static uint64_t nanos(const timeline_t *t, uint64_t ticks)
 {
-    return ticks > t->start_ticks ? (double)(ticks - t->start_ticks) * t->us_per_tick : 0.0;
+    return ticks > t->start_ticks
+               ? (uint64_t)((double)(ticks - t->start_ticks) * t->us_per_tick * 1000.0 + 0.5)
+               : 0;
+}
+
+// A number in microseconds with three digits behind the point, without rounding again.
+#define US_FORMAT "%llu.%03llu"
+#define US(ns) (unsigned long long)((ns) / 1000), (unsigned long long)((ns) % 1000)
+
+static void put_span(observe_t *o, timeline_t *t, int group, int track, const char *name,
+                     uint64_t begin_ns, uint64_t end_ns, const char *args)
+{
+    put(o, t,
+        ",\n{\"name\": \"%s\", \"ph\": \"X\", \"ts\": " US_FORMAT ", \"dur\": " US_FORMAT
+        ", \"pid\": %d, \"tid\": %d%s}",
+        name, US(begin_ns), US(end_ns - begin_ns), group, track, args);
 }
 
 static void upper(const char *text, char *out, size_t bytes)
@@ -410,36 +455,76 @@ static void shape_text(const event_t *e, char *text, size_t bytes)
     snprintf(text + n, bytes - n, "%s]", e->n_dims > SHOWN_DIMS ? ", ..." : "");
 }
 
+// The pace of the clock is known better and better, so times of two writes may overlap by a little.
+// No span begins before the last one of its track has ended.
+static uint64_t *end_of_track(timeline_t *t, int track)
+{
+    static const uint64_t none = 0;
+    while (t->ends.len <= (size_t)track * sizeof none) {
+        if (buf_append(&t->ends, &none, sizeof none) == NULL) {
+            return &t->program_end; // without memory tracks push each other
+        }
+    }
+    return (uint64_t *)(void *)t->ends.data + track;
+}
+
 static void put_operation(observe_t *o, timeline_t *t, const event_t *e)
 {
-    char op[32];
+    uint64_t *end = end_of_track(t, e->track);
+    char op[32], name[64], args[512];
     char shape[SHOWN_DIMS * 24 + 32];
     upper(e->is_adasum ? "adasum" : hvd_op_name((hvd_op_t)e->op), op, sizeof op);
     shape_text(e, shape, sizeof shape);
-    uint64_t agreed = e->agreed != 0 ? MAX(e->agreed, e->submitted) : e->finished;
-    uint64_t started = MAX(e->started, agreed);
-    uint64_t finished = MAX(e->finished, started);
-    put(o, t, ",\n{\"name\": \"NEGOTIATE_%s\", \"ph\": \"B\", \"ts\": %.3f, \"pid\": %d}", op,
-        micros(t, e->submitted), e->pid);
-    put(o, t, ",\n{\"ph\": \"E\", \"ts\": %.3f, \"pid\": %d}", micros(t, agreed), e->pid);
+    uint64_t submitted = MAX(nanos(t, e->submitted), *end);
+    uint64_t agreed = MAX(nanos(t, e->agreed != 0 ? e->agreed : e->finished), submitted);
+    uint64_t started = MAX(nanos(t, e->started), agreed);
+    uint64_t finished = MAX(nanos(t, e->finished), started);
+    *end = e->agreed != 0 ? finished : agreed;
+    snprintf(name, sizeof name, "NEGOTIATE_%s", op);
+    put_span(o, t, GROUP_TENSORS, e->track, name, submitted, agreed, "");
     if (e->agreed == 0) { // it never came to run
         return;
     }
-    put(o, t, ",\n{\"name\": \"%s\", \"ph\": \"B\", \"ts\": %.3f, \"pid\": %d}", op,
-        micros(t, agreed), e->pid);
+    snprintf(args, sizeof args,
+             ", \"args\": {\"dtype\": \"%s\", \"shape\": \"%s\", \"tensors\": %d, \"bytes\": %llu, "
+             "\"fused\": %d, \"status\": \"%s\"}",
+             hvd_dtype_name((hvd_dtype_t)e->dtype), shape, e->n_tensors,
+             (unsigned long long)e->bytes, e->n_fused, hvd_status_name((hvd_status_t)e->status));
+    put_span(o, t, GROUP_TENSORS, e->track, op, agreed, finished, args);
     if (started > agreed) {
-        put(o, t,
-            ",\n{\"name\": \"QUEUE\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
-            micros(t, agreed), micros(t, started) - micros(t, agreed), e->pid);
+        put_span(o, t, GROUP_TENSORS, e->track, "QUEUE", agreed, started, "");
     }
-    put(o, t, ",\n{\"name\": \"%s_%s\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": %.3f, \"pid\": %d}",
-        o->job.way_name(e->route), op, micros(t, started), micros(t, finished) - micros(t, started),
-        e->pid);
+    snprintf(name, sizeof name, "%s_%s", o->job.way_name(e->route), op);
+    put_span(o, t, GROUP_TENSORS, e->track, name, started, finished, "");
+}
+
+static void put_mark(observe_t *o, timeline_t *t, int group, int track, const char *name,
+                     const char *scope, uint64_t at_ns)
+{
     put(o, t,
-        ",\n{\"ph\": \"E\", \"ts\": %.3f, \"pid\": %d, \"args\": {\"dtype\": \"%s\", \"shape\": "
-        "\"%s\", \"tensors\": %d, \"bytes\": %llu, \"fused\": %d, \"status\": \"%s\"}}",
-        micros(t, finished), e->pid, hvd_dtype_name((hvd_dtype_t)e->dtype), shape, e->n_tensors,
-        (unsigned long long)e->bytes, e->n_fused, hvd_status_name((hvd_status_t)e->status));
+        ",\n{\"name\": \"%s\", \"ph\": \"i\", \"s\": \"%s\", \"ts\": " US_FORMAT
+        ", \"pid\": %d, \"tid\": %d}",
+        name, scope, US(at_ns), group, track);
+}
+
+static void put_arrival(observe_t *o, timeline_t *t, const event_t *e)
+{
+    char name[32];
+    for (; t->n_ranks <= e->rank && !is_full(o, t); t->n_ranks++) {
+        snprintf(name, sizeof name, "rank %d", t->n_ranks);
+        put_name(o, t, GROUP_RANKS, t->n_ranks, name);
+    }
+    snprintf(name, sizeof name, "rank %d ready", e->rank);
+    put_mark(o, t, GROUP_TENSORS, e->track, name, "t", nanos(t, e->submitted));
+    put_mark(o, t, GROUP_RANKS, e->rank, name, "t", nanos(t, e->submitted));
+}
+
+static void put_compute(observe_t *o, timeline_t *t, const event_t *e)
+{
+    uint64_t begin = MAX(nanos(t, e->submitted), t->program_end);
+    uint64_t end = MAX(nanos(t, e->finished), begin);
+    put_span(o, t, GROUP_PROGRAM, 0, "COMPUTE", begin, end, "");
+    t->program_end = end;
 }
 
 static void put_event(observe_t *o, timeline_t *t, const event_t *e)
@@ -449,13 +534,13 @@ static void put_event(observe_t *o, timeline_t *t, const event_t *e)
         put_operation(o, t, e);
         break;
     case EVENT_CYCLE:
-        put(o, t,
-            ",\n{\"name\": \"CYCLE_START\", \"ph\": \"i\", \"s\": \"g\", \"ts\": %.3f, \"pid\": 0}",
-            micros(t, e->submitted));
+        put_mark(o, t, GROUP_PROGRAM, 0, "CYCLE_START", "g", nanos(t, e->submitted));
         break;
     case EVENT_ARRIVAL:
-        put(o, t, ",\n{\"name\": \"%d\", \"ph\": \"X\", \"ts\": %.3f, \"dur\": 0, \"pid\": %d}",
-            e->rank, micros(t, e->submitted), e->pid);
+        put_arrival(o, t, e);
+        break;
+    case EVENT_COMPUTE:
+        put_compute(o, t, e);
         break;
     }
 }
@@ -474,9 +559,9 @@ void timeline_write(observe_t *o, timeline_t *t)
     }
     if (t->writing.n_dropped > 0) {
         put(o, t,
-            ",\n{\"name\": \"DROPPED_EVENTS\", \"ph\": \"i\", \"s\": \"g\", \"ts\": %.3f, \"pid\": "
-            "0, \"args\": {\"events\": %llu}}",
-            micros(t, ticks_now()), (unsigned long long)t->writing.n_dropped);
+            ",\n{\"name\": \"DROPPED_EVENTS\", \"ph\": \"i\", \"s\": \"g\", \"ts\": " US_FORMAT
+            ", \"pid\": 0, \"tid\": 0, \"args\": {\"events\": %llu}}",
+            US(nanos(t, ticks_now())), (unsigned long long)t->writing.n_dropped);
     }
     write_piece(o, t);
     buf_clear(&t->writing.names);
@@ -494,7 +579,8 @@ static void timeline_free(timeline_t *t)
     if (t->fd >= 0) {
         close(t->fd);
     }
-    map_free(&t->pids);
+    map_free(&t->tracks);
+    buf_free(&t->ends);
     buf_free(&t->filling.names);
     buf_free(&t->writing.names);
     free(t->filling.events);
@@ -509,12 +595,24 @@ static void put_head(observe_t *o, timeline_t *t)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     put(o, t,
-        "\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 0, \"args\": "
-        "{\"start_time_since_epoch_in_micros\": %lld}}",
-        (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
-    put(o, t,
-        ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": 0, \"args\": "
-        "{\"sort_index\": 0}}");
+        "\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 0, \"args\": {\"name\": \"rank "
+        "%d\", "
+        "\"start_time_since_epoch_in_micros\": %lld}}",
+        o->job.rank, (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
+    for (int group = GROUP_PROGRAM; group <= GROUP_RANKS; group++) {
+        static const char *const names[] = {[GROUP_TENSORS] = "tensors", [GROUP_RANKS] = "ranks"};
+        if (group != GROUP_PROGRAM) {
+            put(o, t,
+                ",\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": "
+                "\"%s\"}}",
+                group, names[group]);
+        }
+        put(o, t,
+            ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": "
+            "{\"sort_index\": %d}}",
+            group, group);
+    }
+    put_name(o, t, GROUP_PROGRAM, 0, "program");
     write_piece(o, t);
 }
 

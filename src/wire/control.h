@@ -22,8 +22,10 @@
 #define CONTROL_MAX_PAYLOAD_BYTES (MIB)     // accumulators that ride along
 #define CONTROL_MAX_TEXT_BYTES (16 * KIB)
 #define CONTROL_MAX_RANKS ((size_t)1 << 20)
-#define CONTROL_MAX_ASKED 32              // entries in one question about a stall
-#define CONTROL_MAX_RUN ((size_t)1 << 20) // entries of one batch
+#define CONTROL_NO_RANK ((int)CONTROL_MAX_RANKS)
+#define CONTROL_MAX_REASON_BYTES ((size_t)300) // why a rank leaves
+#define CONTROL_MAX_ASKED 32                   // entries in one question about a stall
+#define CONTROL_MAX_RUN ((size_t)1 << 20)      // entries of one batch
 
 typedef enum control_kind {
     // Up: from a node, about its whole subtree.
@@ -33,9 +35,9 @@ typedef enum control_kind {
     LINE_JOIN,      // rank
     LINE_EVICTED,   // id: nothing more will come under it from here
     LINE_STALLED,   // set, name, age: incomplete here for long
-    LINE_ANSWER,    // inquiry, bitmaps of the ranks that have each entry asked about, what the
-                    // others last did
-    LINE_STOP,      // rank that asks for shutdown
+    LINE_ANSWER,    // inquiry, bitmaps of the ranks that have each entry asked about, how many can
+                    // only wait, what the others last did
+    LINE_STOP,      // rank that asks for shutdown, the error that made it
     // Down: records of the log.
     RECORD_RUN,        // batch, set, entries
     RECORD_ERROR,      // batch, set, name, status, text
@@ -44,10 +46,10 @@ typedef enum control_kind {
     RECORD_SET_ADD,    // batch, set, name of the entry that asked, ranks
     RECORD_SET_REMOVE, // batch, set, name of the entry that asked
     RECORD_INQUIRE,    // inquiry, entries asked about
-    RECORD_REPORT,     // batch, text
-    RECORD_SHUTDOWN,   // batch, rank that asked
+    RECORD_REPORT,     // batch, status: HVD_STALLED, HVD_TIMEOUT if short, text
+    RECORD_SHUTDOWN,   // batch, rank that asked, the error that made it
     // Both ways.
-    LINE_ABORT,     // status, text
+    LINE_ABORT,     // status, rank that is the cause or CONTROL_NO_RANK, text
     LINE_HEARTBEAT, // what the sender has submitted, has in flight, how long ago, the last name
     // Up, after a heartbeat.
     LINE_PROGRESS, // the oldest batch that runs below, and for how long nothing of it moved
@@ -69,7 +71,7 @@ typedef struct control_line {
     uint32_t id;    // READY, EVICTED, EVICT
     uint64_t batch; // records, PROGRESS
     uint32_t set;
-    int rank; // JOIN, STOP, JOINED, SHUTDOWN
+    int rank; // JOIN, STOP, JOINED, SHUTDOWN, ABORT
     hvd_status_t status;
     int n_items;            // RUN, INQUIRE: how many items follow; ANSWER: how many bitmaps
     const uint8_t *payload; // READY, NEW: accumulators. ANSWER: the bitmaps
@@ -81,6 +83,7 @@ typedef struct control_line {
     int example_ranks[2]; // a rank that submitted each variant; READY: [0], -1 if every member did
     uint64_t age_ns;      // STALLED
     uint32_t inquiry;     // INQUIRE, ANSWER: which
+    uint32_t n_blocked;   // ANSWER
     // HEARTBEAT: operations submitted and not yet done, and for how long nothing was submitted.
     uint64_t n_submitted;
     uint32_t n_in_flight;

@@ -310,21 +310,21 @@ static void shuts_down_early(rank_t *r, void *arg)
         fault_leave(f);
         return;
     }
-    rank_step(r, "waits for a rank that ends normally");
+    rank_step(r, "waits for a rank that leaves");
     CHECK_STATUS(r, fault_work(f, 1000, 10), HVD_SHUTDOWN);
     check_soon(f, 3);
     CHECK_STARTS(r, r->text, "Horovod has been shut down.");
     fault_name(r, victim, name);
     name[0] = 'R';
     CHECK_HAS(r, r->text, name);
-    CHECK_HAS(r, r->text, "ended normally, but others wait in 'work'");
+    CHECK_HAS(r, r->text, "left the job, but others wait in 'work'");
     fault_leave(f);
 }
 
 // --- Skips --------------------------------------------------------------------------------------
 
-// One rank goes another way through the program. The job has shown its rhythm, so the report comes
-// long before the minute of the knob, once, and says what that rank did last.
+// One rank goes another way through the program. The job has shown its rhythm, so one line comes
+// long before the minute of the knob.
 static void skips(rank_t *r, void *arg)
 {
     (void)arg;
@@ -332,24 +332,18 @@ static void skips(rank_t *r, void *arg)
     char last[128];
     fault_rank_t *f = fault_open(r);
     f->flags = 0;
+    snprintf(last, sizeof last, "Rank %d has not submitted 'step' for 1", victim);
     for (int i = 0; i < 40; i++) {
         CHECK_OK(r, fault_step(f, "step", 1000));
         usleep(1000);
     }
     if (r->rank == victim) {
-        fault_wait_logged(f, "Missing ranks:", 5);
+        fault_wait_logged(f, last, 13);
     }
     rank_step(r, "waits for rank %d", victim);
     CHECK_OK(r, fault_step(f, "step", 1000));
-    CHECK_INT(r, fault_n_logged(f, "Missing ranks:"), 1);
-    snprintf(last, sizeof last, "Missing ranks: %d: [step] Ready ranks: [step] 0", victim);
-    CHECK(r, fault_logged(f, last));
-    snprintf(last, sizeof last,
-             "rank %d: it had nothing in flight, and the last done was 'step' (number 46", victim);
-    if (!fault_logged(f, last)) {
-        check_failed(r, __FILE__, __LINE__, "no \"%s\" in the log:\n%.3000s", last, f->lines);
-    }
-    CHECK(r, fault_logged(f, "This report comes early"));
+    CHECK_INT(r, fault_n_logged(f, last), 1);
+    CHECK_INT(r, fault_n_logged(f, "Missing ranks:"), 0);
     rank_barrier(r);
     fault_leave(f);
 }

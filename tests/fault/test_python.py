@@ -60,7 +60,9 @@ def a_rank_hangs(how):
     ("hangs_with_the_gil_held", "holds the GIL"),
 ])
 def test_a_rank_that_hangs_is_found_in_its_program(how, where):
-    outputs = run_ranks(SIZE, THIS, "a_rank_hangs", how, codes=[SHOWN] * SIZE)
+    outputs = run_ranks(SIZE, THIS, "a_rank_hangs", how, codes=[SHOWN] * SIZE,
+                        env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "3",
+                             "HOROVOD_LOG_LEVEL": "info"})
     for output in outputs:
         assert f"Missing ranks: {STUCK}: [step]" in output
         assert f"rank {STUCK}: it had nothing in flight, and the last done was 'step'" in output

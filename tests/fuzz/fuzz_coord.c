@@ -54,7 +54,7 @@ static void deliver(world_t *world, int from, int to, const uint8_t *body, size_
     coord_t *rank = world->ranks[to];
     if (coord_receive(rank, from, body, bytes, world->now_ns, &err) != HVD_OK) {
         MUST(err.text[0] != '\0');
-        coord_abort(rank, err.status, err.text);
+        coord_abort(rank, err.status, -1, err.text);
         world->cut = world->cut || from == world->liar;
     }
 }
@@ -235,7 +235,7 @@ static void step(world_t *world, input_t *in)
         break;
     case 6:
         if (rank != NULL && take_u8(in) == 0xff) {
-            coord_shutdown(rank, world->now_ns);
+            coord_shutdown(rank, "", world->now_ns);
         }
         break;
     default:

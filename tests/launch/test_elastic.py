@@ -111,7 +111,7 @@ class Elastic(Case):
 
 class Failing(Elastic):
     def test_others_go_on(self):
-        counting = self.start("-np", 3, "--min-np", 2, "-H",
+        counting = self.start("--verbose", "-np", 3, "--min-np", 2, "-H",
                               "a.invalid:1,b.invalid:1,c.invalid:1")
         seen = self.await_size(counting, 3)
         self.kill_rank("b.invalid")

@@ -203,7 +203,7 @@ class Ending(Case):
     def test_first_failure_is_named_last(self):
         code = RANK + ("import time\nif rank == 2:\n    raise ValueError('broken on purpose')\n"
                        "time.sleep(1000)")
-        _, err = run("-np", 3, *python(code), expect=1)
+        _, err = run("--verbose", "-np", 3, *python(code), expect=1)
         self.assertIn("Process 2 exit with status code 1.", err)
         self.assertEqual(err.count("Terminating remaining workers after failure of Process 2."), 1)
         block = err[err.index("horovodrun: the job failed"):]

@@ -1384,7 +1384,7 @@ static void on_silence(sim_t *sim, int rank, const decision_t *decision)
         CHECK(sim, (sim->excused & both) != 0, "rank %d finds rank %d silent", rank, about);
         if (decision->status == HVD_PEER_LOST) {
             sim->n_silences++;
-            coord_abort(sim->ranks[rank].coord, HVD_PEER_LOST, "a neighbour is silent");
+            coord_abort(sim->ranks[rank].coord, HVD_PEER_LOST, -1, "a neighbour is silent");
         }
         return;
     }
@@ -1397,7 +1397,7 @@ static void on_silence(sim_t *sim, int rank, const decision_t *decision)
     CHECK(sim, rank != sim->frozen, "rank %d was away and blames rank %d", rank, about);
     sim->n_silences++;
     if (decision->status == HVD_PEER_LOST) {
-        coord_abort(sim->ranks[rank].coord, HVD_PEER_LOST, "a neighbour is silent");
+        coord_abort(sim->ranks[rank].coord, HVD_PEER_LOST, -1, "a neighbour is silent");
     }
 }
 
@@ -1691,15 +1691,15 @@ static void handle(sim_t *sim, const event_t *event)
         sim->may_end = true;
         sim->end_status = HVD_SHUTDOWN;
         self->has_asked_stop = true;
-        coord_shutdown(self->coord, sim->now_ns);
+        coord_shutdown(self->coord, "", sim->now_ns);
         break;
     case EVENT_ABORT:
         sim->may_end = true;
         sim->end_status = HVD_PEER_LOST;
-        coord_abort(self->coord, HVD_PEER_LOST, "a link is lost");
+        coord_abort(self->coord, HVD_PEER_LOST, -1, "a link is lost");
         break;
     case EVENT_LOST:
-        coord_abort(self->coord, HVD_PEER_LOST, "a neighbour is lost");
+        coord_abort(self->coord, HVD_PEER_LOST, -1, "a neighbour is lost");
         break;
     case EVENT_KILL:
         kill_rank(sim, rank);
@@ -2321,10 +2321,10 @@ static void aborts_travel_the_tree(void **state)
                 world->is_dead[culprit] = true;
                 for (int i = 0; i < coord_n_neighbours(world->ranks[culprit]); i++) {
                     coord_abort(world->ranks[coord_neighbour(world->ranks[culprit], i)],
-                                HVD_PEER_LOST, "gone");
+                                HVD_PEER_LOST, -1, "gone");
                 }
             } else {
-                coord_abort(world->ranks[culprit], HVD_PEER_LOST, "gone");
+                coord_abort(world->ranks[culprit], HVD_PEER_LOST, -1, "gone");
             }
             while (lockstep_round(world)) {
             }

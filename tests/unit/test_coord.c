@@ -1157,13 +1157,15 @@ static void shutdown_ends_everything_everywhere(void **state)
         uint64_t waiting = submit(world, 1, (ask_t){.name = "x"});
         uint64_t join = submit(world, 3, (ask_t){.name = "join", .op = HVD_JOIN});
         err_t err;
-        coord_shutdown(world->ranks[who], world->now_ns);
-        coord_shutdown(world->ranks[who], world->now_ns);
+        coord_shutdown(world->ranks[who], "RuntimeError: a bug", world->now_ns);
+        coord_shutdown(world->ranks[who], "RuntimeError: a bug", world->now_ns);
         assert_int_equal(try_submit(world, who, &(ask_t){.name = "late"}, 9, &err), HVD_SHUTDOWN);
         assert_has(err.text, "Horovod has been shut down.");
         world_settle(world);
         for (int rank = 0; rank < 5; rank++) {
             expect_end(world, rank, HVD_SHUTDOWN, "Horovod has been shut down.");
+            assert_int_equal(coord_end_rank(world->ranks[rank]), who);
+            assert_string_equal(coord_end_reason(world->ranks[rank]), "RuntimeError: a bug");
             assert_int_equal(try_submit(world, rank, &(ask_t){.name = "late"}, 9, &err),
                              HVD_SHUTDOWN);
             assert_int_equal(coord_pending(world->ranks[rank]), 0);
@@ -1187,7 +1189,7 @@ static void shutdown_lets_complete_work_run(void **state)
         world_settle(world);
     }
     assert_int_equal(count_runs(world, 2), 2);
-    coord_shutdown(world->ranks[2], world->now_ns);
+    coord_shutdown(world->ranks[2], "", world->now_ns);
     world_settle(world);
     for (int rank = 0; rank < 3; rank++) {
         expect_order(world, rank, names, 4);
@@ -1203,10 +1205,11 @@ static void an_abort_reaches_everybody_with_its_cause(void **state)
         world_t *world = world_new(7, world_params());
         uint64_t tag = submit(world, 6, (ask_t){.name = "x"});
         err_t err;
-        coord_abort(world->ranks[who], HVD_PEER_LOST, "rank 9 on host h is gone");
+        coord_abort(world->ranks[who], HVD_PEER_LOST, 5, "rank 9 on host h is gone");
         world_settle(world);
         for (int rank = 0; rank < 7; rank++) {
             expect_end(world, rank, HVD_PEER_LOST, "rank 9 on host h is gone");
+            assert_int_equal(coord_end_rank(world->ranks[rank]), 5);
             assert_int_equal(try_submit(world, rank, &(ask_t){.name = "late"}, 9, &err),
                              HVD_PEER_LOST);
             assert_has(err.text, "rank 9 on host h is gone");
@@ -1411,8 +1414,8 @@ static void a_rank_that_does_not_answer_is_missing(void **state)
     world_free(world);
 }
 
-// A job that repeats a step every 100 ms is told after 3 s, once, and then as the knob says; also
-// if one of its steps took much longer.
+// A job that repeats a step every 100 ms is told after 10 s, once, in a line, and then as the knob
+// says; also if one of its steps took much longer.
 static void a_stall_out_of_rhythm_is_reported_early(void **state)
 {
     coord_params_t params = world_params();
@@ -1423,13 +1426,13 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
     for (int i = 0; i < 30; i++) {
         submit(world, ALL_RANKS, (ask_t){.name = "grad"});
         world_settle(world);
-        world_tick(world, i == 25 ? 20 * NS_PER_S : 100 * NS_PER_MS);
+        world_tick(world, i == 25 ? 3 * NS_PER_S : 100 * NS_PER_MS);
     }
     coord_set_activity(world->ranks[4], &doing);
     for (int rank = 0; rank < 4; rank++) {
         submit(world, rank, (ask_t){.name = "grad"});
     }
-    for (int i = 0; i < 29; i++) {
+    for (int i = 0; i < 99; i++) {
         world_tick(world, 100 * NS_PER_MS);
     }
     assert_null(report_on(world, 2, 0));
@@ -1438,17 +1441,62 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
     }
     const seen_t *report = report_on(world, 2, 0);
     assert_non_null(report);
-    assert_has(report->text, "for more than 3 seconds");
-    assert_has(report->text, "Missing ranks:\n4: [grad]\nReady ranks:\n[grad] 0-3\n");
-    assert_has(report->text, "What the missing ranks last did:\nrank 4: it had nothing in flight, "
-                             "and the last done was 'grad.6' (number 41, 5.0 s before)");
-    assert_has(report->text, "This report comes early");
+    assert_has(report->text, "Rank 4 has not submitted 'grad' for 1");
+    assert_null(strchr(report->text, '\n'));
+    assert_int_equal(report->status, HVD_TIMEOUT);
     assert_null(report_on(world, 2, 1)); // once
     for (int i = 0; i < 600; i++) {
         world_tick(world, 100 * NS_PER_MS);
     }
-    assert_has(report_on(world, 2, 1)->text, "for more than 60 seconds");
+    report = report_on(world, 2, 1);
+    assert_has(report->text, "for more than 60 seconds");
+    assert_has(report->text, "Missing ranks:\n4: [grad]\nReady ranks:\n[grad] 0-3\n");
+    assert_has(report->text, "What the missing ranks last did:\nrank 4: it had nothing in flight, "
+                             "and the last done was 'grad.6' (number 41, 5.0 s before)");
+    assert_has(report->text, "The job does not end by itself");
     world_free(world);
+}
+
+// Each rank sits in a wait for what another has not submitted: that is certain, and told after a
+// few seconds, once. If a single rank may still go on, it is not.
+static void ranks_that_wait_for_each_other_are_told_soon(void **state)
+{
+    coord_params_t params = world_params();
+    (void)state;
+    params.stall_warn_ns = 60 * NS_PER_S;
+    for (int arity = 1; arity <= 4; arity++) {
+        for (int n_blocked = 4; n_blocked <= 5; n_blocked++) {
+            int parent[5];
+            tree_of_arity(parent, 5, arity);
+            world_t *world = world_new_tree(5, parent, params);
+            for (int rank = 0; rank < 5; rank++) {
+                coord_activity_t doing = {.n_submitted = 1,
+                                          .n_in_flight = 1,
+                                          .quiet_ns = 3 * NS_PER_S,
+                                          .is_blocked = rank < n_blocked,
+                                          .where = "train.py:7"};
+                snprintf(doing.blocked_in, sizeof doing.blocked_in, rank % 2 == 0 ? "a" : "b");
+                submit(world, rank, (ask_t){.name = rank % 2 == 0 ? "a" : "b"});
+                coord_set_activity(world->ranks[rank], &doing);
+            }
+            for (int i = 0; i < 50; i++) {
+                world_tick(world, 100 * NS_PER_MS);
+            }
+            const seen_t *report = report_on(world, 3, 0);
+            assert_int_equal(report != NULL, n_blocked == 5);
+            for (int rank = 0; report != NULL && rank < 5; rank++) {
+                char line[64];
+                snprintf(line, sizeof line, "\nrank %d: it waits in '%s' (train.py:7) for 3.0 s",
+                         rank, rank % 2 == 0 ? "a" : "b");
+                assert_has(report->text, line);
+            }
+            for (int i = 0; i < 300; i++) {
+                world_tick(world, 100 * NS_PER_MS);
+            }
+            assert_null(report_on(world, 3, n_blocked == 5));
+            world_free(world);
+        }
+    }
 }
 
 // One that is slow by nature, or has only begun, is left alone.
@@ -1727,6 +1775,7 @@ static void nonsense_is_refused(void **state)
         {.kind = RECORD_ERROR, .set = 3, .name = {"q", 1}, .status = HVD_MISMATCH},
         {.kind = LINE_READY, .id = 1},
         {.kind = LINE_JOIN, .rank = 1},
+        {.kind = RECORD_SHUTDOWN, .rank = 4},
     };
     (void)state;
     err_t err;
@@ -1855,7 +1904,7 @@ static const control_line_t lines[] = {
      .n_items = 2,
      .payload = (const uint8_t *)"\1\2",
      .payload_bytes = 2},
-    {.kind = LINE_STOP, .rank = 1},
+    {.kind = LINE_STOP, .rank = 1, .text = {"why", 3}},
     {.kind = RECORD_RUN, .batch = UINT32_MAX, .set = 2, .rides = true, .n_items = 0},
     {.kind = RECORD_ERROR,
      .batch = 1,
@@ -1873,9 +1922,9 @@ static const control_line_t lines[] = {
      .n_sizes = 3},
     {.kind = RECORD_SET_REMOVE, .batch = 3, .set = 1, .name = {"x", 1}},
     {.kind = RECORD_INQUIRE, .inquiry = 2, .n_items = 0},
-    {.kind = RECORD_REPORT, .batch = 2, .text = {"text", 4}},
-    {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5},
-    {.kind = LINE_ABORT, .status = HVD_SYSTEM, .text = {"text", 4}},
+    {.kind = RECORD_REPORT, .batch = 2, .status = HVD_STALLED, .text = {"text", 4}},
+    {.kind = RECORD_SHUTDOWN, .batch = 2, .rank = 5, .text = {"why", 3}},
+    {.kind = LINE_ABORT, .status = HVD_SYSTEM, .rank = CONTROL_NO_RANK, .text = {"text", 4}},
     {.kind = LINE_HEARTBEAT,
      .n_submitted = 9,
      .n_in_flight = 2,
@@ -2025,6 +2074,7 @@ int main(void)
         cmocka_unit_test(a_stall_beyond_the_second_limit_ends_the_job),
         cmocka_unit_test(a_rank_that_does_not_answer_is_missing),
         cmocka_unit_test(a_stall_out_of_rhythm_is_reported_early),
+        cmocka_unit_test(ranks_that_wait_for_each_other_are_told_soon),
         cmocka_unit_test(slow_jobs_are_not_hurried),
         cmocka_unit_test(a_silent_neighbour_is_reported_then_given_up),
         cmocka_unit_test(a_batch_that_stands_still_everywhere_is_given_up),

@@ -34,7 +34,7 @@ static void run_without_the_baton(void) NOT_ANALYSED
 static void fail_without_the_baton(void) NOT_ANALYSED
 {
     err_t err = {.status = HVD_PEER_LOST};
-    engine_fail(&nobodys, &err);
+    engine_fail(&nobodys, &err, -1);
 }
 
 static void make_a_request_without_the_lock(void) NOT_ANALYSED
@@ -85,7 +85,7 @@ static void release_a_lock_of_nobody(void) NOT_ANALYSED
 static void sequence_on_rank_1(void)
 {
     world_t *world = world_new(2, world_params());
-    sequence_report(world->ranks[1], "who am I?");
+    sequence_report(world->ranks[1], HVD_STALLED, "who am I?");
 }
 
 static void count_a_share_that_never_came(void)

@@ -36,7 +36,7 @@ CASES = {
     "the baton, where a pointer was called": """
         void f(hvd_ctx_t *ctx, const err_t *err) {
         !   HELD(ctx);
-            engine_fail(ctx, err); }""",
+            engine_fail(ctx, err, -1); }""",
     "the job's lock, to count": """
         void f(observe_t *o) {
         !   JOB_LOCKED(o);

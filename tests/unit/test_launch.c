@@ -644,7 +644,9 @@ static void test_halted_ranks_are_blamed_if_others_say_so(void **state)
     } rows[] = {
         {{2, -1, -1}, 2},  // who failed first gave up waiting for it
         {{-1, 2, -1}, 2},  // another did, and told the first
-        {{1, -1, -1}, 0},  // it ran
+        {{1, -1, -1}, 1},  // it ran, and failed by itself
+        {{1, 2, -1}, 2},   // it ran, and failed because of the halted one
+        {{1, 0, -1}, 0},   // each says that the other did it
         {{20, -1, -1}, 0}, // there is none
         {{-1, -1, -1}, 0}, // halted for another reason
     };
@@ -778,7 +780,7 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_OUTPUT, .output = {.rank = 1, .stream = 1, .data = TEXT_BYTES("line\n")}},
     {.kind = FRAME_RESULT, .result = {.rank = 1, .data = {0}}},
     {.kind = FRAME_EXITED,
-     .exited = {.rank = 1, .code = 137, .signo = 9, .was_oom = true, .blames = -1}},
+     .exited = {.rank = 1, .code = 137, .signo = 9, .was_oom = true, .blames = -1, .what = ""}},
     {.kind = FRAME_PROBLEM, .problem = {.rank = -1, .code = 127, .text = ""}},
     {.kind = FRAME_STOP, .stop = {.signo = 15, .grace_ms = 5000}},
     {.kind = FRAME_EXAMINE,

@@ -443,12 +443,12 @@ static void names_of_all_kinds_are_json(void **state)
     char *text = read_text_file(t.path);
     assert_non_null(text);
     assert_true(json_is_valid(text));
-    assert_int_equal(count(text, "\"NEGOTIATE_ALLREDUCE\", \"ph\": \"B\""),
+    assert_int_equal(count(text, "\"NEGOTIATE_ALLREDUCE\", \"ph\": \"X\""),
                      2 * (int)N_ELEMENTS(names) + 1);
     assert_int_equal(count(text, "\"RIDING_ALLREDUCE\""), (int)N_ELEMENTS(names) + 1);
     assert_int_equal(count(text, "\"LOCAL_ALLREDUCE\""), (int)N_ELEMENTS(names));
     assert_int_equal(count(text, "\"shape\": \"[5000]\""), (int)N_ELEMENTS(names));
-    assert_int_equal(count(text, "\"ph\": \"B\""), count(text, "\"ph\": \"E\""));
+    assert_int_equal(count(text, "\"ph\": \"B\"") + count(text, "\"ph\": \"E\""), 0);
     assert_int_equal(count(text, "CYCLE_START"), 2 * (int)N_ELEMENTS(names) + 1);
     assert_int_equal(count(text, "start_time_since_epoch_in_micros"), 1);
     assert_non_null(strstr(text, "grüße"));

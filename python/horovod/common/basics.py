@@ -11,6 +11,7 @@ from horovod import _core
 from horovod.common import communicators as _communicators
 from horovod.common import membership
 from horovod.common import process_sets as _sets
+from horovod.common import uncaught as _uncaught
 from horovod.common.exceptions import NotInitializedError
 
 __all__ = [
@@ -117,7 +118,7 @@ def rejoin():
     Process sets stay, as far as their ranks exist then.
     """
     static_sets, dynamic_sets = _sets.wanted_sets()
-    shutdown()
+    _leave_whole()
     if membership.is_elastic():
         membership.take_next_place()
     _sets.want_sets(static_sets, dynamic_sets)
@@ -142,11 +143,22 @@ def _shut_down_at_exit():
     global _exit_hook_of
     if _exit_hook_of != os.getpid():  # a forked child that calls init() needs its own
         _exit_hook_of = os.getpid()
-        atexit.register(shutdown)
+        _uncaught.install_hooks()
+        atexit.register(_leave_at_exit)
+
+
+def _leave_at_exit():
+    _uncaught.tell_at_exit()
+    _leave_whole()
 
 
 def shutdown() -> None:
     """Leaves the job. What is in flight fails; init() may be called again."""
+    _uncaught.tell_before_shutdown()
+    _leave_whole()
+
+
+def _leave_whole():
     if _core.is_initialized():
         for function in _before_shutdown:
             function()

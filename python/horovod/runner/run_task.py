@@ -11,6 +11,9 @@ import traceback
 
 import cloudpickle
 
+from horovod.common import uncaught
+from horovod.common.exceptions import HorovodInternalError
+
 
 def _result_path() -> str:
     if "HOROVOD_RUN_RESULT" in os.environ:
@@ -38,7 +41,11 @@ def main() -> int:
             value = None
         else:
             text = traceback.format_exc()
-            print("User function raise error: " + text, file=sys.stderr, flush=True)
+            is_cause = uncaught.tell(error)
+            if is_cause or not isinstance(error, HorovodInternalError):
+                print("User function raise error: " + text, file=sys.stderr, flush=True)
+            else:
+                uncaught.print_consequence(error)
             _write(("error", text))
             code = getattr(error, "code", 1)  # of a SystemExit
             return code if isinstance(code, int) else 1

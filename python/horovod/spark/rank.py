@@ -12,6 +12,8 @@ import threading
 import traceback
 from typing import Any, Dict
 
+from horovod.common import uncaught
+
 RESULT = b"R"
 ERROR = b"E"
 SOME_RANK = 2**31 - 1  # it is not known which
@@ -75,6 +77,8 @@ def main() -> int:
         sys.stderr.flush()
         if type(error).__name__ in CONSEQUENCES:
             blame_another()
+        else:
+            uncaught.tell(error)
         put_down(os.environ["HOROVOD_RUN_RESULT"], ERROR, json.dumps(describe(error)).encode())
         return 1
     sys.stdout.flush()

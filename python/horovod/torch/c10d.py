@@ -391,8 +391,8 @@ class _BesideOthers(_Collectives, getattr(torch._C._distributed_c10d, "Backend",
 # --- Joining --------------------------------------------------------------------------------------
 
 # What the environment says of the launcher's job, and may say of nobody else's.
-_OF_ANOTHER_JOB = ("HOROVOD_TIMELINE", "HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER",
-                   *communicators.JOB_VARIABLES)
+_OF_ANOTHER_JOB = ("HOROVOD_TIMELINE", "HOROVOD_BLAME_FILE", "HOROVOD_CPU_OPERATIONS",
+                   "HOROVOD_CONTROLLER", *communicators.JOB_VARIABLES)
 
 
 def _job_of(store, rank, size):

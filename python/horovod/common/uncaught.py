@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which exception ends this process, told to the other ranks and to the launcher.
+
+A rank that raises leaves the job while its interpreter is torn down, and others overtake it: by the
+order in which processes end nobody can tell whose fault it was. So the exception is handed to the
+core before this rank leaves. Where another rank has left before, it is a consequence, and of a
+HorovodInternalError only the sentence is printed: the traceback that matters is the other rank's.
+
+What users see is otherwise what they would have seen: the hooks that were there are called.
+"""
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+
+from horovod import _core
+from horovod.common.exceptions import PACKAGE_FOLDER, HorovodInternalError
+
+MESSAGE_CHARACTERS = 200
+_NOT_THE_USERS = (PACKAGE_FOLDER, *(sysconfig.get_path(name) + os.sep for name in
+                                    ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen ")
+_of_thread = None  # what a thread raised, in words
+_hooks_of = None   # the process that has them
+
+
+def describe(error):
+    """In a line, as "RuntimeError: no data (train.py:17)"."""
+    lines = str(error).strip().splitlines() or [""]
+    text = lines[0][:MESSAGE_CHARACTERS]
+    place = _place_of(error.__traceback__)
+    return type(error).__name__ + (f": {text}" if text else "") + (f" ({place})" if place else "")
+
+
+def _place_of(trace):
+    """The innermost line of the user's own code, or of any if there is none."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    for frame in (own or frames)[-1:]:
+        here = os.path.join(os.getcwd(), "")
+        inside = frame.filename.startswith(here)
+        return f"{frame.filename[len(here):] if inside else os.path.basename(frame.filename)}" \
+               f":{frame.lineno}"
+    return ""
+
+
+def tell(error):
+    """This process ends because of the error. False: that is a consequence of another's end."""
+    return _tell(describe(error))
+
+
+def _tell(text):
+    is_cause = _core.leave_because(text)
+    if is_cause is None:
+        is_cause = _tell_launcher(text)
+    return is_cause
+
+
+def _tell_launcher(text):
+    """Without a job: before init(), and after shutdown(). What was noted first stays."""
+    path, rank = os.environ.get("HOROVOD_BLAME_FILE"), os.environ.get("HOROVOD_RANK")
+    if not path or not rank:
+        return True
+    try:
+        with open(path, "x", encoding="utf-8", errors="replace") as file:
+            file.write(f"{rank}\nraised {text}")
+    except FileExistsError:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip() == rank
+    except OSError:  # the launcher is gone
+        pass
+    return True
+
+
+def _ends_badly(error):
+    is_end = isinstance(error, SystemExit) and error.code in (None, 0)
+    return error is not None and not is_end and not isinstance(error, GeneratorExit)
+
+
+def tell_before_shutdown():
+    """shutdown() may be called on the way out: by finally, or by a handler."""
+    error = sys.exc_info()[1]
+    if _ends_badly(error):
+        tell(error)
+
+
+def tell_at_exit():
+    """The hooks may have been replaced. The interpreter remembers what it has printed."""
+    error = getattr(sys, "last_value", None)
+    if error is not None and not hasattr(sys, "ps1"):
+        tell(error)
+    elif _of_thread is not None:
+        _tell(_of_thread)
+
+
+def print_consequence(error):
+    """The sentence without the traceback."""
+    sys.stderr.write("".join(traceback.format_exception_only(type(error), error)))
+    sys.stderr.flush()
+
+
+def install_hooks():
+    global _hooks_of
+    if _hooks_of == os.getpid():
+        return
+    inherited, _hooks_of = _hooks_of is not None, os.getpid()
+    if inherited:  # by a fork
+        return
+    before, thread_before = sys.excepthook, threading.excepthook
+
+    def on_exception(kind, error, trace):
+        is_cause = True
+        if error is not None:
+            is_cause = tell(error.with_traceback(trace))
+        if not is_cause and isinstance(error, HorovodInternalError) and \
+                before is sys.__excepthook__:
+            print_consequence(error)
+        else:
+            before(kind, error, trace)
+
+    def on_thread_exception(args):
+        global _of_thread
+        if _of_thread is None and _ends_badly(args.exc_value):
+            name = args.thread.name if args.thread is not None else "?"
+            _of_thread = f"{describe(args.exc_value)} in thread {name!r}"
+        thread_before(args)
+
+    sys.excepthook, threading.excepthook = on_exception, on_thread_exception

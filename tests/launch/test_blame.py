@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Who is blamed when a job fails: the rank that caused it, in every run, however busy the machine.
+
+Each way to fail is tried again and again beside processes that take all cores. One of them lets the
+culprit's interpreter take long to end, so that the others always exit first.
+
+Usage: test_blame.py BUILD-DIRECTORY [unittest arguments]
+"""
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from launching import BUILD, Case, main, run
+
+RUNS = int(os.environ.get("HVD_TEST_RUNS", "20"))
+CULPRIT_LINE = 17
+
+# The failing statement stands in line CULPRIT_LINE.
+SCRIPT = """\
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+
+if "slow" in sys.argv:  # runs after hvd has left the job
+    atexit.register(time.sleep, 0.7 if os.environ["HOROVOD_RANK"] == sys.argv[1] else 0)
+from horovod.common import basics as hvd
+from horovod.common.objects import allgather_object
+
+hvd.init()
+for step in range(5):
+    allgather_object(step, name="step")
+    if step == 3 and hvd.rank() == int(sys.argv[1]):
+        {failure}
+if "healthy" not in sys.argv:
+    time.sleep(30)
+"""
+
+# name: statement, exit code, what the others and horovodrun say that the culprit did
+FAILURES = {
+    "exception": ("raise RuntimeError('my bug')", 1,
+                  "raised RuntimeError: my bug (train.py:17)"),
+    "exit": ("sys.exit(3)", 3, "left the job"),
+    "finally": ("(lambda: [hvd.shutdown(), sys.exit(4)])()", 4, "left the job"),
+    "os._exit": ("os._exit(5)", 5, None),
+    "signal": ("os.kill(os.getpid(), signal.SIGKILL)", 137, None),
+    "leaves early": ("break", 1, "left the job"),
+}
+
+
+@contextlib.contextmanager
+def busy_machine():
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                for _ in range((os.cpu_count() or 1) + 1)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def fail_once(size, culprit, failure, *words):
+    """(exit code, stderr) of a job."""
+    with tempfile.TemporaryDirectory() as directory:
+        script = SCRIPT.format(failure=failure)
+        if failure == "break":  # and ends well, while the others do one more step
+            script = script.replace("time.sleep(30)", "pass")
+        pathlib.Path(directory, "train.py").write_text(script)
+        done = subprocess.run(
+            [BUILD / "horovodrun", "-np", str(size), sys.executable, "train.py", str(culprit),
+             *words], cwd=directory, capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1"})
+    return done.returncode, done.stderr
+
+
+class Blame(Case):
+    def check(self, size, culprit, name, *words):
+        failure, code, deed = FAILURES[name]
+        returned, err = fail_once(size, culprit, failure, *words)
+        with self.subTest(name=name, size=size, culprit=culprit, words=words):
+            self.assertIn("horovodrun: the job failed", err)
+            block = err[err.index("horovodrun: the job failed"):]
+            self.assertIn(f"because of rank {culprit}: ", block, err)
+            self.assertEqual(returned, code, err)
+            self.assertNotIn("ended normally", err)
+            self.assertLessEqual(block.count("\n"), 25)
+            if deed is not None:
+                self.assertIn(deed, block.split("\n")[0])
+                others = [line for line in err.split("\n") if "HorovodInternalError" in line]
+                self.assertTrue(others, err)
+                for line in others:
+                    self.assertRegex(line, rf"Rank {culprit} \(host [^)]*\) {re.escape(deed)}")
+
+    def repeat(self, name, *words):
+        with busy_machine():
+            for i in range(RUNS):
+                size = (2, 4)[i % 2]
+                self.check(size, (i // 2 + 1) % size, name, *words)
+
+    def test_exception(self):
+        self.repeat("exception")
+
+    def test_exception_of_a_rank_that_ends_slowly(self):
+        self.repeat("exception", "slow")
+
+    def test_sys_exit(self):
+        self.repeat("exit", "slow")
+
+    def test_os_exit(self):
+        self.repeat("os._exit")
+
+    def test_signal(self):
+        self.repeat("signal")
+
+    def test_shutdown_on_the_way_out(self):
+        self.repeat("finally", "slow")
+
+    def test_one_step_less(self):
+        self.repeat("leaves early", "slow")
+
+
+class Output(Case):
+    """What is printed: one traceback, once."""
+
+    def test_one_trace_once(self):
+        # All others wait by then, and so say the same.
+        _, err = fail_once(4, 2, "time.sleep(2); raise RuntimeError('my bug')", "slow")
+        self.assertEqual(err.count("Traceback"), 1, err)
+        self.assertEqual(len(re.findall(r"^\[2\]<stderr>:Traceback", err, re.M)), 1, err)
+        self.assertEqual(len(re.findall(r"^\[0-1,3\]<stderr>:.*HorovodInternalError", err, re.M)),
+                         1, err)
+        self.assertNotIn("exit with status code", err)
+        self.assertLess(err.count("\n"), 25, err)
+
+    def test_equal_traces_are_folded(self):
+        code = "import sys; print('fine', file=sys.stderr); raise ValueError('everywhere')"
+        _, err = run("-np", 4, sys.executable, "-c", code, expect=1)
+        self.assertEqual(err.count("<stderr>:fine"), 4)
+        self.assertEqual(err.count("ValueError: everywhere"), 2, err)  # the other: in the block
+        self.assertIn("[0-3]<stderr>:ValueError: everywhere", err)
+
+    def test_hooks_of_others_are_called(self):
+        hook = ("raise_it = lambda: 1 / 0; sys.excepthook = "
+                "lambda *what: print('my own hook', what[0].__name__, file=sys.stderr); raise_it()")
+        code, err = fail_once(2, 1, hook)
+        self.assertEqual(code, 1)
+        self.assertIn("[1]<stderr>:my own hook ZeroDivisionError", err)
+        self.assertIn("because of rank 1: it raised ZeroDivisionError: division by zero (train.py:"
+                      f"{CULPRIT_LINE})", err)
+
+    def test_threads(self):
+        failure = ("threading.Thread(target=lambda: 1 / 0, name='loader').start(); "
+                   "time.sleep(1); sys.exit(6)")
+        code, err = fail_once(2, 1, failure)
+        self.assertEqual(code, 6)
+        self.assertIn("because of rank 1: it raised ZeroDivisionError: division by zero "
+                      "(train.py:17) in thread 'loader'", err)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What is said while ranks wait: soon and once if none can go on, nothing if one is only busy.
+
+Usage: test_deadlock.py BUILD-DIRECTORY [unittest arguments]
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+from launching import BUILD, SLACK, Case, main
+
+HEAD = """\
+import sys
+import time
+from horovod.common import basics as hvd
+from horovod.common.objects import allgather_object
+
+hvd.init()
+rank = hvd.rank()
+print("ready", flush=True)
+"""
+OTHER_ORDER = HEAD + """\
+if rank == 1:
+    allgather_object(1, name="b")
+    allgather_object(1, name="a")
+else:
+    allgather_object(1, name="a")
+    allgather_object(1, name="b")
+"""
+EPOCHS = HEAD + """\
+for epoch in range(2):
+    for step in range(40):
+        allgather_object(step, name="step")
+        time.sleep(0.01)
+    if rank == 0:
+        time.sleep(float(sys.argv[1]))  # as to save a checkpoint
+allgather_object(0, name="step")
+print("done", flush=True)
+"""
+
+
+def start(directory, size, script, *words):
+    pathlib.Path(directory, "train.py").write_text(script)
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("HOROVOD")}
+    environment["PYTHONPATH"] = str(BUILD / "python")
+    return subprocess.Popen([BUILD / "horovodrun", "-np", str(size), sys.executable, "train.py",
+                             *words], cwd=directory, env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+class Deadlock(Case):
+    def check_other_order(self, size):
+        with tempfile.TemporaryDirectory() as directory:
+            job = start(directory, size, OTHER_ORDER)
+            for _ in range(size):
+                job.stdout.readline()
+            begin, said = time.monotonic(), ""
+            while "does not end by itself" not in said:
+                said += job.stderr.readline()
+                if time.monotonic() - begin > 20 * SLACK:
+                    break
+            took = time.monotonic() - begin
+            time.sleep(4)  # it is said once
+            job.terminate()
+            said += job.communicate(timeout=30)[1]
+        self.assertLess(took, 5 * SLACK, said)
+        self.assertEqual(said.count("Deadlock:"), 1, said)
+        self.assertRegex(said, r"\[0\]<stderr>:.*Deadlock: every rank waits")
+        for rank in range(size):
+            line = 9 + 1 if rank == 1 else 9 + 4
+            name = "b" if rank == 1 else "a"
+            self.assertRegex(said, rf"rank {rank}: it waits in 'allgather.{name}[^']*' "
+                                   rf"\([^)]*train.py:{line}\) for \d")
+        self.assertIn("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", said)
+        self.assertLess(said.count("\n"), 15, said)
+
+    def test_two_ranks(self):
+        self.check_other_order(2)
+
+    def test_four_ranks(self):
+        self.check_other_order(4)
+
+    def run_epochs(self, pause):
+        with tempfile.TemporaryDirectory() as directory:
+            job = start(directory, 2, EPOCHS, str(pause))
+            out, err = job.communicate(timeout=120)
+        self.assertEqual(job.returncode, 0, err)
+        self.assertEqual(out.count("done"), 2)
+        return err
+
+    def test_pauses_at_the_ends_of_epochs_are_nobodys_business(self):
+        self.assertEqual(self.run_epochs(5), "")
+
+    def test_a_pause_beyond_all_rhythm_is_a_line(self):
+        err = self.run_epochs(14)
+        lines = err.strip().split("\n")
+        self.assertEqual(len(lines), 1, err)
+        self.assertTrue(re.search(r"Rank 0 has not submitted '[^']*' for 1\d s", lines[0]), err)
+
+
+if __name__ == "__main__":
+    main()
