@@ -8,11 +8,13 @@
 #include "launch/session.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #define PAYLOAD_LIMIT (1024 * MIB - MIB)
+#define LATE_MS 10000 // for agents to finish after ranks must be dead
 
 static hvd_status_t read_payload(const char *path, buf_t *payload, err_t *err)
 {
@@ -124,6 +126,11 @@ void command_ping(agent_link_t *link)
     tell(link, &(frame_t){.kind = FRAME_PING});
 }
 
+void command_end(agent_link_t *link, int code)
+{
+    tell(link, &(frame_t){.kind = FRAME_END, .end = {.code = code}});
+}
+
 void command_news(agent_link_t *link, int number, int what)
 {
     tell(link, &(frame_t){.kind = FRAME_NEWS, .news = {.number = number, .what = what}});
@@ -134,4 +141,51 @@ void command_examine(agent_link_t *link, const char *addresses, int port)
     tell(link, &(frame_t){.kind = FRAME_EXAMINE,
                           .examine = {.addresses = addresses, .port = port, .time_s = time(NULL)}});
     link->has_plan = true;
+}
+
+// --- Stopping ------------------------------------------------------------------------------------
+
+bool link_is_running(const agent_link_t *link)
+{
+    return link->has_plan && link->phase == LINK_READY;
+}
+
+void session_stop_link(agent_link_t *link, int signo, int grace_ms)
+{
+    if (link_is_running(link)) {
+        command_stop(link, signo, grace_ms);
+    }
+    link->is_stopping = true;
+}
+
+void session_stop(session_t *session, int signo, int grace_ms)
+{
+    for (int i = 0; i < session->n_links; i++) {
+        session_stop_link(session->links[i], signo, grace_ms);
+    }
+    if (session->child > 0) {
+        kill(session->child, signo);
+    }
+    session->is_stopping = true;
+    session->stop_at_ns = NEVER_NS;
+    session->late_at_ns = deadline_in_ms(grace_ms + LATE_MS);
+}
+
+void session_stop_soon(session_t *session)
+{
+    if (!session->is_stopping && session->stop_at_ns == NEVER_NS) {
+        session->stop_at_ns = deadline_in_ms(MOMENT_MS);
+    }
+}
+
+void session_fail(session_t *session, int code, const char *format, ...)
+{
+    va_list args;
+    if (session->problem_code == 0) {
+        va_start(args, format);
+        vsnprintf(session->problem, sizeof session->problem, format, args);
+        va_end(args);
+        session->problem_code = code;
+    }
+    session_stop_soon(session);
 }
