@@ -6,17 +6,25 @@
    horovod.spark.run; each process reads its share of the rows. The best model is kept.
 3. Spark predicts the sales asked for, with that model, into a submission file.
 
-    python examples/keras_spark_rossmann.py [--data-dir FOLDER] [--work-dir FOLDER]
+    wget http://files.fast.ai/part2/lesson14/rossmann.tgz
+    tar zxvf rossmann.tgz
+    python keras_spark_rossmann.py                        on the cores of this machine
+    spark-submit --master URL keras_spark_rossmann.py     on a cluster
 
-Where --data-dir has no train.csv, data of the same form is made up and put there. On a cluster both
-folders are to be on a file system all hosts have (--work-dir may be a URL such as hdfs://...).
-The same seed gives the same submission.
+The competition is https://www.kaggle.com/c/rossmann-store-sales; the model is that of the article
+https://www.fast.ai/2018/04/29/categorical-embeddings/. The CSV files are looked for in the current
+folder, or in --data-dir; with --make-data files of the same form are made up and put there first.
+On a cluster --data-dir and --work-dir are to be on a file system that all hosts have (URLs such as
+hdfs://... will do). The same seed gives the same submission.
 """
 import argparse
 import csv
 import datetime
 import io
+import math
 import os
+import random
+import sys
 import tempfile
 
 import numpy as np
@@ -25,6 +33,7 @@ from pyspark.sql import functions as F
 
 import horovod.spark
 
+FILES = ["train", "test", "store", "store_states", "state_names", "googletrend", "weather"]
 FLAGS = ["Open", "Promo", "StateHoliday", "SchoolHoliday"]
 EVENTS = ["Promo", "StateHoliday", "SchoolHoliday"]
 WEATHER = ["Max_TemperatureC", "Mean_TemperatureC", "Min_TemperatureC", "Max_Humidity",
@@ -42,8 +51,11 @@ LONG_AGO = {"CompetitionOpenSinceYear": "1900", "CompetitionOpenSinceMonth": "1"
 
 
 def session(args, name):
-    return (SparkSession.builder.master(args.master).appName(f"Rossmann: {name}")
-            .config("spark.sql.shuffle.partitions", args.partitions)
+    """Which master it has is spark-submit's to say, or the configuration's, unless --master is."""
+    builder = SparkSession.builder.appName(f"Rossmann: {name}")
+    if args.master is not None:
+        builder = builder.master(args.master)
+    return (builder.config("spark.sql.shuffle.partitions", args.partitions)
             .config("spark.ui.showConsoleProgress", "false").getOrCreate())
 
 
@@ -57,8 +69,9 @@ def with_date(df, text="Date"):
 
 
 def with_flags(df):
+    """As booleans; a store that does not say whether it is open counts as open."""
     for name in FLAGS:
-        df = df.withColumn(name, F.col(name) != "0")
+        df = df.withColumn(name, F.coalesce(F.col(name) != "0", F.lit(name == "Open")))
     return df
 
 
@@ -135,7 +148,7 @@ def as_number(words):
 
 def with_numbers(df, vocabulary):
     """Categories as their place in the vocabulary, the others as floats; nothing is missing."""
-    kept = [name for name in ("Id", "Date", "Sales") if name in df.columns]
+    kept = [name for name in ("Id", "Date", "Sales", "Open") if name in df.columns]
     return df.select(
         *kept, *[as_number(vocabulary[name])(as_word(name)).alias(name) for name in CATEGORICAL],
         *[F.coalesce(F.expr(f"try_cast({name} as float)"), F.lit(0.0)).cast("float").alias(name)
@@ -195,14 +208,36 @@ def constant_error(spark, paths):
 # --- Part 2: training --------------------------------------------------------------------------
 
 
-def exp_rmspe(y_true, y_pred):
-    """Root mean square percentage error of sales, from their logarithms."""
-    import tensorflow as tf
+def exp_rmspe():
+    """The metric: root mean square percentage error of sales, from their logarithms.
 
-    y_true, y_pred = tf.exp(y_true), tf.exp(y_pred)
-    counts = tf.cast(y_true > 0.001, y_pred.dtype)
-    share = tf.math.divide_no_nan((y_true - y_pred) * counts, y_true)
-    return tf.sqrt(tf.math.divide_no_nan(tf.reduce_sum(share * share), tf.reduce_sum(counts)))
+    Made anew in each process, which is how Keras gets to know the class, to load it with a model.
+    """
+    import keras
+    from keras import ops
+
+    @keras.saving.register_keras_serializable("rossmann")
+    class ExpRMSPE(keras.metrics.Metric):
+        """Over all rows since the state was reset, not the mean of what batches have."""
+
+        def __init__(self, name="exp_rmspe", **kwargs):
+            super().__init__(name=name, **kwargs)
+            self.squares = self.add_weight(name="squares", initializer="zeros")
+            self.rows = self.add_weight(name="rows", initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            sales = ops.exp(ops.cast(y_true, self.dtype))
+            counts = ops.cast(sales > 0.001, self.dtype)
+            if sample_weight is not None:
+                counts *= ops.reshape(ops.cast(sample_weight, self.dtype), ops.shape(counts))
+            share = (sales - ops.exp(ops.cast(y_pred, self.dtype))) / ops.maximum(sales, 0.001)
+            self.squares.assign_add(ops.sum(counts * share * share))
+            self.rows.assign_add(ops.sum(counts))
+
+        def result(self):
+            return ops.sqrt(self.squares / ops.maximum(self.rows, 1.0))
+
+    return ExpRMSPE()
 
 
 def build_model(vocabulary, max_sales, args):
@@ -223,15 +258,38 @@ def build_model(vocabulary, max_sales, args):
     x = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dropout(0.5)(x))
     outputs = keras.layers.Rescaling(1.2 * float(np.log(max_sales)))(x)
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(args.learning_rate, epsilon=1e-3), loss="mae",
-                  metrics=[exp_rmspe])
+    model.compile(keras.optimizers.Adam(args.learning_rate, epsilon=1e-3),
+                  loss=keras.losses.MeanAbsoluteError(), metrics=[exp_rmspe()])
+    model.optimizer.build(model.trainable_variables)  # so that it is saved as it is loaded
     return model
 
 
-def model_to_bytes(model):
+def suffix_of(path):
+    """.keras, or .h5 for HDF5: Keras goes by the name."""
+    suffix = os.path.splitext(path)[1]
+    if suffix not in (".keras", ".h5", ".hdf5"):
+        sys.exit(f"--checkpoint-file {path}: the name must end in .keras, or .h5 for HDF5")
+    return suffix
+
+
+def model_to_bytes(model, suffix):
     with tempfile.TemporaryDirectory() as folder:
-        model.save(f"{folder}/model.keras")
-        return open(f"{folder}/model.keras", "rb").read()
+        model.save(f"{folder}/model{suffix}")
+        return read_bytes(f"{folder}/model{suffix}")
+
+
+def read_bytes(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def load(data, suffix, load_model, **options):
+    """A model from the bytes of its file, in either format."""
+    exp_rmspe()
+    with tempfile.TemporaryDirectory() as folder:
+        with open(f"{folder}/model{suffix}", "wb") as file:
+            file.write(data)
+        return load_model(f"{folder}/model{suffix}", **options)
 
 
 def train_rank(model_bytes, paths, args):
@@ -261,10 +319,9 @@ def train_rank(model_bytes, paths, args):
 
         return reader.tf_dataset().map(split), reader.steps_per_epoch
 
+    suffix = suffix_of(args.checkpoint_file)
+    model = load(model_bytes, suffix, hvd.load_model)
     with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/start.keras", "wb") as file:
-            file.write(model_bytes)
-        model = hvd.load_model(f"{folder}/start.keras", custom_objects={"exp_rmspe": exp_rmspe})
         rate = args.learning_rate * hvd.size()
         model.optimizer.learning_rate = rate
         train, train_steps = batches(paths["train"], True)
@@ -277,7 +334,7 @@ def train_rank(model_bytes, paths, args):
             keras.callbacks.ReduceLROnPlateau("val_exp_rmspe", patience=10, mode="min"),
             keras.callbacks.EarlyStopping("val_exp_rmspe", patience=20, mode="min"),
             keras.callbacks.TerminateOnNaN()]
-        best = f"{folder}/best.keras"
+        best = f"{folder}/best{suffix}"
         if hvd.rank() == 0:
             callbacks.append(keras.callbacks.ModelCheckpoint(best, "val_exp_rmspe", mode="min",
                                                              save_best_only=True))
@@ -285,14 +342,15 @@ def train_rank(model_bytes, paths, args):
                             validation_data=validation, validation_steps=validation_steps,
                             callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0)
         if hvd.rank() == 0:
-            return history.history, open(best, "rb").read()
+            return history.history, read_bytes(best)
 
 
 def train(args, paths, vocabulary, max_sales):
     model = build_model(vocabulary, max_sales, args)
     print(f"Parameters: {model.count_params()}")
     spark = session(args, "training")
-    history, best = horovod.spark.run(train_rank, args=(model_to_bytes(model), paths, args),
+    start = model_to_bytes(model, suffix_of(args.checkpoint_file))
+    history, best = horovod.spark.run(train_rank, args=(start, paths, args),
                                       num_proc=args.num_proc)[0]
     spark.stop()
     with open(args.checkpoint_file, "wb") as file:
@@ -303,30 +361,27 @@ def train(args, paths, vocabulary, max_sales):
 # --- Part 3: prediction ------------------------------------------------------------------------
 
 
-def predict_rows(model_bytes, rows):
-    """(Id, Sales) of the rows of a partition, many at a time."""
+def predict_rows(model_bytes, suffix, rows):
+    """(Id, Sales) of the rows of a partition, many at a time. Who is closed sells nothing."""
     import itertools
 
     import keras
 
-    with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/model.keras", "wb") as file:
-            file.write(model_bytes)
-        model = keras.models.load_model(f"{folder}/model.keras", compile=False)
+    model = load(model_bytes, suffix, keras.models.load_model, compile=False)
     while some := list(itertools.islice(rows, 1000)):
         features = {name: np.array([[row[name]] for row in some], dtype)
                     for names, dtype in ((CATEGORICAL, "int32"), (CONTINUOUS, "float32"))
                     for name in names}
         told = np.exp(np.asarray(model.predict_on_batch(features), dtype=np.float64).ravel())
-        yield from ((row["Id"], float(sales)) for row, sales in zip(some, told))
+        yield from ((row["Id"], float(sales) if row["Open"] else 0.0)
+                    for row, sales in zip(some, told))
 
 
 def predict(args, paths):
     spark = session(args, "prediction")
-    with open(args.checkpoint_file, "rb") as file:
-        best = file.read()
+    best, suffix = read_bytes(args.checkpoint_file), suffix_of(args.checkpoint_file)
     test = spark.read.parquet(paths["test"]).coalesce(args.num_proc or args.partitions)
-    told = test.rdd.mapPartitions(lambda rows: predict_rows(best, rows)).collect()
+    told = test.rdd.mapPartitions(lambda rows: predict_rows(best, suffix, rows)).collect()
     spark.stop()
     text = io.StringIO()
     lines = csv.writer(text)
@@ -337,15 +392,166 @@ def predict(args, paths):
     return len(told)
 
 
+# --- With --make-data: files of the same form --------------------------------------------------
+#
+# Daily sales of stores from 2013 to July 2015 (train.csv), the six weeks after it (test.csv), the
+# stores, the states they are in, the weather there, and how much people searched for the shop. What
+# is sold depends on the store, the promotion, the day and the month, so there is something to
+# learn. The same seed makes the same files.
+
+FIRST_DAY = datetime.date(2013, 1, 1)
+LAST_TRAIN_DAY = datetime.date(2015, 7, 31)
+LAST_TEST_DAY = datetime.date(2015, 9, 17)
+FIRST_TREND_DAY = datetime.date(2012, 12, 2)
+LAST_TREND_DAY = datetime.date(2015, 9, 27)
+ONE_DAY = datetime.timedelta(days=1)
+
+# Stores of Bremen and Lower Saxony are counted together, under the name of the latter.
+STATES = {"BadenWuerttemberg": "BW", "Bayern": "BY", "Berlin": "BE", "Hamburg": "HH",
+          "Hessen": "HE", "Niedersachsen": "HB,NI", "NordrheinWestfalen": "NW",
+          "RheinlandPfalz": "RP", "Sachsen": "SN", "SachsenAnhalt": "ST",
+          "SchleswigHolstein": "SH", "Thueringen": "TH"}
+PROMO_INTERVALS = ("Jan,Apr,Jul,Oct", "Feb,May,Aug,Nov", "Mar,Jun,Sept,Dec")
+HOLIDAYS = {(1, 1): "a", (5, 1): "a", (10, 3): "a", (12, 25): "c", (12, 26): "c"}
+EASTER_MONDAYS = {2013: (4, 1), 2014: (4, 21), 2015: (4, 6)}
+SCHOOL_HOLIDAYS = (((4, 1), (4, 14)), ((7, 15), (8, 28)), ((12, 22), (12, 31)))
+
+ALL_WEATHER = ["Max_TemperatureC", "Mean_TemperatureC", "Min_TemperatureC", "Dew_PointC",
+               "MeanDew_PointC", "Min_DewpointC", "Max_Humidity", "Mean_Humidity", "Min_Humidity",
+               "Max_Sea_Level_PressurehPa", "Mean_Sea_Level_PressurehPa", "Min_Sea_Level_PressurehPa",
+               "Max_VisibilityKm", "Mean_VisibilityKm", "Min_VisibilitykM", "Max_Wind_SpeedKm_h",
+               "Mean_Wind_SpeedKm_h", "Max_Gust_SpeedKm_h", "Precipitationmm", "CloudCover", "Events",
+               "WindDirDegrees"]
+WEATHER_EVENTS = ("", "", "Rain", "Fog", "Snow", "Rain-Thunderstorm")
+
+
+def days(first, last, step=ONE_DAY):
+    while first <= last:
+        yield first
+        first += step
+
+
+def state_holiday(day):
+    easter = EASTER_MONDAYS[day.year]
+    return "b" if (day.month, day.day) == easter else HOLIDAYS.get((day.month, day.day), "0")
+
+
+def is_school_holiday(day):
+    return any(first <= (day.month, day.day) <= last for first, last in SCHOOL_HOLIDAYS)
+
+
+def is_promo(day):
+    """Every second week, from Monday to Friday."""
+    return day.toordinal() // 7 % 2 == 0 and day.isoweekday() <= 5
+
+
+def make_stores(rng, n_stores):
+    """Rows of store.csv, and what each store sells on a plain day."""
+    rows, levels = [], {}
+    for store in range(1, n_stores + 1):
+        kind = rng.choices("abcd", (54, 2, 13, 31))[0]
+        assortment = rng.choices("abc", (53, 1, 46))[0]
+        has_rival = rng.random() < 0.68
+        has_promo2 = rng.random() < 0.51
+        rows.append([store, kind, assortment,
+                     round(math.exp(rng.gauss(7.5, 1.2)), -1) if rng.random() < 0.99 else "",
+                     rng.randint(1, 12) if has_rival else "",
+                     rng.randint(2000, 2015) if has_rival else "", int(has_promo2),
+                     rng.randint(1, 50) if has_promo2 else "",
+                     rng.randint(2009, 2015) if has_promo2 else "",
+                     rng.choice(PROMO_INTERVALS) if has_promo2 else ""])
+        levels[store] = math.exp(rng.gauss(8.5, 0.35)) * (1.8 if kind == "b" else 1.0)
+    return rows, levels
+
+
+def sales_of(rng, level, day):
+    expected = level * (1.38 if is_promo(day) else 1.0) * (1.25 if day.month == 12 else 1.0)
+    return int(expected * (1.15 if day.isoweekday() == 1 else 1.0) * math.exp(rng.gauss(0, 0.06)))
+
+
+def is_open(day):
+    return day.isoweekday() != 7 and state_holiday(day) == "0"
+
+
+def train_rows(rng, levels):
+    """The newest day first, as in the real file."""
+    for day in reversed(list(days(FIRST_DAY, LAST_TRAIN_DAY))):
+        for store, level in levels.items():
+            sales = sales_of(rng, level, day) if is_open(day) else 0
+            yield [store, day.isoweekday(), day, sales, round(sales / 9.5), int(is_open(day)),
+                   int(is_promo(day)), state_holiday(day), int(is_school_holiday(day))]
+
+
+def test_rows(levels):
+    """Three of four stores."""
+    number = 0
+    for day in reversed(list(days(LAST_TRAIN_DAY + ONE_DAY, LAST_TEST_DAY))):
+        for store in levels:
+            if store % 4 != 0:
+                number += 1
+                yield [number, store, day.isoweekday(), day, int(is_open(day)),
+                       int(is_promo(day)), state_holiday(day), int(is_school_holiday(day))]
+
+
+def trend_rows(rng):
+    for state in ["DE"] + ["DE_" + short.split(",")[-1] for short in STATES.values()]:
+        for day in days(FIRST_TREND_DAY, LAST_TREND_DAY, 7 * ONE_DAY):
+            yield [f"Rossmann_{state}", f"{day} - {day + 6 * ONE_DAY}", rng.randint(45, 90)]
+
+
+def weather_rows(rng):
+    for state in STATES:
+        for day in days(FIRST_DAY, LAST_TEST_DAY):
+            mean = 10 - 10 * math.cos(2 * math.pi * day.timetuple().tm_yday / 365)
+            mean = round(mean + rng.gauss(0, 3))
+            wind, damp = rng.randint(5, 25), rng.randint(60, 85)
+            yield [state, day, mean + 5, mean, mean - 5, mean - 2, mean - 4, mean - 6, damp + 12,
+                   damp, damp - rng.randint(10, 30), 1020, 1015, 1010, 31, 15, 5, wind + 10, wind,
+                   "" if rng.random() < 0.7 else wind + 25, round(max(rng.gauss(0, 2), 0), 2),
+                   "" if rng.random() < 0.08 else rng.randint(0, 8), rng.choice(WEATHER_EVENTS),
+                   rng.randint(-1, 360)]
+
+
+def make(folder, n_stores=40, seed=1):
+    rng = random.Random(seed)
+    stores, levels = make_stores(rng, n_stores)
+    states = list(STATES.values())
+    sells = ["Open", "Promo", "StateHoliday", "SchoolHoliday"]
+    files = {
+        "train": (["Store", "DayOfWeek", "Date", "Sales", "Customers"] + sells,
+                  train_rows(rng, levels)),
+        "test": (["Id", "Store", "DayOfWeek", "Date"] + sells, test_rows(levels)),
+        "store": (["Store", "StoreType", "Assortment", "CompetitionDistance",
+                   "CompetitionOpenSinceMonth", "CompetitionOpenSinceYear", "Promo2",
+                   "Promo2SinceWeek", "Promo2SinceYear", "PromoInterval"], stores),
+        "store_states": (["Store", "State"], ([store, rng.choice(states)] for store in levels)),
+        "state_names": (["StateName", "State"], STATES.items()),
+        "googletrend": (["file", "week", "trend"], trend_rows(rng)),
+        "weather": (["file", "Date"] + ALL_WEATHER, weather_rows(rng)),
+    }
+    os.makedirs(folder, exist_ok=True)
+    for name, (head, rows) in files.items():
+        with open(os.path.join(folder, f"{name}.csv"), "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(head)
+            writer.writerows(rows)
+
+
+# --- The program -------------------------------------------------------------------------------
+
+
 def parse():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--master", default="local[2]", help="of the Spark cluster")
+    options.add_argument("--master", help="of the Spark cluster; default: as Spark is configured")
     options.add_argument("--num-proc", type=int, help="processes; default: all task slots")
-    options.add_argument("--data-dir", default="rossmann", help="where the CSV files are")
-    options.add_argument("--work-dir", default="rossmann/prepared", help="for Parquet files")
-    options.add_argument("--checkpoint-file", default="rossmann_best.keras")
+    options.add_argument("--data-dir", default=".", help="where the CSV files are")
+    options.add_argument("--work-dir", default="rossmann_prepared", help="for Parquet files")
+    options.add_argument("--checkpoint-file", default="rossmann_best.keras",
+                         help="for the best model; .keras, or .h5 for HDF5")
     options.add_argument("--submission-file", default="submission.csv")
-    options.add_argument("--stores", type=int, default=40, help="if data has to be made up")
+    options.add_argument("--make-data", action="store_true",
+                         help="make up the CSV files and put them into --data-dir")
+    options.add_argument("--stores", type=int, default=40, help="of --make-data")
     options.add_argument("--sample-rate", type=float, default=1.0, help="use a part of the rows")
     options.add_argument("--epochs", type=int, default=100)
     options.add_argument("--batch-size", type=int, default=100)
@@ -357,15 +563,28 @@ def parse():
     return options.parse_args()
 
 
+def find_data(args):
+    """The folder of the CSV files, whole; made up only if that was asked for."""
+    if "://" in args.data_dir:
+        return args.data_dir
+    folder = os.path.abspath(args.data_dir)
+    if args.make_data:
+        if os.path.exists(f"{folder}/train.csv"):
+            sys.exit(f"{folder} has a train.csv, which --make-data would overwrite")
+        make(folder, args.stores)
+        print(f"Made up sales of {args.stores} stores in {folder}")
+    missing = [name for name in FILES if not os.path.exists(f"{folder}/{name}.csv")]
+    if missing:
+        sys.exit(f"{folder} has no {', '.join(f'{name}.csv' for name in missing)}: unpack "
+                 "http://files.fast.ai/part2/lesson14/rossmann.tgz there, name the folder that has "
+                 "the files with --data-dir, or have data made up with --make-data")
+    return folder
+
+
 def main():
     args = parse()
-    if "://" not in args.data_dir:
-        args.data_dir = os.path.abspath(args.data_dir)
-        if not os.path.exists(f"{args.data_dir}/train.csv"):
-            import make_rossmann_data
-
-            make_rossmann_data.make(args.data_dir, args.stores)
-            print(f"Made up sales of {args.stores} stores in {args.data_dir}")
+    suffix_of(args.checkpoint_file)
+    args.data_dir = find_data(args)
     if "://" not in args.work_dir:
         args.work_dir = os.path.abspath(args.work_dir)
     paths = {name: f"{args.work_dir}/{name}" for name in ("train", "validation", "test")}

@@ -6,7 +6,7 @@
     python examples/pytorch_mnist.py --epochs 1 --limit 10000
 
 Works offline with the four files of any MNIST folder (Debian: apt-get install
-dataset-fashion-mnist). Without one it trains on made-up pictures, and says so.
+dataset-fashion-mnist). Without one it trains on synthetic images, and says so.
 """
 import argparse
 import gzip
@@ -29,8 +29,8 @@ def arguments():
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--limit", type=int, default=12000, help="pictures to train on; 0: all")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
+    parser.add_argument("--limit", type=int, default=12000, help="images to train on; 0: all")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--seed", type=int, default=42)
     return parser.parse_args()
 
@@ -68,7 +68,7 @@ def load(options):
         images, labels = find(folders, f"{stem}-images"), find(folders, f"{stem}-labels")
         if images is None or labels is None:
             if hvd.rank() == 0:
-                print("no MNIST folder found: training on made-up pictures")
+                print("MNIST not found, using synthetic images")
             return {"train": made_up(12000), "test": made_up(2000)}
         parts[part] = (read_idx(images), read_idx(labels).long())
     return parts

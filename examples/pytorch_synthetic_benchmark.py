@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Images per second of a ResNet on random pictures, on as many ranks as it is launched on.
+"""Images per second of a ResNet on random images, on as many ranks as it is launched on.
 
     horovodrun -np 2 python examples/pytorch_synthetic_benchmark.py
     horovodrun -np 2 python examples/pytorch_synthetic_benchmark.py --model resnet50 --num-iters 3
@@ -96,7 +96,7 @@ def main():
         if hvd.rank() == 0:
             print(text, flush=True)
 
-    say(f"{options.model}, {options.batch_size} pictures of {options.image_size} px per rank, "
+    say(f"{options.model}, {options.batch_size} images of {options.image_size} px per rank, "
         f"{hvd.size()} ranks")
     for _ in range(options.num_warmup_batches):
         step()

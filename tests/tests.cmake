@@ -158,7 +158,7 @@ if(NOT HVD_SANITIZE)
     hvd_test_properties(exports 60 "" "unit")
     add_test(NAME hardening COMMAND ${Python3_EXECUTABLE}
         ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-hardening
-        $<TARGET_FILE:hvd> $<TARGET_FILE:hvd-info>)
+        $<TARGET_FILE:hvd> $<TARGET_FILE:hvd-info> $<TARGET_FILE:horovodrun>)
     hvd_test_properties(hardening 60 "" "unit")
     add_test(NAME style_rules COMMAND ${Python3_EXECUTABLE}
         ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-style --self-test)

@@ -19,7 +19,9 @@ fi
 have=$(.venv/bin/python -c 'import pyspark; print(pyspark.__version__)' 2>/dev/null || true)
 if [ "$have" != "$version" ]; then
     echo "setup: installing PySpark $version"
-    .venv/bin/python -m pip install -q --disable-pip-version-check \
-        "pyspark==$version" pyarrow "pandas<3" fsspec "pytorch_lightning>=2" \
-        grpcio grpcio-status googleapis-common-protos zstandard
+    pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
+    "${pip[@]}" "pyspark==$version" pyarrow "pandas<3" fsspec grpcio grpcio-status \
+        googleapis-common-protos zstandard aiohttp packaging pillow pyyaml tqdm
+    # Without what they ask for: PyTorch's wheel would have gigabytes of GPU parts come after all.
+    "${pip[@]}" --no-deps "pytorch_lightning>=2" torchmetrics lightning-utilities
 fi

@@ -18,7 +18,8 @@ done
 [ "${#versions[@]}" != 0 ] || versions=(4.3.0 3.5.9)
 tests=("$@")
 # These load parts of PyTorch that do not bear TensorFlow in the same process.
-apart=(tests/spark/test_lightning_estimator.py tests/spark/test_torch_estimator.py)
+apart=(tests/spark/test_estimator_names.py tests/spark/test_lightning_estimator.py
+    tests/spark/test_torch_estimator.py)
 
 base=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 for version in "${versions[@]}"; do

@@ -861,7 +861,7 @@ def options():
     ap = argparse.ArgumentParser(description=__doc__,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     lab = os.environ.get("LAB")
-    names = lambda s: s.split(",")
+    def names(s): return s.split(",")
     ap.add_argument("--set", type=names, default=["local2"], help="all, or some of: %s" %
                     " ".join(SETS))
     ap.add_argument("--rounds", type=int, default=5)

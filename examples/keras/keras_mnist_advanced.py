@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras with everything: warm-up, a learning rate schedule, averaged metrics, moved-about images.
+"""Keras with all callbacks: warm-up, a learning rate schedule, averaged metrics, shifted images.
 
     horovodrun -np 2 python examples/keras/keras_mnist_advanced.py
 """
@@ -16,8 +16,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from digits import load_digits  # noqa: E402
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--epochs", type=int, default=8)
-parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--epochs", type=int, default=12)
+parser.add_argument("--batch-size", type=int, default=32)
 args = parser.parse_args()
 
 hvd.init()
@@ -52,13 +52,15 @@ scaled_lr = 0.02 * hvd.size()
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(scaled_lr, momentum=0.9))
 model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 
+# Warm-up, then the full rate for most of the epochs; the last ones settle.
+full_until = max(3, args.epochs * 3 // 4)
 callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     hvd.callbacks.MetricAverageCallback(),
     hvd.callbacks.LearningRateWarmupCallback(scaled_lr, warmup_epochs=2, verbose=1),
-    hvd.callbacks.LearningRateScheduleCallback(scaled_lr, start_epoch=2, end_epoch=5,
+    hvd.callbacks.LearningRateScheduleCallback(scaled_lr, start_epoch=2, end_epoch=full_until,
                                                multiplier=1.0),
-    hvd.callbacks.LearningRateScheduleCallback(scaled_lr, start_epoch=5,
+    hvd.callbacks.LearningRateScheduleCallback(scaled_lr, start_epoch=full_until,
                                                multiplier=lambda epoch: 0.1),
 ]
 if hvd.rank() == 0:

@@ -19,5 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
-example = pathlib.Path(__file__).resolve().with_name("keras_mnist_advanced.py")
+# Beside this file; or, where only this file was copied, among the examples of the image.
+folders = [pathlib.Path(__file__).resolve().parent, pathlib.Path("/horovod/examples/keras")]
+examples = [folder / "keras_mnist_advanced.py" for folder in folders]
+example = next((path for path in examples if path.exists()), None)
+if example is None:
+    raise SystemExit(f"{examples[0]} is not there: copy it and {folders[0].parent}/digits.py, too")
 runpy.run_path(str(example), run_name="__main__")

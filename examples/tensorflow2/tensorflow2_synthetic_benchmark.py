@@ -21,7 +21,7 @@ parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--num-warmup-batches", type=int, default=2)
 parser.add_argument("--num-batches-per-iter", type=int, default=3)
 parser.add_argument("--num-iters", type=int, default=4)
-parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as float16")
+parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
 parser.add_argument("--no-cuda", action="store_true", help="do not use GPUs")
 args = parser.parse_args()
 

@@ -18,6 +18,7 @@
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define plural(n) ((n) == 1 ? "" : "s") // "%d rank%s", n, plural(n)
 #define N_ELEMENTS(array) (sizeof array / sizeof((array)[0]))
 #define CACHE_LINE 64
 #define KIB ((size_t)1024)

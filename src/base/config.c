@@ -153,7 +153,7 @@ static void int_format(const knob_info_t *info, const void *field, char *text, s
 
 static void int_allowed(const knob_info_t *info, char *text, size_t bytes)
 {
-    describe_range(info, "an integer", text, bytes);
+    describe_range(info, "a whole number", text, bytes);
 }
 
 static hvd_status_t bytes_parse(const knob_info_t *info, const char *text, void *field)
@@ -355,20 +355,20 @@ static const struct idle_row {
     // Images of CUDA set the first, horovodrun the others, beside what counts here.
     {.names = {"NCCL_VERSION", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"}},
     {.names = {"HOROVOD_AUTOTUNE*"},
-     .advice = "nothing is searched for: set HOROVOD_FUSION_THRESHOLD, HOROVOD_SEGMENT_BYTES or "
+     .advice = "there is no autotuning: set HOROVOD_FUSION_THRESHOLD, HOROVOD_SEGMENT_BYTES or "
                "HOROVOD_ALGORITHM by hand"},
     {.names = {"HOROVOD_ENABLE_XLA_OPS"},
      .advice = "XLA cannot compile the collectives: use jit_compile=False in model.compile() and "
                "tf.function"},
     {.names = {"HOROVOD_CPU_OPERATIONS"},
      .value = "ccl",
-     .advice = "there is no oneCCL: Horovod's own collectives run, and with MPI as its value those "
-               "of mpirun"},
+     .advice = "oneCCL is not supported: Horovod's own collectives are used; set it to MPI for "
+               "those of mpirun"},
     {.names = {"CCL_*", "HOROVOD_CCL_*"},
-     .advice = "there is no oneCCL: HOROVOD_TRANSPORTS and HOROVOD_ALGORITHM choose here"},
+     .advice = "oneCCL is not supported: use HOROVOD_TRANSPORTS and HOROVOD_ALGORITHM instead"},
     {.names = {"NCCL_*", "HOROVOD_NCCL_*", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_GPU*"},
-     .advice = "there is no NCCL: tensors of a GPU travel through host memory, and "
-               "HOROVOD_TRANSPORTS and HOROVOD_GLOO_IFACE choose how"},
+     .advice = "NCCL is not supported: GPU tensors are copied through host memory; use "
+               "HOROVOD_TRANSPORTS and HOROVOD_GLOO_IFACE instead"},
 };
 
 // --- Loading ------------------------------------------------------------------------------------
@@ -418,9 +418,9 @@ hvd_status_t knob_parse(const knob_info_t *info, const char *said_as, const char
     char allowed[256];
     if (status == HVD_INVALID_ARGUMENT) {
         kind->allowed(info, allowed, sizeof allowed);
-        return fail(err, status, "%s is \"%.*s\", but must be %s%s%s (%s); correct it or unset it",
-                    said_as, SHOWN_VALUE_BYTES, text, allowed, info->unit[0] != '\0' ? ", in " : "",
-                    info->unit, info->help);
+        return fail(err, status, "%s must be %s%s%s, not \"%.*s\" (%s)", said_as, allowed,
+                    info->unit[0] != '\0' ? ", in " : "", info->unit, SHOWN_VALUE_BYTES, text,
+                    info->help);
     }
     if (status != HVD_OK) {
         return fail(err, status, "no memory for the value of %s", said_as);

@@ -71,15 +71,20 @@ static bool read_process(int pid, process_t *process_p)
     return true;
 }
 
+// 0: there is no such file.
+static uint64_t inode_of(const char *path)
+{
+    struct stat file;
+    return stat(path, &file) == 0 ? (uint64_t)file.st_ino : 0;
+}
+
 peer_id_t peer_of_self(const char *host)
 {
     peer_id_t self = {.pid = (int)getpid()};
     process_t process;
-    struct stat space;
     snprintf(self.host, sizeof self.host, "%s", host);
-    if (stat("/proc/self/ns/pid", &space) == 0) {
-        self.space = (uint64_t)space.st_ino;
-    }
+    self.space = inode_of("/proc/self/ns/pid");
+    self.network = inode_of("/proc/self/ns/net");
     if (read_process(self.pid, &process)) {
         self.started = process.started;
     }

@@ -63,9 +63,9 @@ typedef struct ticket {
     char addresses[840]; // separated by commas
 } ticket_t;
 
-// A new secret, and a server at any free port of every interface.
-hvd_status_t rendezvous_host(const config_t *config, ticket_t *ticket_p, rendezvous_t *rendezvous,
-                             err_t *err);
+// A new secret, and a server at any free port of every interface, or only of loopback.
+hvd_status_t rendezvous_host(const config_t *config, bool on_one_host, ticket_t *ticket_p,
+                             rendezvous_t *rendezvous, err_t *err);
 // Hosts where the ticket says; the port must be free.
 hvd_status_t rendezvous_host_at(const ticket_t *ticket, rendezvous_t *rendezvous, err_t *err);
 // The connection every rank has, rank 0 included; fills job->secret.

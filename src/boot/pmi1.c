@@ -279,7 +279,10 @@ static hvd_status_t meet(const config_t *config, pmi_t *pmi, boot_job_t *job,
     ticket_t ticket = {.port = 0};
     hvd_status_t status;
     if (pmi->rank == 0) {
-        TRY(rendezvous_host(config, &ticket, rendezvous, err), out);
+        const char *n_local = config->seen[SEEN_MPI_LOCALNRANKS];
+        const char *n_ranks = config->seen[SEEN_PMI_SIZE];
+        bool on_one_host = n_local != NULL && n_ranks != NULL && strcmp(n_local, n_ranks) == 0;
+        TRY(rendezvous_host(config, on_one_host, &ticket, rendezvous, err), out);
         ticket_encode(&ticket, text);
     }
     TRY(find_fd(config, pmi, err), out);

@@ -394,6 +394,16 @@ static hvd_status_t find_rank(const config_t *config, int *rank_p, err_t *err)
     return HVD_OK;
 }
 
+// As Open MPI tells its processes, or Slurm.
+static bool is_on_one_host(const config_t *config)
+{
+    const char *n_local = config->seen[SEEN_OMPI_COMM_WORLD_LOCAL_SIZE];
+    const char *n_ranks = config->seen[SEEN_OMPI_COMM_WORLD_SIZE];
+    const char *n_nodes = config->seen[SEEN_SLURM_STEP_NUM_NODES];
+    return n_local != NULL && n_ranks != NULL ? strcmp(n_local, n_ranks) == 0
+                                              : n_nodes != NULL && strcmp(n_nodes, "1") == 0;
+}
+
 static hvd_status_t meet(const config_t *config, uint64_t deadline_ns, boot_job_t *job,
                          rendezvous_t *rendezvous, err_t *err)
 {
@@ -401,7 +411,7 @@ static hvd_status_t meet(const config_t *config, uint64_t deadline_ns, boot_job_
     ticket_t ticket = {.port = 0};
     hvd_status_t status;
     if (job->rank == 0) {
-        TRY(rendezvous_host(config, &ticket, rendezvous, err), out);
+        TRY(rendezvous_host(config, is_on_one_host(config), &ticket, rendezvous, err), out);
         ticket_encode(&ticket, answer.ticket);
     }
     TRY(ask_pmix(config, deadline_ns, &answer, err), out);

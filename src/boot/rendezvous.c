@@ -5,8 +5,9 @@
 //
 // The ticket tells the others how to get there: "hvd1/<secret>/<port>/<address>,<address>,...". It
 // offers every address of rank 0's host (HOROVOD_GLOO_IFACE chooses interfaces), loopback last:
-// nobody knows which of them a peer can reach, and only the right server can prove the secret. A
-// ticket is a secret: it travels through the launcher's own channel and is wiped wherever it was.
+// nobody knows which of them a peer can reach, and only the right server can prove the secret.
+// Where the launcher says that all ranks are on one host, it offers loopback only. A ticket is a
+// secret: it travels through the launcher's own channel and is wiped wherever it was.
 //
 // Kept tickets are the only thing that outlives a context. The process's table of descriptors holds
 // them, where a later init finds them by name: the library has no state of its own.
@@ -149,12 +150,13 @@ bool ticket_find_kept(char text[TICKET_BYTES], int *size_p)
 
 // --- Hosting -------------------------------------------------------------------------------------
 
-static hvd_status_t list_addresses(const config_t *config, ticket_t *ticket, err_t *err)
+static hvd_status_t list_addresses(const config_t *config, bool on_one_host, ticket_t *ticket,
+                                   err_t *err)
 {
     tcp_iface_t ifaces[TCP_MAX_ADDRS];
     size_t len = 0;
     int n = 0;
-    hvd_status_t status = tcp_list_ifaces(config->iface, ifaces, &n, err);
+    hvd_status_t status = tcp_list_ifaces(config->iface, on_one_host, ifaces, &n, err);
     for (int i = 0; status == HVD_OK && i < n; i++) {
         char ip[INET6_ADDRSTRLEN] = "";
         inet_ntop(ifaces[i].addr.family, ifaces[i].addr.ip, ip, sizeof ip);
@@ -166,11 +168,18 @@ static hvd_status_t list_addresses(const config_t *config, ticket_t *ticket, err
     return status;
 }
 
+static bool is_loopback(const ticket_t *ticket)
+{
+    return strcmp(ticket->addresses, "127.0.0.1") == 0 ||
+           strcmp(ticket->addresses, "127.0.0.1,::1") == 0;
+}
+
 hvd_status_t rendezvous_host_at(const ticket_t *ticket, rendezvous_t *rendezvous, err_t *err)
 {
     char text[HVD_TEXT_BYTES] = "";
-    hvd_status_t status = hvd_rendezvous_start("*", ticket->port, ticket->secret,
-                                               &rendezvous->server, text, sizeof text);
+    hvd_status_t status =
+        hvd_rendezvous_start(is_loopback(ticket) ? NULL : "*", ticket->port, ticket->secret,
+                             &rendezvous->server, text, sizeof text);
     if (status != HVD_OK) {
         return fail(err, status, "rank 0 cannot host the rendezvous of the job: %.800s", text);
     }
@@ -178,12 +187,12 @@ hvd_status_t rendezvous_host_at(const ticket_t *ticket, rendezvous_t *rendezvous
     return HVD_OK;
 }
 
-hvd_status_t rendezvous_host(const config_t *config, ticket_t *ticket_p, rendezvous_t *rendezvous,
-                             err_t *err)
+hvd_status_t rendezvous_host(const config_t *config, bool on_one_host, ticket_t *ticket_p,
+                             rendezvous_t *rendezvous, err_t *err)
 {
     ticket_t ticket = {.port = (int)config->rendezvous_port};
     hvd_status_t status;
-    TRY(list_addresses(config, &ticket, err), out);
+    TRY(list_addresses(config, on_one_host, &ticket, err), out);
     TRY(random_bytes(ticket.secret, sizeof ticket.secret, err), out);
     TRY(rendezvous_host_at(&ticket, rendezvous, err), out);
     ticket.port = hvd_rendezvous_port(rendezvous->server);

@@ -117,7 +117,7 @@ static hvd_status_t meet_on_host(const config_t *config, const char *job_text, u
     ticket_t ticket = {.port = 0};
     hvd_status_t status;
     if (job->rank == 0) {
-        TRY(rendezvous_host(config, &ticket, rendezvous, err), out);
+        TRY(rendezvous_host(config, true, &ticket, rendezvous, err), out);
         ticket_encode(&ticket, text);
         TRY(local_give(job_text, text, job->size - 1, deadline_ns, err), out);
     } else {

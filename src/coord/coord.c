@@ -38,7 +38,7 @@ static hvd_status_t find_branches(coord_t *coord, const int *parent, err_t *err)
         while (branch_of[at] == UNKNOWN_BRANCH) {
             at = parent[at];
             if (++steps > size) {
-                return fail(err, HVD_INVALID_ARGUMENT, "the tree has a circle above rank %d", rank);
+                return fail(err, HVD_INVALID_ARGUMENT, "the tree has a cycle above rank %d", rank);
             }
         }
         int branch = branch_of[at];
@@ -204,7 +204,7 @@ static hvd_status_t check_open(const coord_t *coord, err_t *err)
         return fail(err, coord->ending.status, "%s", coord->ending.text);
     }
     return fail(err, HVD_SHUTDOWN,
-                "Horovod has been shut down. Nothing can be submitted any more: call init again to "
+                "Horovod has been shut down. Nothing more can be submitted: call init again to "
                 "start over.");
 }
 

@@ -39,7 +39,6 @@ void coord_set_activity(coord_t *coord, const coord_activity_t *activity)
 
 void coord_activity_text(const coord_activity_t *activity, char *text, size_t bytes)
 {
-    const char *plural = activity->n_in_flight == 1 ? "" : "s";
     unsigned long long number = activity->n_submitted;
     double seconds = (double)activity->quiet_ns / (double)NS_PER_S;
 
@@ -53,7 +52,8 @@ void coord_activity_text(const coord_activity_t *activity, char *text, size_t by
     } else {
         snprintf(text, bytes,
                  "it waited for %u operation%s, the newest '%s' (number %llu, %.1f s before)",
-                 activity->n_in_flight, plural, activity->last, number, seconds);
+                 activity->n_in_flight, plural(activity->n_in_flight), activity->last, number,
+                 seconds);
     }
 }
 

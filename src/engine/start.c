@@ -30,7 +30,7 @@
 
 // --- Who is where --------------------------------------------------------------------------------
 
-#define PROCESS_BYTES 20 // pid, start and namespace of the process, behind the host
+#define PROCESS_BYTES 28 // pid, start and namespaces of the process, behind the host
 
 // What each rank tells all others before anything else: its host, its process, and the process sets
 // it was given.
@@ -41,6 +41,7 @@ static void put_introduction(const hvd_ctx_t *ctx, const hvd_options_t *options,
     put_u32(out, (uint32_t)self.pid);
     put_u64(out, self.started);
     put_u64(out, self.space);
+    put_u64(out, self.network);
     int n_sets = options != NULL ? options->n_process_sets : 0;
     put_u32(out, (uint32_t)n_sets);
     for (int s = 0; s < n_sets; s++) {
@@ -58,6 +59,7 @@ static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t 
     peer->pid = (int)get_u32(&in);
     peer->started = get_u64(&in);
     peer->space = get_u64(&in);
+    peer->network = get_u64(&in);
     snprintf(peer->host, sizeof peer->host, "%s", boot_host_name(host));
 }
 
@@ -220,12 +222,24 @@ static hvd_status_t settle(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
     return status;
 }
 
+// Every rank reaches every other through the loopback interface.
+static bool share_loopback(const hvd_ctx_t *ctx)
+{
+    const peer_id_t *of = ctx->peers.of;
+    bool shared = ctx->n_hosts == 1 && of[0].network != 0;
+    for (int r = 1; r < ctx->job.size; r++) {
+        shared = shared && of[r].network == of[0].network;
+    }
+    return shared;
+}
+
 static hvd_status_t connect_ranks(hvd_ctx_t *ctx, answers_t *answers, err_t *err)
 {
     net_job_t job = {
         .rank = ctx->job.rank,
         .size = ctx->job.size,
         .host_of = ctx->host_of,
+        .share_loopback = share_loopback(ctx),
         .config = &ctx->config,
         .log = &ctx->log,
         .keys = ctx->keys,
@@ -414,7 +428,36 @@ static hvd_status_t read_knobs(hvd_ctx_t *ctx, const hvd_options_t *options, err
 static void warn_of_idle_settings(const hvd_ctx_t *ctx)
 {
     if (ctx->job.rank == 0 && ctx->config.idle != NULL) {
-        log_warn(&ctx->log, "start", "these settings do nothing here: %s", ctx->config.idle);
+        log_warn(&ctx->log, "start", "these settings have no effect: %s", ctx->config.idle);
+    }
+}
+
+// "shm", "TLS": what carries tensors from this rank to the first other one on this host, or on
+// another one; NULL: there is none.
+static const char *carrier(const hvd_ctx_t *ctx, bool is_here)
+{
+    int peer = 0;
+    while (
+        peer < ctx->job.size &&
+        (peer == ctx->job.rank || is_here != (ctx->host_of[peer] == ctx->host_of[ctx->job.rank]))) {
+        peer++;
+    }
+    const char *name = peer < ctx->job.size ? net_transport_name(ctx->net, peer, NULL, 0) : NULL;
+    bool is_encrypted =
+        ctx->config.encrypt == ENCRYPT_ALWAYS || (ctx->config.encrypt == ENCRYPT_AUTO && !is_here);
+    return name == NULL || strcmp(name, "tcp") != 0 ? name : is_encrypted ? "TLS" : "TCP";
+}
+
+// One line for the job: "4 ranks on 2 hosts, shm + TLS, version 1.0.0".
+static void announce(const hvd_ctx_t *ctx)
+{
+    if (ctx->job.rank == 0 && ctx->log.level <= LOG_INFO) {
+        const char *here = carrier(ctx, true), *away = carrier(ctx, false);
+        log_info(&ctx->log, "start", "%d rank%s on %d host%s%s%s%s%s, version %s", ctx->job.size,
+                 plural(ctx->job.size), ctx->n_hosts, plural(ctx->n_hosts),
+                 here != NULL || away != NULL ? ", " : "", here != NULL ? here : "",
+                 here != NULL && away != NULL ? " + " : "", away != NULL ? away : "",
+                 hvd_version());
     }
 }
 
@@ -553,6 +596,7 @@ hvd_status_t hvd_init(const hvd_options_t *options, hvd_ctx_t **ctx_p, char *tex
         take_down(ctx);
         return err_export(&err, status, text, text_bytes);
     }
+    announce(ctx);
     *ctx_p = ctx;
     return HVD_OK;
 }
@@ -581,6 +625,9 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx) NOT_ANALYSED // the baton ends with th
         return status;
     }
     engine_stop(ctx);
+    if (ctx->config.summary && ctx->job.rank == 0) {
+        observe_summarize(ctx->observe, ctx->coord);
+    }
     ctx->ended_well = ctx->ended.status == HVD_SHUTDOWN;
     requests_end(ctx, HVD_SHUTDOWN, "Horovod has been shut down.");
     engine_drain(ctx, clock_ns() + DRAIN_NS);

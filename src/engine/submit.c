@@ -37,23 +37,26 @@ static hvd_status_t check_tensor(const hvd_request_t *asked, const char *name, i
                     tensor->n_dims, HVD_MAX_DIMS);
     }
     int64_t n = 1;
-    bool is_too_large = false;
+    bool is_empty = false, is_too_large = false; // a row of an empty one must be countable, too
     for (int d = 0; d < tensor->n_dims; d++) {
         if (tensor->shape[d] < 0) {
             return fail(err, HVD_INVALID_ARGUMENT,
                         "dimension %d of tensor %d of '%s' is negative: %lld", d, i, name,
                         (long long)tensor->shape[d]);
         }
-        is_too_large |= __builtin_mul_overflow(n, tensor->shape[d], &n);
+        is_empty |= tensor->shape[d] == 0;
+        is_too_large |= __builtin_mul_overflow(n, MAX(tensor->shape[d], 1), &n);
     }
     if (is_too_large || n > INT64_MAX / 16) {
-        return fail(err, HVD_INVALID_ARGUMENT, "tensor %d of '%s' is too large", i, name);
+        return fail(err, HVD_INVALID_ARGUMENT,
+                    "tensor %d of '%s' is too large: its dimensions multiply to more than 2^59", i,
+                    name);
     }
-    if (n > 0 && tensor->input == NULL) {
+    if (!is_empty && tensor->input == NULL) {
         return fail(err, HVD_INVALID_ARGUMENT, "tensor %d of '%s' has no data", i, name);
     }
     extent->n_dims += (size_t)tensor->n_dims;
-    extent->n_elements += (size_t)n;
+    extent->n_elements += is_empty ? 0 : (size_t)n;
     return HVD_OK;
 }
 
@@ -124,8 +127,9 @@ static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
     }
     bool bare = op_infos[asked->op].layout == LAYOUT_NOTHING;
     if (bare ? asked->n_tensors != 0 : (asked->n_tensors < 1 || asked->tensors == NULL)) {
-        return fail(err, HVD_INVALID_ARGUMENT, "%s '%s' has %d tensors; it takes %s",
-                    hvd_op_name(asked->op), name, asked->n_tensors, bare ? "none" : "one or more");
+        return fail(err, HVD_INVALID_ARGUMENT, "%s '%s' has %d tensor%s; it takes %s",
+                    hvd_op_name(asked->op), name, asked->n_tensors, plural(asked->n_tensors),
+                    bare ? "none" : "one or more");
     }
     if (op_has(asked->op, OP_ONE_TENSOR) && asked->n_tensors != 1) {
         return fail(err, HVD_INVALID_ARGUMENT, "%s takes one tensor, not %d",

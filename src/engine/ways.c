@@ -38,10 +38,10 @@ static bool agreed_takes(const way_case_t *given)
 
 const way_t ways[N_WAYS] = {
     [WAY_BOARD] = {.name = "BOARD",
-                   .tells = "board: a place in the host's shared memory, without agreement",
+                   .tells = "board: in the host's shared memory, without agreement messages",
                    .takes = board_takes},
     [WAY_RIDING] = {.name = "RIDING",
-                    .tells = "riding: inside the agreement's own messages",
+                    .tells = "riding: inside control messages",
                     .takes = way_riding_takes,
                     .start = way_riding_start},
     [WAY_AGREED] = {.name = "AGREED",

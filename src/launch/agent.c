@@ -190,13 +190,9 @@ static void finish(agent_t *agent)
 
 // --- The loop ------------------------------------------------------------------------------------
 
-static void report_finding(void *arg, bool is_fault, const char *what, const char *found,
-                           const char *fix)
+static void report_finding(void *arg, const finding_t *finding)
 {
-    agent_report(
-        arg,
-        &(frame_t){.kind = FRAME_FINDING,
-                   .finding = {.is_fault = is_fault, .what = what, .found = found, .fix = fix}});
+    agent_report(arg, &(frame_t){.kind = FRAME_FINDING, .finding = *finding});
 }
 
 static void on_ready(void *arg, int id, uint32_t generation)
@@ -235,8 +231,7 @@ static void on_frame(agent_t *agent, const frame_t *frame)
                                                      (uint32_t)frame->news.what);
         break;
     case FRAME_EXAMINE:
-        examine_host(frame->examine.addresses, frame->examine.port, frame->examine.time_s,
-                     report_finding, agent);
+        examine_host(frame, report_finding, agent);
         report_done(agent);
         break;
     case FRAME_END:

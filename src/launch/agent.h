@@ -3,7 +3,7 @@
 // agent.h - the agent of a host, and what it works with there.
 //
 // agent.c has its loop, agent_plan.c starts the ranks; supervisor.c removes what a killed agent
-// would leave, mailbox.c carries notes to and from ranks, doctor.c looks at the host. One thread.
+// would leave, mailbox.c carries notes to and from ranks, examine.c looks at the host. One thread.
 #ifndef HVD_LAUNCH_AGENT_H
 #define HVD_LAUNCH_AGENT_H
 
@@ -40,10 +40,9 @@ bool mailbox_write_news(const char *directory, uint32_t number, uint32_t what);
 bool mailbox_read_number(const char *path, uint32_t *number_p); // false: there is none
 
 // Checks of the doctor on this host; a finding for each through report().
-typedef void (*finding_fn)(void *arg, bool is_fault, const char *what, const char *found,
-                           const char *fix);
-void examine_host(const char *addresses, int port, int64_t launcher_time_s, finding_fn report,
-                  void *arg);
+typedef void (*finding_fn)(void *arg, const finding_t *finding);
+void examine_host(const frame_t *asked, finding_fn report, void *arg);
+extern const char *const examined_packages[]; // those with a version; the last is NULL
 
 // --- The agent itself: private to agent.c and agent_plan.c ---------------------------------------
 

@@ -48,7 +48,7 @@ static void enter(void *owner, const guest_t *guest)
     caller_t *caller = awaited->n_callers < MAX_CALLERS ? calloc(1, sizeof *caller) : NULL;
     hvd_channel_t *secure = caller != NULL ? channel_of_guest(guest) : NULL;
     if (secure == NULL) {
-        say("the agent at %s cannot be served: too many have dialled", guest->address);
+        say("refused the agent at %s: too many are connected", guest->address);
         if (caller == NULL) {
             secure_free(guest->secure);
         }
@@ -113,7 +113,7 @@ void awaited_progress(awaited_t *awaited)
         hear(caller);
         bool is_late = !caller->has_said && clock_ns() >= caller->deadline_ns;
         if (is_late) {
-            say("who dialled from %s has the secret but is no agent", caller->address);
+            say("the client at %s has the secret but is not an agent", caller->address);
         }
         if (is_late || caller->channel.is_closed) {
             channel_close(&caller->channel);

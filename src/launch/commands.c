@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PAYLOAD_LIMIT (1024 * MIB - MIB)
@@ -136,10 +135,9 @@ void command_news(agent_link_t *link, int number, int what)
     tell(link, &(frame_t){.kind = FRAME_NEWS, .news = {.number = number, .what = what}});
 }
 
-void command_examine(agent_link_t *link, const char *addresses, int port)
+void command_examine(agent_link_t *link, const frame_t *frame)
 {
-    tell(link, &(frame_t){.kind = FRAME_EXAMINE,
-                          .examine = {.addresses = addresses, .port = port, .time_s = time(NULL)}});
+    tell(link, frame);
     link->has_plan = true;
 }
 

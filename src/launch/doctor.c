@@ -2,236 +2,25 @@
 //
 // doctor.c - horovodrun --doctor: checks hosts before a job is started on them, each with its fix.
 //
-// A session without ranks: an agent on every host looks around there (examine_host) and reports a
-// finding a line. If all hosts answer, a trial job of one rank per host (two on a single host) goes
-// all the way: secret, rendezvous, addresses, transports; its first rank prints how fast each host
-// sends to the others. The exit code is 0 if no fault was found.
+// A session without ranks: an agent on every host checks it (examine_host) and reports one finding
+// per line. Python is the one that the ranks would get, with their environment and directory; its
+// versions are then compared between hosts. If nothing is wrong, a trial job of one rank per host
+// (two on a single host) tests secret, rendezvous, addresses and transports (tools/trial.c). The
+// exit code is 0 if no fault was found.
 #define _GNU_SOURCE
 #include "launch/agent.h"
 #include "launch/session.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
-#define EXAMINE_TIMEOUT_MS 60000
-#define CONNECT_TIMEOUT_MS 3000
-#define PYTHON_TIMEOUT_MS 15000
-#define LEAST_SHM (64 * MIB)
-#define LEAST_FILES 1024
-#define MOST_SECONDS_APART 5
-#define TRIAL_BYTES (8 * MIB)
-#define TRIAL_ROUNDS 5
-
-// --- On the host ---------------------------------------------------------------------------------
-
-static bool can_connect(const char *address, int port)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *found;
-    struct pollfd polled = {.events = POLLOUT};
-    char service[16];
-    int code = 1;
-    socklen_t bytes = sizeof code;
-    snprintf(service, sizeof service, "%d", port);
-    if (getaddrinfo(address, service, &hints, &found) != 0) {
-        return false;
-    }
-    polled.fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (polled.fd >= 0 && (connect(polled.fd, found->ai_addr, found->ai_addrlen) == 0 ||
-                           (errno == EINPROGRESS && poll(&polled, 1, CONNECT_TIMEOUT_MS) == 1))) {
-        getsockopt(polled.fd, SOL_SOCKET, SO_ERROR, &code, &bytes);
-    }
-    if (polled.fd >= 0) {
-        close(polled.fd);
-    }
-    freeaddrinfo(found);
-    return code == 0;
-}
-
-static void examine_addresses(const char *addresses, int port, finding_fn report, void *arg)
-{
-    char text[1024] = "", address[INET6_ADDRSTRLEN + 32];
-    size_t len = 0;
-    int n_reached = 0;
-    for (const char *at = addresses; *at != '\0' && len < sizeof text;) {
-        size_t bytes = strcspn(at, ",");
-        snprintf(address, sizeof address, "%.*s", (int)bytes, at);
-        bool is_reached = can_connect(address, port);
-        n_reached += is_reached;
-        len += (size_t)snprintf(text + len, sizeof text - len, "%s%s %s", len > 0 ? ", " : "",
-                                address, is_reached ? "yes" : "no");
-        at += bytes + (at[bytes] == ',');
-    }
-    report(arg, n_reached == 0, "reaches the launcher at", text,
-           "allow TCP between the hosts on all ports, or name an interface that both can reach "
-           "with --network-interfaces");
-}
-
-static void examine_memory(finding_fn report, void *arg)
-{
-    struct statvfs disk;
-    char text[128];
-    if (statvfs("/dev/shm", &disk) != 0) {
-        report(arg, true, "shared memory", "/dev/shm does not exist",
-               "mount it: mount -t tmpfs tmpfs /dev/shm");
-        return;
-    }
-    uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
-    snprintf(text, sizeof text, "%llu MiB free in /dev/shm",
-             (unsigned long long)(free_bytes / MIB));
-    report(arg, free_bytes < LEAST_SHM, "shared memory", text,
-           "enlarge it: mount -o remount,size=1G /dev/shm; in a container: --shm-size=1g, or an "
-           "emptyDir of medium Memory");
-}
-
-static void examine_limits(finding_fn report, void *arg)
-{
-    struct rlimit files = {0}, locked = {0};
-    char text[128];
-    getrlimit(RLIMIT_NOFILE, &files);
-    snprintf(text, sizeof text, "%llu", (unsigned long long)files.rlim_cur);
-    report(arg, files.rlim_cur < LEAST_FILES, "open files", text,
-           "raise the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf");
-    getrlimit(RLIMIT_MEMLOCK, &locked);
-    if (locked.rlim_cur == RLIM_INFINITY) {
-        snprintf(text, sizeof text, "unlimited");
-    } else {
-        snprintf(text, sizeof text, "%llu KiB (RDMA needs it unlimited)",
-                 (unsigned long long)(locked.rlim_cur / KIB));
-    }
-    report(arg, false, "locked memory", text, "");
-}
-
-static void examine_clock(int64_t launcher_time_s, finding_fn report, void *arg)
-{
-    int64_t apart_s = (int64_t)time(NULL) - launcher_time_s;
-    char text[64];
-    snprintf(text, sizeof text, "%+lld s relative to the launcher", (long long)apart_s);
-    report(arg, llabs(apart_s) > MOST_SECONDS_APART, "clock", text,
-           "synchronise the clocks with NTP; until then, times in logs and timelines do not match");
-}
-
-static void examine_python(finding_fn report, void *arg)
-{
-    static const char *const names[] = {"python", "python3"};
-    char text[256];
-    for (size_t i = 0; i < N_ELEMENTS(names); i++) {
-        char *argv[] = {(char *)names[i], "-c",
-                        "import sys; print(sys.version.split()[0], "
-                        "sys.executable)",
-                        NULL};
-        if (run_program(argv, PYTHON_TIMEOUT_MS, text, sizeof text) == 0) {
-            text[strcspn(text, "\n")] = '\0';
-            report(arg, false, "Python", text, "");
-            return;
-        }
-    }
-    report(arg, true, "Python", "neither python nor python3 in PATH",
-           "install it there, or activate the environment in the launcher's shell: all hosts get "
-           "its PATH");
-}
-
-static void examine_name(finding_fn report, void *arg)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    char name[256] = "", address[NI_MAXHOST] = "not known to the resolver", text[600];
-    gethostname(name, sizeof name - 1);
-    if (getaddrinfo(name, NULL, &hints, &found) == 0) {
-        getnameinfo(found->ai_addr, found->ai_addrlen, address, sizeof address, NULL, 0,
-                    NI_NUMERICHOST);
-        freeaddrinfo(found);
-    }
-    snprintf(text, sizeof text, "%s, %s (names are not used between ranks)", name, address);
-    report(arg, false, "its own name", text, "");
-}
-
-void examine_host(const char *addresses, int port, int64_t launcher_time_s, finding_fn report,
-                  void *arg)
-{
-    char text[64];
-    snprintf(text, sizeof text, "%ld", sysconf(_SC_NPROCESSORS_ONLN));
-    report(arg, false, "cores", text, "");
-    examine_name(report, arg);
-    examine_addresses(addresses, port, report, arg);
-    examine_memory(report, arg);
-    examine_limits(report, arg);
-    examine_clock(launcher_time_s, report, arg);
-    examine_python(report, arg);
-}
+#define EXAMINE_TIMEOUT_MS 180000
 
 // --- The trial job -------------------------------------------------------------------------------
-
-static hvd_status_t broadcast(hvd_ctx_t *ctx, int root, void *data, char *text, size_t bytes)
-{
-    const int64_t shape[] = {TRIAL_BYTES};
-    const hvd_tensor_t tensor = {.input = data, .output = data, .n_dims = 1, .shape = shape};
-    char name[32];
-    hvd_handle_t handle;
-    snprintf(name, sizeof name, "trial.%d", root);
-    const hvd_request_t request = {.op = HVD_BROADCAST,
-                                   .name = name,
-                                   .dtype = HVD_UINT8,
-                                   .root = root,
-                                   .tensors = &tensor,
-                                   .n_tensors = 1,
-                                   .flags = HVD_WAITS};
-    hvd_status_t status = hvd_submit(ctx, &request, &handle, text, bytes);
-    if (status == HVD_OK) {
-        status = hvd_wait(ctx, handle, HVD_FOREVER);
-        hvd_release(ctx, handle);
-    }
-    return status;
-}
-
-static hvd_status_t try_roots(hvd_ctx_t *ctx, void *data, char *text, size_t bytes)
-{
-    hvd_status_t status = HVD_OK;
-    for (int root = 0; root < hvd_size(ctx) && status == HVD_OK; root++) {
-        uint64_t best_ns = UINT64_MAX;
-        for (int i = 0; i < TRIAL_ROUNDS && status == HVD_OK; i++) {
-            uint64_t start_ns = clock_ns();
-            status = broadcast(ctx, root, data, text, bytes);
-            best_ns = MIN(best_ns, clock_ns() - start_ns);
-        }
-        if (hvd_rank(ctx) == 0 && status == HVD_OK) {
-            fprintf(stdout, "rank %d sends to the others: %.0f MB/s\n", root,
-                    (double)TRIAL_BYTES * 1e3 / (double)MAX(best_ns, 1));
-        }
-    }
-    return status;
-}
-
-int doctor_rank(void)
-{
-    char text[HVD_TEXT_BYTES] = "";
-    uint64_t start_ns = clock_ns();
-    void *data = calloc(1, TRIAL_BYTES);
-    hvd_ctx_t *ctx;
-    if (data == NULL || hvd_init(NULL, &ctx, text, sizeof text) != HVD_OK) {
-        say("the trial job cannot start: %s", text);
-        free(data);
-        return 1;
-    }
-    if (hvd_rank(ctx) == 0) {
-        fprintf(stdout, "%d ranks met within %.2f s\n", hvd_size(ctx),
-                (double)(clock_ns() - start_ns) / 1e9);
-    }
-    hvd_status_t status = try_roots(ctx, data, text, sizeof text);
-    if (status != HVD_OK) {
-        say("the trial job failed: %s: %s", hvd_status_name(status), text);
-    }
-    hvd_shutdown(ctx);
-    free(data);
-    return status == HVD_OK ? 0 : 1;
-}
 
 static int run_trial(const options_t *options, const hosts_t *hosts)
 {
@@ -287,10 +76,18 @@ static int listen_anywhere(int *port_p)
 typedef struct doctor {
     session_t session; // first: the policy finds the doctor by it
     const char *addresses;
+    const char *python; // the command's, see FRAME_EXAMINE
+    bool needs_horovod;
     int port, n_faults;
     uint64_t deadline_ns;
     buf_t *findings; // by host
+    buf_t versions;  // of version_t
 } doctor_t;
+
+typedef struct version {
+    char what[16], text[64];
+    const char *host;
+} version_t;
 
 static buf_t *findings_of(doctor_t *doctor, const agent_link_t *link)
 {
@@ -313,23 +110,76 @@ static void on_ready(session_t *session, agent_link_t *link)
     double answer_s = (double)(link->heard_ns - link->started_ns) / 1e9;
     buf_printf(findings_of(doctor, link), "  ok     %s: answers after %.2f s, version %s\n",
                reach_name(link_reach(link->host, session->options)), answer_s, hvd_version());
-    command_examine(link, doctor->addresses, doctor->port);
+    command_examine(link, &(frame_t){.kind = FRAME_EXAMINE,
+                                     .examine = {.addresses = doctor->addresses,
+                                                 .port = doctor->port,
+                                                 .time_s = time(NULL),
+                                                 .directory = session->directory,
+                                                 .env = {session->env.data, session->env.len},
+                                                 .python = doctor->python,
+                                                 .needs_horovod = doctor->needs_horovod}});
 }
 
 static void on_frame(session_t *session, agent_link_t *link, const frame_t *frame)
 {
     doctor_t *doctor = (doctor_t *)session;
     buf_t *text = findings_of(doctor, link);
-    bool is_fault = frame->finding.is_fault;
+    const finding_t *finding = &frame->finding;
     if (frame->kind != FRAME_FINDING) {
         return;
     }
-    buf_printf(text, "  %s  %s: %s\n", is_fault ? "FAULT" : "ok   ", frame->finding.what,
-               frame->finding.found);
-    if (is_fault) {
-        buf_printf(text, "         fix: %s\n", frame->finding.fix);
+    buf_printf(text, "  %s  %s: %s\n", finding->is_fault ? "FAULT" : "ok   ", finding->what,
+               finding->found);
+    if (finding->is_fault) {
+        buf_printf(text, "         fix: %s\n", finding->fix);
     }
-    doctor->n_faults += is_fault;
+    if (finding->version[0] != '\0') {
+        version_t version = {.host = link->host->name};
+        snprintf(version.what, sizeof version.what, "%s", finding->what);
+        snprintf(version.text, sizeof version.text, "%s",
+                 strcmp(finding->version, "-") == 0 ? "not installed" : finding->version);
+        buf_append(&doctor->versions, &version, sizeof version);
+    }
+    doctor->n_faults += finding->is_fault;
+}
+
+// "1.0.0 on a, c; 1.0.1 on b": false if it is the same everywhere.
+static bool list_versions(const version_t *all, size_t n, const char *what, buf_t *list)
+{
+    size_t n_kinds = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool is_new = strcmp(all[i].what, what) == 0;
+        for (size_t k = 0; k < i && is_new; k++) {
+            is_new = strcmp(all[k].what, what) != 0 || strcmp(all[k].text, all[i].text) != 0;
+        }
+        if (!is_new) {
+            continue;
+        }
+        buf_printf(list, "%s%s on %s", n_kinds++ > 0 ? "; " : "", all[i].text, all[i].host);
+        for (size_t k = i + 1; k < n; k++) {
+            if (strcmp(all[k].what, what) == 0 && strcmp(all[k].text, all[i].text) == 0) {
+                buf_printf(list, ", %s", all[k].host);
+            }
+        }
+    }
+    return n_kinds > 1;
+}
+
+static void compare_versions(doctor_t *doctor)
+{
+    const version_t *all = (const version_t *)(const void *)doctor->versions.data;
+    size_t n = doctor->versions.len / sizeof *all;
+    for (const char *const *name = examined_packages; *name != NULL; name++) {
+        buf_t list = {0};
+        if (list_versions(all, n, *name, &list)) {
+            fprintf(stdout, "  FAULT  %s differs between hosts: %.*s\n", *name, (int)list.len,
+                    (const char *)list.data);
+            fprintf(stdout, "         fix: install the same version on all hosts, or use an "
+                            "environment that they share\n");
+            doctor->n_faults++;
+        }
+        buf_free(&list);
+    }
 }
 
 static void on_lost(session_t *session, agent_link_t *link, const char *how)
@@ -374,6 +224,8 @@ static hvd_status_t examine_all(doctor_t *doctor, const hosts_t *hosts, err_t *e
                 (const char *)doctor->findings[i].data);
         buf_free(&doctor->findings[i]);
     }
+    compare_versions(doctor);
+    buf_free(&doctor->versions);
     fflush(stdout);
     return HVD_OK;
 }
@@ -385,11 +237,33 @@ static hvd_status_t choose_hosts(const options_t *options, hosts_t *hosts_p, err
                    : hosts_choose(options, hosts_p, err);
 }
 
+// A command that is no Python may still start one, but need not have Horovod for it.
+static void choose_python(doctor_t *doctor, const options_t *options)
+{
+    const char *first = options->n_command > 0 ? options->command[0] : "";
+    const char *slash = strrchr(first, '/');
+    bool is_python = strncmp(slash != NULL ? slash + 1 : first, "python", 6) == 0;
+    doctor->python = is_python ? first : "";
+    doctor->needs_horovod = is_python || first[0] == '\0';
+}
+
+// As the ranks of a job have it.
+static hvd_status_t prepare_environment(doctor_t *doctor, const options_t *options, err_t *err)
+{
+    session_t *session = &doctor->session;
+    session->directory = get_current_dir_name();
+    environ_of_job(options, doctor->addresses, false, true, &session->env);
+    return session->directory != NULL && !session->env.failed
+               ? HVD_OK
+               : fail(err, HVD_NO_MEMORY, "no memory for the environment of ranks");
+}
+
 static void try_all(doctor_t *doctor, const options_t *options, const hosts_t *hosts)
 {
-    fprintf(stdout, "trial job over all hosts:");
-    for (int i = 0; i < hosts->n; i++) {
-        fprintf(stdout, "%s rank %d on %s", i > 0 ? "," : "", i, hosts->list[i].name);
+    fprintf(stdout, hosts->n == 1 ? "trial job: 2 ranks on %s" : "trial job: rank 0 on %s",
+            hosts->list[0].name);
+    for (int i = 1; i < hosts->n; i++) {
+        fprintf(stdout, ", rank %d on %s", i, hosts->list[i].name);
     }
     fprintf(stdout, "\n");
     fflush(stdout);
@@ -404,6 +278,7 @@ int doctor_run(const options_t *options)
     doctor_t doctor = {.session = {.signal_fd = -1}};
     int listener = listen_anywhere(&doctor.port);
     hvd_status_t status;
+    choose_python(&doctor, options);
     TRY(choose_hosts(options, &hosts, &err), out);
     hosts_find_local(options, &hosts);
     if (own_addresses(options->network_interfaces, &addresses, &err) != HVD_OK) {
@@ -421,13 +296,14 @@ int doctor_run(const options_t *options)
         deadline_in_ms((int64_t)(options->start_timeout * 1000) + EXAMINE_TIMEOUT_MS);
     TRY(session_init(&doctor.session, options, &policy, &err), out);
     doctor.session.silence_ns = NEVER_NS; // an agent that looks around says nothing meanwhile
+    TRY(prepare_environment(&doctor, options, &err), out);
     TRY(examine_all(&doctor, &hosts, &err), out);
     session_close(&doctor.session);
     if (doctor.n_faults == 0) {
         try_all(&doctor, options, &hosts);
     }
-    fprintf(stdout, doctor.n_faults == 0 ? "no faults found\n" : "%d faults found\n",
-            doctor.n_faults);
+    fprintf(stdout, doctor.n_faults == 0 ? "no faults found\n" : "%d fault%s found\n",
+            doctor.n_faults, plural(doctor.n_faults));
 out:
     if (status != HVD_OK) {
         say("%s", err.text);

@@ -94,8 +94,9 @@ static void on_failure(driver_t *driver, worker_t *worker)
         return;
     }
     sink_say(session->sink, STREAM_STDERR,
-             "%s: host %s is left out after the failure of rank %d; %d ranks go on", PROGRAM,
-             worker->link->host->name, worker->place.rank, n_alive(driver));
+             "%s: rank %d failed; excluding host %s, continuing with %d rank%s", PROGRAM,
+             worker->place.rank, worker->link->host->name, n_alive(driver),
+             plural(n_alive(driver)));
     form_in_ms(driver, MOMENT_MS);
 }
 
@@ -125,8 +126,8 @@ static void on_lost(session_t *session, agent_link_t *link, const char *how)
 {
     const rank_end_t end = {.code = EXIT_UNREACHABLE, .blames = -1};
     if (how == NULL) {
-        sink_say(session->sink, STREAM_STDERR, "%s: %s; host %s is left out", PROGRAM,
-                 link->problem, link->host->name);
+        sink_say(session->sink, STREAM_STDERR, "%s: %s; excluding host %s", PROGRAM, link->problem,
+                 link->host->name);
     } else {
         sink_say(session->sink, STREAM_STDERR, "%s: lost the agent on host %s: %s", PROGRAM,
                  link->host->name, how);

@@ -37,6 +37,13 @@ typedef struct bytes {
     size_t len;
 } bytes_t;
 
+// What the doctor has found on a host.
+typedef struct finding {
+    bool is_fault;
+    const char *what, *found, *fix;
+    const char *version; // has to be the same on all hosts; "": of nothing that has one
+} finding_t;
+
 // What a frame says. Texts and bytes of one that was read point into what it was read from; texts
 // end in '\0' there. `rank` is the id of a rank, which in an elastic job stays the same.
 typedef struct frame {
@@ -84,12 +91,13 @@ typedef struct frame {
         struct {
             const char *addresses;
             int32_t port;
-            int64_t time_s; // the launcher's
+            int64_t time_s;        // the launcher's
+            const char *directory; // of the ranks, and their environment
+            bytes_t env;           // a list
+            const char *python;    // the command's; "": the first in PATH
+            bool needs_horovod;    // in that Python
         } examine;
-        struct {
-            bool is_fault;
-            const char *what, *found, *fix;
-        } finding;
+        finding_t finding;
         struct {
             int32_t rank;
             bytes_t env; // a list, as above

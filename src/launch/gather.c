@@ -201,12 +201,12 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
         return NEVER_NS;
     }
     if (g->generation == 0 && now_ns >= g->begin_by_ns) {
-        session_fail(session, EXIT_START_TIMEOUT,
-                     "%d of %d agents have dialled within %g s (--start-timeout); does %s --agent "
-                     "--dial run for the others, with slots 0 to %d (--agent-slot), and can they "
-                     "reach this host?",
-                     gather_count(g, is_alive), g->n_begin, session->options->start_timeout,
-                     PROGRAM, g->n_max - 1);
+        session_fail(
+            session, EXIT_START_TIMEOUT,
+            "%d of %d agents connected within %g s (--start-timeout); does %s --agent --dial run "
+            "for the others, with slots 0 to %d (--agent-slot), and can they reach this host?",
+            gather_count(g, is_alive), g->n_begin, session->options->start_timeout, PROGRAM,
+            g->n_max - 1);
         session_stop(session, SIGTERM, LEAVE_MS);
         return NEVER_NS;
     }

@@ -204,8 +204,8 @@ static void publish(driver_t *driver)
     driver->news = 0;
     driver->form_at_ns = driver->give_up_at_ns = NEVER_NS;
     if (session->generation > 1 || session->options->verbose) {
-        sink_say(session->sink, STREAM_STDERR, "%s: generation %u of the job has %d ranks", PROGRAM,
-                 session->generation, plan.n_ranks);
+        sink_say(session->sink, STREAM_STDERR, "%s: generation %u of the job has %d rank%s",
+                 PROGRAM, session->generation, plan.n_ranks, plural(plan.n_ranks));
     }
 out:
     job_plan_free(&plan);
@@ -214,7 +214,7 @@ out:
     }
 }
 
-// "; no agent has dialled for a, b"
+// "; no agent has connected for a, b"
 static const char *list_absent(const host_pool_t *pool, char *text, size_t bytes)
 {
     size_t len = 0;
@@ -222,7 +222,7 @@ static const char *list_absent(const host_pool_t *pool, char *text, size_t bytes
     for (int i = 0; i < pool->n_hosts && len < bytes; i++) {
         if (pool->hosts[i]->is_there && pool->hosts[i]->is_absent) {
             len += (size_t)snprintf(text + len, bytes - len, "%s%s",
-                                    len == 0 ? "; no agent has dialled for " : ", ",
+                                    len == 0 ? "; no agent has connected for " : ", ",
                                     pool->hosts[i]->host.name);
         }
     }
@@ -243,9 +243,10 @@ void generation_form(driver_t *driver)
         if (!may_come || clock_ns() >= driver->give_up_at_ns) {
             elastic_give_up(
                 driver, EXIT_START_TIMEOUT,
-                "the job needs %d slots but has %d%s%s; start more hosts, ask for fewer ranks "
+                "the job needs %d slot%s but has %d%s%s; start more hosts, ask for fewer ranks "
                 "(%s), or wait longer with --elastic-timeout",
-                needed, n_ranks, may_come ? " after --elastic-timeout" : ", and no more will come",
+                needed, plural(needed), n_ranks,
+                may_come ? " after --elastic-timeout" : ", and no more are expected",
                 list_absent(&driver->pool, absent, sizeof absent), is_first ? "-np" : "--min-np");
         }
         return;

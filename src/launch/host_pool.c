@@ -245,7 +245,7 @@ static void ask_again(discovery_t *discovery, char *text)
     err_t err = {0};
     if (ask(discovery, text, &hosts, &err) != HVD_OK) {
         if (!discovery->has_warned) {
-            say("warning: %s; the hosts stay as they are", err.text);
+            say("warning: %s; keeping the current hosts", err.text);
         }
         discovery->has_warned = true;
         return;

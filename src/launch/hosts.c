@@ -276,9 +276,10 @@ hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err
         }
     }
     if (options->num_proc == 0) {
-        return fail(err, HVD_INVALID_ARGUMENT,
-                    "the number of ranks is missing; give -np, as in: %s -np 4 python train.py",
-                    PROGRAM);
+        return fail(
+            err, HVD_INVALID_ARGUMENT,
+            "the number of ranks is missing; give -np, for example: %s -np 4 python train.py",
+            PROGRAM);
     }
     return hosts_parse("localhost", (int)options->num_proc, hosts_p, err);
 }

@@ -99,7 +99,7 @@ static void on_lost(session_t *session, agent_link_t *link, const char *how)
         return;
     }
     session_fail(session, EXIT_UNREACHABLE,
-                 "lost the agent on host %s: %s; its ranks end by themselves. Is the host up, was "
+                 "lost the agent on host %s: %s; its ranks stop on their own. Is the host up, was "
                  "a process killed there, was the network cut? %.200s",
                  link->host->name, how, link->said);
 }

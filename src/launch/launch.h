@@ -47,7 +47,6 @@ int carry_run(const options_t *options);  // such agents as hosts of another lau
 int mpi_run(const options_t *options);
 int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);
-int doctor_rank(void);
 int relay_serve(const options_t *options); // relay.c: agents that wait, without ssh
 int relay_dial(const options_t *options);
 int relay_redial(const options_t *options); // an agent that dials, again and again
@@ -91,7 +90,10 @@ mpi_find(void); // mpi_run.c: the mpirun in PATH; MPI_NONE: there is none, and i
 char **mpi_command(const options_t *options, mpi_flavor_t flavor, const hosts_t *hosts, int np,
                    char *const *env, err_t *err);
 
-// output.c: a sentence of the launcher itself to stderr: one line, one write. Any thread.
+// message.c: a sentence of the launcher itself to stderr: one line, one write. Any thread.
 void say(const char *format, ...) PRINTF_LIKE(1, 2);
+// What to try after a rank has written this before it failed; NULL: nothing is known.
+const char *hint_for_line(const char *line);
+const char *hint_for_flag(const char *flag); // what there is for one of another launcher; or NULL
 
 #endif

@@ -18,20 +18,21 @@
 #include <unistd.h>
 
 #define RETRY_MS 1000
-#define END_MS 8000 // for a process that has no reason to stay
+#define TOLD_ATTEMPT 2 // that fails: what is patiently tried again is told to the user
+#define END_MS 8000    // for a process that has no reason to stay
 
 static const struct {
     const char *name;
     bool is_patient; // worth all our time: the host is starting up as we do
     const char *silence, *advice;
 } reaches[] = {
-    [REACH_FORK] = {"agent", false, "waited for the agent's hello",
+    [REACH_FORK] = {"agent", false, "no answer from the agent",
                     "is this host overloaded? Try a larger --start-timeout"},
-    [REACH_SSH] = {"ssh", false, "waited for the agent's hello over ssh",
+    [REACH_SSH] = {"ssh", false, "no answer from the agent over ssh",
                    "is it down, or slow? Try ssh by hand, or a larger --start-timeout"},
-    [REACH_PORT] = {"agent port", true, "waited for the agent's hello",
+    [REACH_PORT] = {"agent port", true, "no answer from the agent",
                     "is it down, or slow? Try a larger --start-timeout"},
-    [REACH_AWAITED] = {"agent", true, "no agent of that name has dialled",
+    [REACH_AWAITED] = {"agent", true, "no agent of that name has connected",
                        "does " PROGRAM " --agent --dial run there, with this --agent-name and the "
                        "same --secret-file, and can it reach this host? Or try a larger "
                        "--start-timeout"},
@@ -246,6 +247,11 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
         link_close(link);
         link->phase = LINK_WAITING;
         link->retry_at_ns = deadline_in_ms(RETRY_MS);
+        if (reaches[reach].is_patient && link->attempts == TOLD_ATTEMPT) {
+            sink_say(sink, STREAM_STDERR,
+                     "%s: host %s: %s; trying again until --start-timeout (%g s). To fix it: %s",
+                     PROGRAM, link->host->name, fault.what, options->start_timeout, fault.fix);
+        }
         return;
     }
     fail_link(link, "%s not successful for host %s: %s (%.300s); %s", reach_name(reach),

@@ -181,7 +181,7 @@ hvd_status_t options_set(options_t *options, int i, const char *text, const char
     if (takes_mebibytes(&option)) {
         if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0' || strlen(text) > 12) {
             return fail(err, HVD_INVALID_ARGUMENT,
-                        "%s is \"%.100s\", but must be a whole number of MiB (%s)", said_as, text,
+                        "%s must be a whole number of MiB, not \"%.100s\" (%s)", said_as, text,
                         option.info.help);
         }
         snprintf(bytes_text, sizeof bytes_text, "%llu",
@@ -281,12 +281,15 @@ static hvd_status_t fail_unknown_flag(const char *word, err_t *err)
     for (size_t i = 0; i < N_ELEMENTS(shorthands); i++) {
         keep_nearer(name, shorthands[i].flag, &distance, &nearest);
     }
-    if (nearest != NULL) {
-        return fail(err, HVD_INVALID_ARGUMENT, "unknown option %s, did you mean %s?", name,
-                    nearest);
-    }
-    return fail(err, HVD_INVALID_ARGUMENT, "unknown option %s; %s --help lists them all", name,
-                PROGRAM);
+    const char *instead = hint_for_flag(name);
+    return fail(err, HVD_INVALID_ARGUMENT,
+                instead != NULL   ? "unknown option %s; %s"
+                : nearest != NULL ? "unknown option %s, did you mean %s?"
+                                  : "unknown option %s; %s --help lists them all",
+                name,
+                instead != NULL   ? instead
+                : nearest != NULL ? nearest
+                                  : PROGRAM);
 }
 
 // Two flags that say different things about one option; a value may be given again.

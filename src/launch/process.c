@@ -212,16 +212,17 @@ static bool ends_by(pid_t pid, uint64_t deadline_ns, int *status_p)
     return true;
 }
 
-int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
+int run_program_in(char *const *argv, char **env, const char *directory, int timeout_ms, char *text,
+                   size_t bytes, misfortune_t *misfortune_p)
 {
     child_t child;
     uint64_t deadline_ns = deadline_in_ms(timeout_ms);
-    misfortune_t misfortune;
     int status = 0;
     text[0] = '\0';
-    if (!spawn_rank(argv, environ, "", &child, &misfortune)) {
+    if (!spawn_rank(argv, env, directory, &child, misfortune_p)) {
         return -1;
     }
+    misfortune_p->code = 0;
     bool in_time = read_output(child.fds[STREAM_STDOUT], deadline_ns, text, bytes);
     close(child.fds[STREAM_STDOUT]);
     close(child.fds[STREAM_STDERR]);
@@ -231,6 +232,12 @@ int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
         waitpid(child.pid, &status, 0);
     }
     return in_time && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
+{
+    misfortune_t misfortune;
+    return run_program_in(argv, environ, "", timeout_ms, text, bytes, &misfortune);
 }
 
 bool own_path(char *path, size_t bytes)

@@ -28,6 +28,9 @@ hvd_status_t spawn_helper(char *const *argv, child_t *child_p, int *socket_p, er
 // Runs a program to its end and keeps what it prints, at most `bytes`; its exit status. -1: it
 // cannot be started, was killed, or is late and has been killed.
 int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes);
+// The same as a rank is run, and why it cannot be started; code 0: it was.
+int run_program_in(char *const *argv, char **env, const char *directory, int timeout_ms, char *text,
+                   size_t bytes, misfortune_t *misfortune_p);
 bool own_path(char *path, size_t bytes); // of this program
 bool set_nonblocking(int fd);
 void kill_group(pid_t pid, int signo);

@@ -257,20 +257,31 @@ static void line(buf_t *out, const char *format, ...)
     buf_append(out, "\n", 1);
 }
 
-static const char *advice_for(const rank_end_t *end)
+// For the last of its lines that is known.
+static const char *hint_for(const splitter_t *tail)
+{
+    const char *hint = NULL;
+    for (int i = tail->n_tail - 1; i >= MAX(tail->n_tail - TAIL_LINES, 0) && hint == NULL; i--) {
+        hint = hint_for_line(tail->tail[i % TAIL_LINES]);
+    }
+    return hint;
+}
+
+static const char *advice_for(const rank_end_t *end, const splitter_t *tail)
 {
     static const struct {
         int signo, code;
         const char *advice;
     } advices[] = {
         {SIGSEGV, 0, "a crash in native code; python -X faulthandler shows where"},
-        {SIGABRT, 0, "native code gave up; its last lines should say why"},
-        {SIGBUS, 0, "access to memory that is not there; is /dev/shm full? df -h /dev/shm"},
-        {SIGILL, 0, "an instruction this processor lacks; is a package built for another one?"},
-        {SIGKILL, 0, "somebody killed it: a scheduler, a container's limit, a user; see dmesg"},
-        {SIGTERM, 0, "somebody asked it to end: a scheduler or a user"},
+        {SIGABRT, 0, "native code called abort(); its last lines should say why"},
+        {SIGBUS, 0, "access to memory that does not exist; is /dev/shm full? df -h /dev/shm"},
+        {SIGILL, 0, "this processor lacks an instruction; was a package built for another one?"},
+        {SIGKILL, 0,
+         "killed from outside, by a scheduler, a container's limit or a user; see dmesg"},
+        {SIGTERM, 0, "a scheduler or a user asked it to stop"},
         {0, EXIT_NOT_FOUND, "a command was not found; is it installed on that host, in PATH?"},
-        {0, EXIT_NOT_EXECUTABLE, "a command could not be executed; is it a program there?"},
+        {0, EXIT_NOT_EXECUTABLE, "the command cannot be executed; is it executable on that host?"},
     };
     if (end->was_halted) {
         return "find out what halted it (kill -STOP, a debugger, a scheduler); kill -CONT resumes "
@@ -279,13 +290,17 @@ static const char *advice_for(const rank_end_t *end)
     if (end->was_oom) {
         return "use a smaller batch, fewer ranks on this host, or a larger memory limit";
     }
+    const char *hint = hint_for(tail);
+    if (hint != NULL) {
+        return hint;
+    }
     for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
         if (advices[i].signo != 0 ? advices[i].signo == end->signo
                                   : end->signo == 0 && advices[i].code == end->code) {
             return advices[i].advice;
         }
     }
-    return "its own last lines say why; HOROVOD_LOG_LEVEL=debug shows more";
+    return "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more";
 }
 
 static void describe(const rank_end_t *end, char *text, size_t bytes)
@@ -352,7 +367,7 @@ void ending_report(const rank_end_t *ends, int n, int blamed, int cause, const c
         snprintf(whose, sizeof whose, "rank %d gave up waiting for it; its", cause);
     }
     tell_tail(whose, tail, out);
-    line(out, "  what to try: %s", advice_for(&ends[blamed]));
+    line(out, "  what to try: %s", advice_for(&ends[blamed], tail));
     tell_others(ends, n, blamed, out);
 }
 

@@ -284,7 +284,7 @@ static void enter(void *owner, const guest_t *guest)
     if (pid > 0) {
         guests->pids[guests->n++] = pid;
     } else {
-        say("%s cannot be served: there are too many agents already", guest->address);
+        say("refused %s: too many agents are running already", guest->address);
     }
     secure_free(guest->secure);
     close(guest->fd);

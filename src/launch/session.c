@@ -155,10 +155,10 @@ static void on_signals(session_t *session)
         bool is_second = session->signo != 0;
         session->signo = is_second ? session->signo : (int)info.ssi_signo;
         if (session->options->events_fd < 0) { // else who sent it knows, and says what there is to
-            sink_say(session->sink, STREAM_STDERR, "%s: got %s, %s", PROGRAM,
+            sink_say(session->sink, STREAM_STDERR, "%s: got %s: %s", PROGRAM,
                      signal_name((int)info.ssi_signo, name),
                      is_second ? "killing the ranks"
-                               : "stopping the ranks; a second one kills them");
+                               : "stopping the ranks; send it again to kill them");
         }
         session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : grace_ms(session));
     }
@@ -195,7 +195,7 @@ static void welcome(session_t *session, agent_link_t *link)
     if (link->phase == LINK_AWAITED &&
         awaited_take(session->awaited, link->host->name, &channel, &introduction)) {
         if (session->options->verbose) {
-            sink_say(session->sink, STREAM_STDERR, "The agent of host %s has dialled. %s",
+            sink_say(session->sink, STREAM_STDERR, "The agent of host %s has connected. %s",
                      link->host->name, introduction.about);
         }
         link_welcome(link, &channel, &introduction);
@@ -288,7 +288,7 @@ static void look_after(session_t *session, agent_link_t *link, bool pings, uint6
     }
     if (!link->host->is_local && now_ns > link->heard_ns &&
         now_ns - link->heard_ns > session->silence_ns) {
-        session_lose(session, link, "it has been silent for --gloo-timeout-seconds");
+        session_lose(session, link, "no sign of life for --gloo-timeout-seconds");
     } else if (now_ns >= session->late_at_ns) {
         session_lose(session, link, "it did not end");
     }

@@ -207,6 +207,6 @@ void command_stop(agent_link_t *link, int signo, int grace_ms);
 void command_ping(agent_link_t *link);
 void command_end(agent_link_t *link, int code);
 void command_news(agent_link_t *link, int number, int what);
-void command_examine(agent_link_t *link, const char *addresses, int port);
+void command_examine(agent_link_t *link, const frame_t *frame); // FRAME_EXAMINE
 
 #endif

@@ -109,7 +109,8 @@ static hvd_status_t open_rows(net_t *net, err_t *err)
         if (status == HVD_UNSUPPORTED) {
             snprintf(row->left_out, sizeof row->left_out, "%.*s", (int)sizeof row->left_out - 1,
                      err->text);
-            log_debug(net->job.log, "net", "transport %s left out: %s", transport->name, err->text);
+            log_debug(net->job.log, "net", "transport %s is not used: %s", transport->name,
+                      err->text);
             row->domain = NULL;
             continue;
         }
@@ -278,8 +279,8 @@ static hvd_status_t add_lifeline(net_t *net, int peer, err_t *err)
         return HVD_OK; // its own links tell
     }
     if (!transport_tcp.reaches(tcp, peer, why, sizeof why)) {
-        log_warn(net->job.log, "net",
-                 "no lifeline to rank %d: %s; if it dies, this is noticed late", peer, why);
+        log_warn(net->job.log, "net", "no lifeline to rank %d: %s; its death would be noticed late",
+                 peer, why);
         return HVD_OK;
     }
     hvd_status_t status =

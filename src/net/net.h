@@ -26,7 +26,8 @@ typedef struct net net_t;
 // What a transport may know of the job.
 typedef struct net_job {
     int rank, size;
-    const int *host_of; // host index of every rank: ranks of one host may share memory
+    const int *host_of;  // host index of every rank: ranks of one host may share memory
+    bool share_loopback; // no rank needs another interface
     const config_t *config;
     const log_t *log;
     secure_keys_t *keys;  // NULL in a world of one

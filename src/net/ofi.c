@@ -138,7 +138,7 @@ static bool find_info(domain_t *d, const char *provider, enum fi_ep_type type)
     if (d->kind->has_no_ip) {
         ask(d, hints, NULL);
     } else {
-        tcp_list_ifaces(d->job->config->iface, ifaces, &n, &err);
+        tcp_list_ifaces(d->job->config->iface, false, ifaces, &n, &err);
     }
     for (int i = 0; i < n && d->info == NULL; i++) {
         char ip[TCP_ADDR_TEXT];
@@ -438,7 +438,7 @@ static void ofi_warn_unencrypted(domain_t *d)
 {
     log_warn(d->job->log, "ofi",
              "tensors between hosts travel by libfabric (%s), which does not encrypt them; "
-             "HOROVOD_TRANSPORTS=shm,tcp encrypts, HOROVOD_ENCRYPT=never accepts it as it is",
+             "HOROVOD_TRANSPORTS=shm,tcp encrypts, HOROVOD_ENCRYPT=never accepts that",
              d->provider);
 }
 

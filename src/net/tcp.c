@@ -317,7 +317,9 @@ static hvd_status_t listen_everywhere(domain_t *domain, err_t *err)
     tcp_iface_t ifaces[TCP_MAX_ADDRS];
     hvd_status_t status, last = HVD_OK;
     int n_ifaces = 0;
-    TRY(tcp_list_ifaces(domain->job->config->iface, ifaces, &n_ifaces, err), out);
+    TRY(tcp_list_ifaces(domain->job->config->iface, domain->job->share_loopback, ifaces, &n_ifaces,
+                        err),
+        out);
     TRY(door_open(&rules, &domain->door, err), out);
     domain->door_watch = (watch_t){.kind = WATCH_DOOR, .fd = door_fd(domain->door)};
     TRY(tcp_watch(domain, &domain->door_watch, EPOLLIN, err), out);

@@ -133,8 +133,8 @@ static hvd_status_t fail_no_iface(const struct ifaddrs *entries, const char *wan
                 names[0] != '\0' ? names : "none");
 }
 
-hvd_status_t tcp_list_ifaces(const char *wanted, tcp_iface_t ifaces[TCP_MAX_ADDRS], int *n_p,
-                             err_t *err)
+hvd_status_t tcp_list_ifaces(const char *wanted, bool only_loopback,
+                             tcp_iface_t ifaces[TCP_MAX_ADDRS], int *n_p, err_t *err)
 {
     struct ifaddrs *entries = NULL;
     hvd_status_t status = HVD_OK;
@@ -151,11 +151,16 @@ hvd_status_t tcp_list_ifaces(const char *wanted, tcp_iface_t ifaces[TCP_MAX_ADDR
             }
         }
     }
+    int first = 0;
+    while (only_loopback && wanted[0] == '\0' && first < n && !ifaces[first].is_loopback) {
+        first++;
+    }
     if (n == 0) {
         status = fail_no_iface(entries, wanted, err);
-    } else {
-        *n_p = n;
+    } else if (first < n) { // else loopback is down, and the others must do
+        memmove(ifaces, ifaces + first, (size_t)(n -= first) * sizeof *ifaces);
     }
+    *n_p = n;
     freeifaddrs(entries);
     return status;
 }

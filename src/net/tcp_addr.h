@@ -27,8 +27,8 @@ typedef struct tcp_iface {
 } tcp_iface_t;
 
 // Addresses of the interfaces named in `wanted` (empty: all that are up), loopback last.
-hvd_status_t tcp_list_ifaces(const char *wanted, tcp_iface_t ifaces[TCP_MAX_ADDRS], int *n_p,
-                             err_t *err);
+hvd_status_t tcp_list_ifaces(const char *wanted, bool only_loopback,
+                             tcp_iface_t ifaces[TCP_MAX_ADDRS], int *n_p, err_t *err);
 void tcp_addr_text(const tcp_addr_t *addr, char text[TCP_ADDR_TEXT]);
 void tcp_ip_text(const tcp_addr_t *addr, char text[TCP_ADDR_TEXT]); // without the port
 

@@ -212,7 +212,7 @@ static void answer(live_t *live, client_t *c, snapshot_t *scratch)
         }
     }
     if (result[0] != '2') {
-        buf_printf(&body, "there are /metrics, /status and /recorder\n");
+        buf_printf(&body, "try /metrics, /status or /recorder\n");
     }
     buf_printf(&c->answer, "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", result,
                type, body.len);
@@ -266,7 +266,7 @@ static void greet(const live_t *live, client_t *c)
     c->deadline_ns = clock_ns() + PATIENCE_NS;
     if (!live_peer_is(c->fd, geteuid(), &peer)) {
         log_info(live->observe->job.log, "monitor",
-                 "cut a client of another user: process %d of user %u", peer.pid, peer.uid);
+                 "refused a client of another user: process %d of user %u", peer.pid, peer.uid);
         drop(c);
     }
 }

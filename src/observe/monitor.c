@@ -270,8 +270,8 @@ static hvd_status_t set_timeline(observe_t *o, timeline_t *timeline, err_t *err)
     lock_release(&m->timeline_lock);
     return done ? HVD_OK
                 : fail(err, HVD_TIMEOUT,
-                       "the disk did not take the pending part of the timeline within %d s; the "
-                       "change takes effect when it has",
+                       "writing the pending part of the timeline took more than %d s; the change "
+                       "takes effect when it is written",
                        (int)(ANSWER_NS / NS_PER_S));
 }
 
@@ -419,8 +419,8 @@ bool observe_stop(observe_t *o)
         return true;
     }
     log_warn(o->job.log, "monitor",
-             "the disk has not taken the timeline or a dump of the recorder for %d s: they may "
-             "stay incomplete. Look at HOROVOD_TIMELINE and HOROVOD_RECORDER_DIR",
+             "writing the timeline or a recorder dump has not finished for %d s: they may be "
+             "incomplete. Look at HOROVOD_TIMELINE and HOROVOD_RECORDER_DIR",
              (int)(STOP_NS / NS_PER_S));
     observe_set_stack_source(o, NULL, NULL); // who gave these may be gone when the disk answers
     o->job.log->level = LOG_OFF;

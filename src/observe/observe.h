@@ -101,6 +101,7 @@ typedef struct observe {
     observe_job_t job;
     atomic_bool timeline_on; // there is one, and it takes events
     tick_origin_t origin;
+    uint64_t opened_ns;
     recorder_t *recorder;
     counters_t *counters;
     timeline_t *timeline;  // under lock; NULL: none is written
@@ -143,6 +144,9 @@ void observe_batch(observe_t *observe, int n_entries);
 // By the holder, now and then: takes over what coord knows, and warns of a rank that keeps the
 // others waiting.
 void observe_gather(observe_t *observe, coord_t *coord, uint64_t n_strangers, uint64_t now_ns);
+
+// By the holder, at the end: what the counters say of the whole job, in the log.
+void observe_summarize(observe_t *observe, coord_t *coord);
 
 // Any thread; done soon, on the monitor thread.
 typedef enum dump_reason { DUMP_SIGNAL, DUMP_STALL, DUMP_FAILURE, N_DUMP_REASONS } dump_reason_t;

@@ -319,9 +319,10 @@ static bool is_full(observe_t *o, timeline_t *t)
             (double)(ticks_now() - t->start_ticks) * t->us_per_tick);
         write_piece(o, t);
         t->is_over = true;
-        log_warn(o->job.log, "timeline",
-                 "'%s' is full at %lld bytes and ends here; HOROVOD_TIMELINE_MAX_BYTES allows more",
-                 t->path, (long long)t->max_bytes);
+        log_warn(
+            o->job.log, "timeline",
+            "'%s' has reached %lld bytes and ends here; raise HOROVOD_TIMELINE_MAX_BYTES for more",
+            t->path, (long long)t->max_bytes);
     }
     return t->is_over;
 }

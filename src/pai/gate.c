@@ -106,7 +106,7 @@ static void open_gate(gate_worker_t *worker)
     if (fd >= 0) {
         worker->gates[worker->n_gates++] = (gate_line_t){.fd = fd};
         if (!worker->had_gate) {
-            say("the master is here");
+            say("connected to the master");
         }
         worker->had_gate = true;
         worker->give_up_ns = NEVER_NS;
@@ -169,11 +169,11 @@ static void wait_for_end(gate_worker_t *worker)
 static int conclude(const gate_worker_t *worker, const options_t *options)
 {
     if (worker->has_code) {
-        say("the master has ended with exit code %d; so does this worker", worker->code);
+        say("the master ended with exit code %d, and so does this worker", worker->code);
         return worker->code;
     }
     if (worker->had_gate) {
-        say("the master is gone: it was killed, or the network was cut. Look at its log");
+        say("lost the master: it was killed, or the network was cut. Look at its log");
         return EXIT_UNREACHABLE;
     }
     say("the master did not %s within %d s (--pai-timeout); does its container run \"%s --pai "

@@ -95,9 +95,9 @@ static void tell_progress(master_t *master, uint64_t now_ns)
     master->tell_at_ns = now_ns + TELL_MS * NS_PER_MS;
     put_missing(master, &missing);
     if (n_here == master->tasks.n) {
-        say("all %d tasks are here", master->tasks.n);
+        say("all %d tasks are ready", master->tasks.n);
     } else if (!missing.failed) {
-        say("%d of %d tasks are here after %d s of %d (--pai-timeout); missing: %.1000s", n_here,
+        say("%d of %d tasks are ready after %d s of %d (--pai-timeout); missing: %.1000s", n_here,
             master->tasks.n, (int)((now_ns - master->begin_ns) / NS_PER_S),
             (int)master->options.pai_timeout, (const char *)missing.data);
     }

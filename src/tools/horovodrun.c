@@ -6,6 +6,7 @@
 // other file of the launcher writes to stdout by itself.
 #include "launch/agent.h"
 #include "pai/pai.h"
+#include "tools/trial.h"
 
 #include <unistd.h>
 
@@ -45,7 +46,7 @@ static int print_build(const options_t *options)
 static int be_doctor_rank(const options_t *options)
 {
     (void)options;
-    return doctor_rank();
+    return trial_rank();
 }
 
 static int print_completion(const options_t *options)
@@ -64,8 +65,8 @@ static int launch(const options_t *options)
     };
 
     if (options->n_command == 0) {
-        say("the command to run is missing, as in: %s -np 2 python train.py; %s --help says more",
-            PROGRAM, PROGRAM);
+        say("no command given; for example: %s -np 2 python train.py (see %s --help)", PROGRAM,
+            PROGRAM);
         return EXIT_USAGE;
     }
     bool knows_hosts = options->hosts[0] != '\0' || options->hostfile[0] != '\0' ||

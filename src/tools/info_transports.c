@@ -92,8 +92,8 @@ static void print_shared_memory(const config_t *config, int ranks_here)
         info_size_text((size_t)fs.f_bavail * fs.f_frsize, free_now);
     }
     puts("shared memory");
-    printf("  /dev/shm has %s, %s free; a host of %d ranks takes %s (HOROVOD_SHM_BYTES %zu)\n",
-           size, free_now, ranks_here,
+    printf("  /dev/shm has %s, %s free; a host of %d rank%s takes %s (HOROVOD_SHM_BYTES %zu)\n",
+           size, free_now, ranks_here, plural(ranks_here),
            info_size_text(shm_segment_bytes(ranks_here, config->shm_bytes), needed),
            config->shm_bytes);
 }

@@ -53,7 +53,7 @@ GOOD = {
     "volumes": {"volumes": [{"name": "data", "emptyDir": {}}],
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}], "shmSize": ""},
     "workers-stay": {"worker": {"release": False}, "serviceAccount": {"create": False,
-                                                                     "name": "trainer"}},
+                                                                      "name": "trainer"}},
     "privileged": {"worker": {"privileged": True}, "master": {"privileged": True},
                    "useHostPID": True},
     "own-security": {"podSecurityContext": {"runAsUser": 2000, "runAsNonRoot": True},

@@ -5,6 +5,7 @@ import base64
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 import yaml
 
 from cases import BAD, GOOD, KEYS
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
+import every_value  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CHART = HERE.parents[1] / "charts" / "horovod"
@@ -85,8 +89,8 @@ class Golden(unittest.TestCase):
 
 class Images(unittest.TestCase):
     def test_hadolint(self):
-        files = sorted((HERE.parents[1] / "deploy").glob("*/Dockerfile*"))
-        self.assertEqual(len(files), 4)
+        files = sorted((HERE.parents[1] / "deploy").glob("**/Dockerfile*"))
+        self.assertEqual(len(files), 5)
         done = subprocess.run(["hadolint", "--no-color", *map(str, files)], capture_output=True,
                               text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -183,10 +187,22 @@ class Meaning(unittest.TestCase):
         for _, name in found:
             self.assertLessEqual(len(name + "-10000"), 63)
 
+    def table(self):
+        argv = ["python3", str(HERE / "values_table.py"), str(CHART / "values.yaml")]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def test_the_cluster_sees_every_value(self):
+        """tests/cluster sets each row of the table to something else: no row is left out there."""
+        rows = set(re.findall(r"^\| `(\S+)` \|", self.table(), re.M))
+        seen = {row[0] for rows in every_value.RELEASES.values() for row in rows}
+        self.assertEqual(rows ^ seen, set())
+        for name, release in every_value.RELEASES.items():
+            with self.subTest(name):
+                render(every_value.values_of(row for row in release if row[1] is not None))
+
     def test_readme_has_every_value(self):
         readme = (CHART / "README.md").read_text()
-        argv = ["python3", str(HERE / "values_table.py"), str(CHART / "values.yaml")]
-        table = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        table = self.table()
         if os.environ.get("UPDATE_GOLDEN"):
             readme = readme[:readme.index(table[:table.index("\n")])] + table
             (CHART / "README.md").write_text(readme)

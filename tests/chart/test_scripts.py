@@ -59,6 +59,8 @@ class Pod:
         self.name = "%s-%s" % (FULL, "master" if number == 0 else number - 1)
         self.root = Path(tempfile.mkdtemp(prefix="pod.", dir=test.folder.name))
         lay_out(self.root, found, "worker" if number else "master", full)
+        pod = found["StatefulSet" if number else "Job", full]["spec"]["template"]["spec"]
+        self.env = ["%s=%s" % (e["name"], e["value"]) for e in pod["containers"][0]["env"]]
         etc = Path("/etc/netns") / self.netns
         etc.mkdir(parents=True)
         (etc / "hosts").write_text(hosts)
@@ -73,7 +75,15 @@ class Pod:
     def command(self, *argv):
         script = 'hostname "$0" && exec "$@"'
         return ["ip", "netns", "exec", self.netns, "unshare", "--uts", "env",
-                "HOME=%s" % (self.root / "home"), "sh", "-c", script, self.name, *argv]
+                "HOME=%s" % (self.root / "home"), *self.env, "sh", "-c", script, self.name, *argv]
+
+    def main(self, *args):
+        """What its container runs."""
+        job = ["--job", FULL] if self.name.endswith("-master") else []
+        return self.command(str(self.root / "generated" / "run.sh"), *job, *args)
+
+    def hostfile(self):
+        return (self.root / "generated" / "hostfile").read_text()
 
     def remove(self):
         # By itself the link goes with the namespace, which may outlive its name for a while.
@@ -104,7 +114,7 @@ class Scripts(unittest.TestCase):
         return [Pod(self, i, address, hosts, found, full) for i, address in enumerate(addresses)]
 
     def start(self, pod):
-        server = subprocess.Popen(pod.command(str(pod.root / "generated" / "run.sh")),
+        server = subprocess.Popen(pod.main(),
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.servers.append(server)
         self.addCleanup(self.stop, server)
@@ -129,8 +139,7 @@ class Scripts(unittest.TestCase):
             with self.subTest(kind):
                 master, *workers = self.pods(values)
                 run = subprocess.Popen(
-                    master.command(
-                        str(master.root / "generated" / "run.sh"),
+                    master.main(
                         "for h in $(sed 's/ .*//' $HOROVODRUN_HOSTFILE | grep -v master); do",
                         "$HOROVODRUN_SSH_COMMAND $h 'echo at $SSH_CONNECTION' || exit 5; done;",
                         "exit 7"),
@@ -152,8 +161,8 @@ class Scripts(unittest.TestCase):
     def test_native_needs_no_ssh(self):
         master, *workers = self.pods(self.NATIVE)
         run = subprocess.Popen(
-            master.command(str(master.root / "generated" / "run.sh"), "horovodrun -np 3 sh -c",
-                           "'echo $HOROVOD_RANK of $HOROVOD_SIZE; exit $HOROVOD_RANK'"),
+            master.main("horovodrun -np 3 sh -c",
+                        "'echo $HOROVOD_RANK of $HOROVOD_SIZE; exit $HOROVOD_RANK'"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         time.sleep(1)  # workers may come later than the master
         for worker in workers:
@@ -163,11 +172,20 @@ class Scripts(unittest.TestCase):
         for rank in range(3):
             self.assertIn("[%d]<stdout>:%d of 3" % (rank, rank), out)
 
+    def test_ranks_know_every_setting_that_the_chart_makes(self):
+        master, *workers = self.pods(self.NATIVE)
+        for worker in workers:
+            self.start(worker)
+        program = Path(sh("which", "horovodrun").stdout.strip()).with_name("examples") / "allreduce"
+        done = sh(*master.main("horovodrun -np 3 %s" % program))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(re.findall(".*setting.*", done.stdout + done.stderr), [])
+
     def test_native_names_a_missing_worker(self):
         values = dict(self.NATIVE, master={"startTimeout": 4})
         master, first, _ = self.pods(values)
         self.start(first)
-        done = sh(*master.command(str(master.root / "generated" / "run.sh"), "horovodrun true"))
+        done = sh(*master.main("horovodrun true"))
         self.assertEqual(done.returncode, 75, done.stderr)
         self.assertIn("%s-1.%s" % (FULL, FULL), done.stderr)
         self.assertNotIn("%s-0.%s" % (FULL, FULL), done.stderr)
@@ -224,7 +242,7 @@ class Scripts(unittest.TestCase):
         master, worker, _ = self.pods(self.NATIVE)
         log = worker.root / "log"
         with log.open("w") as file:
-            server = subprocess.Popen(worker.command(str(worker.root / "generated" / "run.sh")),
+            server = subprocess.Popen(worker.main(),
                                       stdout=file, stderr=file)
         deadline = time.monotonic() + 30
         while len(self.discover(master)) < 2 and time.monotonic() < deadline:
@@ -233,6 +251,40 @@ class Scripts(unittest.TestCase):
             self.assertEqual(len(self.discover(master)), 2)
         self.stop(server)
         self.assertEqual(log.read_text(), "")
+
+    def test_a_master_that_shares_a_node_with_a_worker(self):
+        """As on the network of the nodes where there are too few."""
+        values = self.values(startTimeout=30)
+        values["worker"]["slots"] = 2
+        for mode, merged in (("openmpi", "%s-1.%s slots=3"), ("intelmpi", "%s-1.%s:3")):
+            with self.subTest(mode):
+                values["mode"] = mode
+                master, first, second = pods = self.pods(values)
+                first_line = master.hostfile().splitlines()[1]
+                hosts = Path("/etc/netns") / master.netns / "hosts"
+                hosts.write_text(re.sub(r"\S+ (%s-1\S*) (\S+)" % FULL, r"10.97.6.1 \1 \2",
+                                        hosts.read_text()))
+                self.start(first)
+                # The sshd of the worker at the address of both.
+                sshd = subprocess.Popen(
+                    ["ip", "netns", "exec", master.netns, *second.main()[4:]],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                self.addCleanup(self.stop, sshd)
+                done = sh(*master.main("cat $HOROVODRUN_HOSTFILE"))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(done.stdout.splitlines(), [merged % (FULL, FULL), first_line])
+                self.assertIn("it shares that of %s-1.%s" % (FULL, FULL), done.stderr)
+                self.stop(sshd)
+                for pod in pods:
+                    pod.remove()
+
+    def test_a_master_with_a_node_of_its_own_keeps_the_hostfile(self):
+        master, *workers = self.pods(self.values(startTimeout=30))
+        for worker in workers:
+            self.start(worker)
+        before = master.hostfile()
+        done = sh(*master.main("cat $HOROVODRUN_HOSTFILE"))
+        self.assertEqual((done.returncode, done.stdout), (0, before), done.stderr)
 
     def test_a_missing_worker_is_named(self):
         self.missing_is_named()
@@ -244,7 +296,7 @@ class Scripts(unittest.TestCase):
         values = dict(self.values(startTimeout=3), fullnameOverride=full)
         master, first, _ = self.pods(values)
         self.start(first)
-        done = sh(*master.command(str(master.root / "generated" / "run.sh"), "echo", "begun"))
+        done = sh(*master.main("echo", "begun"))
         self.assertEqual((done.returncode, done.stdout), (69, ""), done.stderr)
         self.assertIn("%s-1.%s: " % (full, full), done.stderr)
         self.assertNotIn("%s-0.%s: " % (full, full), done.stderr)
@@ -344,11 +396,11 @@ class Release(unittest.TestCase):
             replaced = script.read_text().replace("+ 10))", "+ 1))")
             script.unlink()
             script.write_text(replaced)
-        env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1", HOROVOD_JOB_NAME=FULL,
+        env = dict(os.environ, KUBERNETES_SERVICE_HOST="127.0.0.1",
                    KUBERNETES_SERVICE_PORT=str(self.server.server_port), HOME=str(root / "home"))
         if path:
             env["PATH"] = path
-        return ["/bin/sh", str(script)], env
+        return ["/bin/sh", str(script), "--job", FULL], env
 
     def expect(self, n):
         path = "/apis/apps/v1/namespaces/ml/statefulsets/%s/scale" % FULL

@@ -16,13 +16,19 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 debian=localhost/debian:12-slim
 ubuntu=localhost/ubuntu:24.04
 
-# name | file of deploy/docker | base | build arguments. The second also stands for the image that
-# the chart's first users have in their values. The last is built as far as it goes without the
-# gigabytes of CUDA.
+horovod=docker.io/horovod/horovod:1.0.0
+spark=docker.io/uber/horovod:0.12.1-tf1.8.0-py3.5
+distribution=$store/spark
+own=kubernetes/dockerfiles/spark/ubuntu18.04/Dockerfile
+
+# name | folder | file | base | build arguments. The second also stands for the image that the
+# chart's first users have in their values. The third is built at the top of a Spark distribution.
+# The last is built as far as it goes without the gigabytes of CUDA.
 images="
-docker.io/horovod/horovod:1.0.0             | Dockerfile       | $debian          | TORCH_FROM=pypi
-docker.io/uber/horovod:0.12.1-tf1.8.0-py3.5 | Dockerfile.spark | docker.io/horovod/horovod:1.0.0 |
-localhost/horovod:1.0.0-gpu                 | Dockerfile.gpu   | $ubuntu          | TORCH=
+$horovod | . | deploy/docker/Dockerfile | $debian | TORCH_FROM=pypi
+$spark | . | deploy/docker/Dockerfile.spark | $horovod |
+localhost/spark:latest | $distribution | $own | $horovod |
+localhost/horovod:1.0.0-gpu | . | deploy/docker/Dockerfile.gpu | $ubuntu | TORCH=
 "
 # What must work in each of them.
 use='set -eux
@@ -41,6 +47,11 @@ if [ -d /opt/spark ]; then
     /opt/conda/envs/tf_env/bin/python -c "import tensorflow, keras, torch, h5py, pyarrow, pyspark"
     horovodrun -np 2 /opt/conda/envs/tf_env/bin/python $example --epochs 1
     SPARK_LOCAL_HOSTNAME=localhost /opt/spark/bin/spark-submit --version
+    cd && printf "%s\n" "import horovod.spark" "from pyspark.sql import SparkSession" \
+        "spark = SparkSession.builder.getOrCreate()" \
+        "print(horovod.spark.run(lambda: 7, num_proc=2))" >job.py
+    SPARK_LOCAL_HOSTNAME=localhost /opt/spark/bin/spark-submit --master "local[2]" job.py |
+        grep -F "[7, 7]"
 fi'
 
 say() {
@@ -90,27 +101,49 @@ make_ubuntu() {
         --customize-hook='chroot "$1" useradd --create-home --uid 1000 ubuntu'
 }
 
+# From the Spark of the second image: what a distribution has at its top, with our folder, and with
+# the example where people are told to put it.
+make_distribution() {
+    local container at examples
+    if [ -d "$distribution/jars" ]; then
+        rm -r "$distribution/kubernetes"
+    else
+        container=$(bud from "$spark")
+        at=$(bud mount "$container")
+        rm -rf "$distribution" && mkdir "$distribution"
+        (cd "$at$(readlink "$at/opt/spark")" &&
+            cp -r bin sbin jars data examples python "$distribution")
+        bud rm "$container" >/dev/null
+    fi
+    examples=$distribution/examples/src/main/python/tensorflow
+    mkdir -p "$examples"
+    cp examples/keras/keras_mnist_advanced_modified.py "$examples"
+    cp -r deploy/spark/kubernetes "$distribution"
+}
+
 packages
 make_base "$debian" bookworm
 make_ubuntu
-while IFS='|' read -r name file base arguments; do
-    name=${name// /} file=${file// /} base=${base// /}
+while IFS='|' read -r name folder file base arguments; do
+    name=${name// /} folder=${folder// /} file=${file// /} base=${base// /}
     [ -n "$name" ] || continue
+    [ "$folder" = . ] || make_distribution
+    log=$store/$(basename "$(dirname "$file")").$(basename "$file")
     options=(--build-arg "BASE=$base")
     for argument in $arguments; do
         options+=(--build-arg "$argument")
     done
     say "$file: building $name"
-    bud bud --isolation chroot --layers "${options[@]}" -t "$name" -f "deploy/docker/$file" . \
-        >"$store/$file.log" 2>&1 || { tail -n 40 "$store/$file.log"; exit 1; }
+    (cd "$folder" && bud bud --isolation chroot --layers "${options[@]}" -t "$name" -f "$file" .) \
+        >"$log.log" 2>&1 || { tail -n 40 "$log.log"; exit 1; }
     say "$file: using it"
     container=$(bud from "$name")
-    bud run --isolation chroot "$container" sh -c "$use" >"$store/$file.use.log" 2>&1 ||
-        { tail -n 40 "$store/$file.use.log"; exit 1; }
+    bud run --isolation chroot "$container" sh -c "$use" >"$log.use.log" 2>&1 ||
+        { tail -n 40 "$log.use.log"; exit 1; }
     bud rm "$container" >/dev/null
     if [ -n "$tars" ] && [[ $name != localhost/* ]]; then
-        rm -f "$tars/$file.tar"
-        bud push -q "$name" "docker-archive:$tars/$file.tar:$name"
+        rm -f "$tars/$(basename "$file").tar"
+        bud push -q "$name" "docker-archive:$tars/$(basename "$file").tar:$name"
     fi
 done <<<"$images"
 bud images

@@ -5,14 +5,18 @@ Needs kubectl and helm on PATH, a cluster of three nodes, and on its nodes the i
 builds. HELM names another helm. Times are printed; HVD_QUIET=1 also holds them to their limits,
 which makes sense on a machine that does nothing else.
 """
+import base64
 import json
 import os
 import pathlib
 import re
+import secrets
 import subprocess
 import tempfile
 import time
 import unittest
+
+import every_value
 
 CHART = pathlib.Path(__file__).resolve().parents[2] / "charts" / "horovod"
 HELM = os.environ.get("HELM", "helm")
@@ -199,6 +203,7 @@ class Restricted(Namespace):
         self.assertLess(losses[-1], losses[0] / 2)
         self.assertIn("on 3 ranks", log)
         self.assertIn("test accuracy", log)
+        self.assertNotIn("not a known setting", log)
         self.workers_go()
         print("\n  MNIST on 3 ranks: %.1f s, last loss %g" % (self.took_s, losses[-1]))
 
@@ -373,8 +378,12 @@ class OverSsh(Namespace):
         self.assertIn("JOB MAP", log)
         for rank in range(3):
             self.assertRegex(log, r"\[1,%d\]<std" % rank)
-        self.assertRegex(log, r"test loss \d")
-        print("\n  Keras MNIST by mpirun on 3 ranks: %.1f s" % self.took_s)
+        self.assertNotIn("not a known setting", log)
+        learned = re.search(r"test loss [\d.]+, test accuracy ([\d.]+)", log)
+        self.assertIsNotNone(learned, log)
+        self.assertGreaterEqual(float(learned.group(1)), 0.95, log)
+        print("\n  Keras MNIST by mpirun on 3 ranks: %.1f s, test accuracy %s" % (
+            self.took_s, learned.group(1)))
         self.workers_go()
 
     def test_seed_example(self):
@@ -382,6 +391,20 @@ class OverSsh(Namespace):
 
     def test_seed_example_on_host_network(self):
         self.seed("useHostNetwork: true\n\n", "  port: 32222\n")
+
+    def test_a_node_for_each_worker_and_none_for_the_master(self):
+        self.helm("install", hello(
+            mode="openmpi", useHostNetwork=True, ssh={"port": 32222}, worker={"number": 3},
+            master={"args": ["mpirun -np 4 --hostfile /horovod/generated/hostfile"
+                             " --allow-run-as-root sh -c"
+                             " 'echo rank $OMPI_COMM_WORLD_RANK at $(hostname)'"]}))
+        log = self.completes()
+        self.assertIn("no node is left for the master alone: it shares that of", log)
+        at = dict(re.findall(r"^rank (\d) at (node\d)$", log, re.M))
+        self.assertEqual(len(at), 4, log)
+        self.assertEqual(at["0"], at["1"])  # those of the master and of the worker beside it
+        self.assertEqual(set(at.values()), {"node1", "node2", "node3"})
+        self.workers_go()
 
 
 class HostNetwork(Namespace):
@@ -429,6 +452,97 @@ class Devices(Namespace):
             "args": ["horovodrun -np 3 grep CapEff /proc/self/status"]}))
         sets = re.findall(r"CapEff:\s*([0-9a-f]+)", self.completes())
         self.assertEqual([int(one, 16) >> CAP_IPC_LOCK & 1 for one in sets], [1] * 3)
+
+
+class EveryValue(Devices):
+    """Every row of the chart's table, set to something else."""
+
+    def setUp(self):
+        super().setUp()
+        name = "hvd-test"
+        run("kubectl", "delete", "priorityclass", name, "--ignore-not-found")
+        self.create({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+                     "metadata": {"name": name}, "value": 7})
+        self.addCleanup(run, "kubectl", "delete", "priorityclass", name, "--ignore-not-found")
+
+    def create_secret(self, name, **texts):
+        self.create({"apiVersion": "v1", "kind": "Secret", "stringData": texts,
+                     "metadata": {"name": name, "namespace": self.namespace}})
+
+    def one(self, kind, full):
+        """An object of the release, by the word that every_value.py has for it."""
+        if kind == "test":
+            return self.pod_of_helm_test(full)
+        if kind in ("worker", "master"):
+            pods = self.get("pods", "-l", "role=" + kind)["items"]
+            return pods[0] if pods else None
+        names = {"serviceaccount": "hvd-account"}
+        return self.get(kind, names.get(kind, full))
+
+    def pod_of_helm_test(self, full):
+        with subprocess.Popen([HELM, "test", "-n", self.namespace, "mnist"],
+                              stdout=subprocess.PIPE, text=True) as test:
+            deadline = time.monotonic() + PATIENCE_S
+            done = None
+            while done is None or done.returncode != 0:
+                self.assertLess(time.monotonic(), deadline, "the pod of helm test is not seen")
+                done = self.kubectl("get", "pod", full + "-test", "-o", "json", check=False)
+            self.assertIn("Succeeded", test.communicate(timeout=PATIENCE_S)[0])
+        return json.loads(done.stdout)
+
+    def see(self, rows, full):
+        objects = {}
+        for name, value, kind, path, *wanted in rows:
+            if kind not in objects:
+                deadline = time.monotonic() + PATIENCE_S
+                while objects.get(kind) is None:
+                    self.assertLess(time.monotonic(), deadline, "there is no " + kind)
+                    objects[kind] = self.one(kind, full)
+            with self.subTest(name):
+                wanted = wanted[0] if wanted else value
+                found = every_value.at(objects[kind], path)
+                self.assertTrue(every_value.holds(found, wanted),
+                                "%s is %s, not %s" % (path, found, wanted))
+
+    def test_native(self):
+        self.create_secret("hvd-secret", secret=secrets.token_hex(32))
+        self.helm("install", every_value.values_of(every_value.NATIVE))
+        log = self.completes("mnist-trainer")
+        lines = re.findall(r"rank (\d) side (\w+) on node\d: \S+ +(\d+) ", log)
+        self.assertEqual(sorted(lines), [(str(i), "worker", "99") for i in range(4)], log)
+        self.see(every_value.NATIVE, "mnist-trainer")
+        self.assertEqual(len(self.workers()), 2)  # worker.release is false
+
+    def test_mpirun(self):
+        with tempfile.TemporaryDirectory() as folder:
+            key = pathlib.Path(folder) / "key"
+            run("ssh-keygen", "-q", "-N", "", "-f", key)
+            pair = {"ssh.hostKey": key.read_text(),
+                    "ssh.hostKeyPub": key.with_suffix(".pub").read_text()}
+        rows = []
+        for name, value, *where in every_value.MPIRUN:
+            if name in pair:
+                value = pair[name]
+                where.append(base64.b64encode(value.encode()).decode())
+            rows.append((name, value, *where))
+        self.helm("install", every_value.values_of(rows))
+        log = self.completes("my-job")
+        self.assertEqual(sorted(re.findall(r"^on (\S+)$", log, re.M)),
+                         ["my-job-0", "my-job-master", "my-job-master"], log)
+        self.see([row for row in rows if row[2] not in ("worker", "statefulset")], "my-job")
+        self.workers_go()
+        # The workers are gone: what they had is seen while a second job runs.
+        values = every_value.values_of(rows)
+        values["driver"]["args"] = ["sleep infinity"]
+        self.helm("upgrade", values)
+        self.see([row for row in rows if row[2] in ("worker", "statefulset")], "my-job")
+
+    def test_elsewhere(self):
+        self.create_secret("hvd-keys", **{"host-key": "none", "host-key-pub": "none"})
+        self.helm("install", every_value.values_of(every_value.ELSEWHERE))
+        self.see(every_value.ELSEWHERE, JOB)
+        phases = {pod["status"]["phase"] for pod in self.get("pods")["items"]}
+        self.assertEqual(phases, {"Pending"})
 
 
 if __name__ == "__main__":

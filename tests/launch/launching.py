@@ -135,6 +135,19 @@ def python(code):
     return [sys.executable, "-c", code]
 
 
+def write_packages(place, **packages):
+    """Python packages of these names and texts; a horovod with its bindings unless one is named."""
+    version = subprocess.run([HOROVODRUN, "--version"], capture_output=True, text=True, check=True)
+    packages = {"horovod": f"__version__ = {version.stdout.strip()!r}", **packages}
+    for name, text in packages.items():
+        if text is not None:
+            (place / name).mkdir()
+            (place / name / "__init__.py").write_text(text)
+    for binding in ("torch", "tensorflow"):
+        if packages["horovod"] is not None:
+            (place / "horovod" / f"{binding}.py").write_text("")
+
+
 class Case(unittest.TestCase):
     def finish(self, job, timeout_s):
         """Everything of the job is gone within the time."""

@@ -128,7 +128,7 @@ class Running(Dial):
         self.start_agent("a", "--agent-slot", 0, dial="10.93.0.1:" + str(PORT))
         job = self.launch("-np", 2, "--start-timeout", 8, "true")
         _, err = self.end(job, expect=75)
-        self.assertIn("1 of 2 agents have dialled within 8 s (--start-timeout)", err)
+        self.assertIn("1 of 2 agents connected within 8 s (--start-timeout)", err)
         job = self.launch("true")
         _, err = self.end(job, expect=2)
         self.assertIn("give -np", err)
@@ -141,7 +141,7 @@ class Running(Dial):
                                         "echo $HOROVOD_HOSTNAME ${HOROVOD_RENDEZVOUS_ADDR%%,*}"))
         self.assertIn("[0]<stdout>:task-0 10.93.0.1\n", out)
         self.assertIn("[1]<stdout>:task-1 10.93.0.1\n", out)
-        self.assertIn("The agent of host task-1 has dialled. second", err)
+        self.assertIn("The agent of host task-1 has connected. second", err)
 
     def test_output_is_whole(self):
         n = 20000
@@ -180,7 +180,7 @@ class Faults(Dial):
         agent = self.start_agent("a", "--start-timeout", 2, secret=self.write_secret("other"))
         job = self.launch("-H", "a:1", "--start-timeout", 4, "true")
         _, err = self.end(job, expect=75)
-        self.assertIn("no agent of that name has dialled", err)
+        self.assertIn("no agent of that name has connected", err)
         code, _, said = agent.wait()
         self.assertEqual(code, 77)
         self.assertIn(b"the secret is not the same", said)
@@ -217,7 +217,7 @@ class Faults(Dial):
     def test_launcher_is_killed_before_the_plan(self):
         agent = self.start_agent("a")
         job = self.launch("-H", "a:1,b:1", "--verbose", "true")
-        while b"The agent of host a has dialled" not in job.process.stderr.readline():
+        while b"The agent of host a has connected" not in job.process.stderr.readline():
             self.assertIsNone(job.process.poll())
         job.process.kill()
         job.process.communicate()
@@ -440,7 +440,7 @@ class Elastic(Dial):
         job = self.launch("-np", 2, "--min-np", 1, "-H", "a:1,b:1", "--elastic-timeout", 3, "true")
         _, err = self.end(job, expect=75)
         self.assertIn("the job needs 2 slots but has 1 after --elastic-timeout; no agent has "
-                      "dialled for b", err)
+                      "connected for b", err)
 
     def lines(self):
         return (self.place / "out").read_text().splitlines()

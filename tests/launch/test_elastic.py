@@ -119,7 +119,7 @@ class Failing(Elastic):
         self.finish_well(counting)
         self.assert_no_step_lost(counting)
         self.assertIn("Process 1 exit with status code 3.", counting.text())
-        self.assertIn("host b.invalid is left out", counting.text())
+        self.assertIn("excluding host b.invalid", counting.text())
         self.assertEqual({host for *_, size, host in counting.steps() if size == 2},
                          {"a.invalid", "c.invalid"})
 
@@ -149,7 +149,7 @@ class Failing(Elastic):
         self.await_size(counting, 2)
         self.kill_rank("b.invalid")
         self.assertEqual(counting.wait(), 75, counting.text())
-        self.assertIn("the job needs 2 slots but has 1, and no more will come", counting.text())
+        self.assertIn("the job needs 2 slots but has 1, and no more are expected", counting.text())
         self.assertIn("--min-np", counting.text())
         self.finish_all(counting)
 

@@ -22,7 +22,8 @@ import threading
 import time
 
 from launching import (BUILD, HOROVODRUN, HVD_INFO, SLACK, Case, Job, clean_environment,
-                       command_line, eventually, main, process_ids, python, read, run)
+                       command_line, eventually, main, process_ids, python, read, run,
+                       write_packages)
 
 SLEEP = ["sleep", "1000"]
 STUBBORN = ["sh", "-c", "trap '' TERM INT; echo ready; while :; do sleep 1; done"]
@@ -394,7 +395,7 @@ class Functions(Case):
 class Words(Case):
     def test_wrong_command_lines(self):
         for words, part in [(["--hostz", "a", "x"], "did you mean --hosts?"),
-                            (["-np", "2"], "the command to run is missing"),
+                            (["-np", "2"], "no command given"),
                             (["x"], "-np"),
                             (["-np", "3", "-H", "localhost:2", "x"],
                              "Requested more processes (3) than there are available slots (2)"),
@@ -440,13 +441,108 @@ class Words(Case):
         self.assertEqual(set(done.stdout.split()), {"--ssh-port", "--ssh-identity-file",
                          "--ssh-command", "--ssh-accept-new", "--ssh-attempts"})
 
-    def test_doctor_here(self):
-        out, err = run("--doctor")
+
+class Doctor(Case):
+    """What a bare interpreter imports is only what a test has written."""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.place = pathlib.Path(directory.name)
+        self.packages = self.place / "packages"
+        self.packages.mkdir()
+        path = self.place / "python"
+        path.write_text("#!/bin/sh\n"
+                        f"PYTHONPATH={self.packages} exec {sys.executable} -S \"$@\"\n")
+        path.chmod(0o755)
+
+    def examine(self, *command, expect=0, **packages):
+        write_packages(self.packages, **packages)
+        return run("--doctor", *command, expect=expect,
+                   env={"PATH": f"{self.place}:{os.environ['PATH']}"})
+
+    def test_nothing_wrong_here(self):
+        out, err = self.examine(torch="__version__ = '7.8'")
         self.assertIn("no faults found", out)
-        for part in ["host localhost", "shared memory", "open files", "clock", "Python"]:
+        for part in ["host localhost", "shared memory", "open files", "clock", "ok     Python: 3.",
+                     "ok     torch: 7.8\n", "ok     tensorflow: not installed"]:
             self.assertIn(part, out)
-        self.assertIn("2 ranks met", out)
+        self.assertRegex(out, r"ok     horovod: \d+\.\d+\.\d+\n")
+        self.assertRegex(out, r"trial job: 2 ranks on localhost\n(.*\n)*.*2 ranks met")
         self.assertEqual(err, "")
+
+    def test_python_has_no_horovod(self):
+        out, _ = self.examine(horovod=None, expect=1)
+        self.assertIn("FAULT  horovod: not installed\n         fix: install it", out)
+        self.assertTrue(out.endswith("1 fault found\n"), out)
+
+    def test_a_command_without_python_needs_no_horovod(self):
+        self.assertIn("no faults found", self.examine("/bin/true", horovod=None)[0])
+
+    def test_the_python_of_the_command(self):
+        """And not the one of PATH, which has everything."""
+        bare = self.place / "python3.99"
+        bare.write_text(f"#!/bin/sh\nexec {sys.executable} -S -E \"$@\"\n")
+        bare.chmod(0o755)
+        out, _ = self.examine(bare, "train.py", expect=1)
+        self.assertIn("FAULT  horovod: not installed", out)
+        out, _ = run("--doctor", "/no/such/python", expect=1)
+        self.assertIn("FAULT  Python: /no/such/python cannot be started there", out)
+
+    def test_broken_packages(self):
+        out, _ = self.examine(torch="raise ImportError('libcudart.so: cannot open\\nit')",
+                              tensorflow="import os\nos.abort()", expect=1)
+        self.assertIn("FAULT  torch: cannot be imported: ImportError: libcudart.so: cannot open it",
+                      out)
+        self.assertIn("FAULT  tensorflow: its import crashed", out)
+        self.assertTrue(out.endswith("2 faults found\n"), out)
+
+    def test_another_version_of_horovod(self):
+        out, _ = self.examine(horovod="__version__ = '0.28.1'", expect=1)
+        self.assertIn("FAULT  horovod: 0.28.1, but horovodrun is of version", out)
+
+
+class Banner(Case):
+    def test_one_line_at_the_start_and_one_at_the_end(self):
+        _, err = run("-np", 2, "--log-level", "info", "--summary", HVD_INFO, "--transports")
+        banner, = [line for line in err.splitlines() if "<start> info:" in line]
+        self.assertRegex(banner, r"^\[0\].*: 2 ranks on 1 host, shm, version \d+\.\d+\.\d+$")
+        summary, = [line for line in err.splitlines() if "<summary>" in line]
+        self.assertRegex(summary, r"^\[0\].*: [\d.]+ s on 2 ranks: \d+ operations? of rank 0 ")
+
+    def test_encrypted_between_hosts(self):
+        _, err = run("-np", 2, "--log-level", "info", "sh", "-c",
+                     f"HOROVOD_HOSTNAME=h$HOROVOD_RANK HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=1 "
+                     f"exec {HVD_INFO} --transports")
+        self.assertIn(": 2 ranks on 2 hosts, TLS, version", err)
+
+    def test_silent_unless_asked(self):
+        self.assertEqual(run("-np", 2, HVD_INFO, "--transports")[1], "")
+
+
+class Hints(Case):
+    def test_known_last_lines(self):
+        for line, hint in [("ModuleNotFoundError: No module named 'horovod'", "no horovod"),
+                           ("ModuleNotFoundError: No module named 'torch'", "--doctor"),
+                           ("ValueError: ... environment variable RANK expected, ...",
+                            'init_process_group("hvd")'),
+                           ("zipfile.BadZipFile: Bad CRC-32", "save on rank 0 only"),
+                           ("'Adam' object has no attribute 'param_groups'", "horovod.keras"),
+                           ("torch.OutOfMemoryError: CUDA out of memory. Tried", "smaller batch"),
+                           ("OSError: [Errno 98] Address already in use", "another process"),
+                           ("FileNotFoundError: [Errno 2] No such file", "hvd.barrier()"),
+                           ("RuntimeError: nobody knows this one", "traceback")]:
+            with self.subTest(line):
+                _, err = run("-np", 1, "sh", "-c", f'echo "$0" >&2; echo more >&2; exit 1', line,
+                             expect=1)
+                advice, = [line for line in err.splitlines() if "what to try:" in line]
+                self.assertIn(hint, advice)
+
+    def test_flags_of_other_launchers(self):
+        for flag, hint in [("--nproc-per-node", "use -np"), ("--nproc_per_node=2", "use -np"),
+                           ("--nnodes=2", "use -H"), ("--master_addr=a", "not needed")]:
+            _, err = run(flag, "2", "true", expect=2)
+            self.assertIn(hint, err)
 
 
 class StandIns(Case):

@@ -146,7 +146,7 @@ class Containers(Case):
             self.assertIn(f"transports of rank {rank} of {n_ranks}", out)
         self.assertRegex(out, rf"from rank 0 to rank {n_ranks - 1} +tcp")
         _, said = self.end(worker, 0)
-        self.assertIn("the master has ended with exit code 0", said)
+        self.assertIn("the master ended with exit code 0", said)
         return out, err
 
     def start_training(self, *words, **options):
@@ -168,18 +168,18 @@ class Starting(Containers):
         master = self.start_master(HVD_INFO, "--transports")
         self.wait_until_said(master, "missing: worker-0 at 10.93.0.3 (")
         _, err = self.assert_trains(master, self.start_worker())
-        self.assertIn("all 2 tasks are here", err)
+        self.assertIn("all 2 tasks are ready", err)
 
     def test_worker_thirty_seconds_late(self):
         master = self.start_master(HVD_INFO, "--transports")
         time.sleep(30)
         _, err = self.assert_trains(master, self.start_worker())
-        self.assertRegex(err, r"1 of 2 tasks are here after [12]\d s of 1800")
+        self.assertRegex(err, r"1 of 2 tasks are ready after [12]\d s of 1800")
 
     def test_command_of_the_worker_late(self):
         WORLD.start_sshd("worker-0")
         master = self.start_master("sh", "-c", "sleep 12")
-        self.wait_until_said(master, "all 2 tasks are here")
+        self.wait_until_said(master, "all 2 tasks are ready")
         worker = self.start_worker(has_sshd=False)
         self.end(master, 0)
         self.end(worker, 0)
@@ -328,7 +328,7 @@ class Ending(Containers):
         master, worker = self.start_training()
         WORLD.kill("master-0")
         _, err = self.end(worker, 69)
-        self.assertIn("the master is gone: it was killed", err)
+        self.assertIn("lost the master: it was killed", err)
         self.assertTrue(eventually(lambda: not any(
             variable(pid, "HOROVOD_RANK") for pid in WORLD.processes("worker-0")), 5 * SLACK))
         master.process.communicate()
@@ -356,7 +356,7 @@ class WithoutSsh(Containers):
         out, _ = self.end(master, 0)
         self.assertRegex(out, r"from rank 0 to rank 1 +tcp")
         _, err = self.end(worker, 0)
-        self.assertIn("the master has ended with exit code 0", err)
+        self.assertIn("the master ended with exit code 0", err)
 
     def test_no_worker_has_a_port(self):
         master, worker = self.start_training("--secret-file", self.secret, has_sshd=False)
@@ -392,7 +392,7 @@ class WithoutSsh(Containers):
         master, worker = self.start_training("--secret-file", self.secret, has_sshd=False)
         WORLD.kill("master-0")
         _, err = self.end(worker, 69)
-        self.assertIn("the master is gone: it was killed", err)
+        self.assertIn("lost the master: it was killed", err)
         master.process.communicate()
 
     def test_one_worker_does_not_come(self):

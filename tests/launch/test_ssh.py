@@ -9,11 +9,12 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
 from launching import (BUILD, HOROVODRUN, HVD_INFO, ROOT, SLACK, Case, Job, command_line,
-                       eventually, main, python, read, variable)
+                       eventually, main, python, read, variable, write_packages)
 from world import World, sh
 
 # c has hardly any shared memory and few descriptors.
@@ -182,6 +183,19 @@ class Waiting(Ssh):
         self.assertIn("no agent is waiting on that port", err)
         self.assertIn("--serve-agents", err)
 
+    def test_unknown_hosts_are_named_at_once(self):
+        self.serve("a")
+        job = Job("--agent-port", 23023, "--secret-file", self.secret, "--start-timeout", 60,
+                  "-H", "10.93.0.2:1,nobody.invalid:1", "true", before=WORLD.inside("launcher"))
+        self.addCleanup(job.kill)
+        begin = time.monotonic()
+        line = job.process.stderr.readline().decode()
+        self.assertLess(time.monotonic() - begin, 5 * SLACK)
+        self.assertIn("host nobody.invalid: the name cannot be resolved", line)
+        self.assertIn("60 s", line)
+        job.process.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait()[0], 143)
+
 
 class Dying(Ssh):
     def test_killed_agent(self):
@@ -275,7 +289,7 @@ class Faults(Ssh):
         self.run_job("--ssh-accept-new", "-H", "a:1", "true", config="unknown-host")
 
     def test_key_not_accepted(self):
-        self.assert_fault(["-H", "a:1", "true"], ["host a", "not let in", "ssh-copy-id"],
+        self.assert_fault(["-H", "a:1", "true"], ["host a", "denied access", "ssh-copy-id"],
                           config="other-key")
 
     def test_dead_host(self):
@@ -330,14 +344,29 @@ class Faults(Ssh):
             finally:
                 sh("umount", directory)
 
+    def examine(self, hosts, torch, expect=0):
+        """--doctor with a Python that has a horovod, and this text as torch."""
+        with tempfile.TemporaryDirectory() as place:
+            write_packages(pathlib.Path(place), torch=torch)
+            return self.run_job("--doctor", "-H", hosts, sys.executable, "train.py", expect=expect,
+                                env={"PYTHONPATH": place})
+
     def test_doctor_finds_nothing_wrong(self):
-        out, err = self.run_job("--doctor", "-H", "a,b")
+        out, err = self.examine("a,b", "__version__ = '1.0'")
         self.assertIn("no faults found", out, err)
         self.assertIn("rank 0 on a, rank 1 on b", out)
         for rank in range(2):
             self.assertRegex(out, rf"rank {rank} sends to the others: \d+ MB/s")
         self.assertRegex(out, r"reaches the launcher at: 10\.93\.0\.1 yes")
-        self.assertIn("b, 127.0.1.1", out)
+        self.assertIn("hostname: b (127.0.1.1)", out)
+        self.assertEqual(out.count("ok     torch: 1.0"), 2)
+
+    def test_doctor_compares_versions(self):
+        out, _ = self.examine("a,b", "import socket\n__version__ = '1.' + socket.gethostname()",
+                              expect=1)
+        self.assertIn("FAULT  torch differs between hosts: 1.a on a; 1.b on b\n         fix: ", out)
+        self.assertTrue(out.endswith("1 fault found\n"), out)
+        self.assertNotIn("trial job", out)
 
     def test_doctor_finds_what_is_wrong(self):
         out, _ = self.run_job("--doctor", "-H", "c,nobody", "--start-timeout", 6, expect=1)

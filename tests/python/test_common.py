@@ -245,7 +245,7 @@ def shut_down_under_threads_on_a_rank():
     numbers = itertools.count()
 
     def submit_one():
-        name = f"of {basics.rank()} alone {next(numbers)}" # the others never agree
+        name = f"of {basics.rank()} alone {next(numbers)}"  # the others never agree
         submit(_core.ALLREDUCE, name, floats(1), floats(1)).poll()
         time.sleep(0.001)
 

@@ -34,7 +34,7 @@ print("size", basics.size())
 def test_settings_that_do_nothing_are_told_once():
     out, err = launched(JOB, "--autotune", HOROVOD_GPU_OPERATIONS="NCCL", NCCL_DEBUG="INFO")
     assert out.count("size 2") == 2
-    [line] = [line for line in err.splitlines() if "these settings do nothing here" in line]
+    [line] = [line for line in err.splitlines() if "these settings have no effect" in line]
     assert line.startswith("[0]")
     for name in ("HOROVOD_AUTOTUNE", "HOROVOD_GPU_OPERATIONS", "NCCL_DEBUG",
                  "HOROVOD_FUSION_THRESHOLD", "HOROVOD_TRANSPORTS"):

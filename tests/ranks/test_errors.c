@@ -319,6 +319,13 @@ static void enormous(draft_t *d)
     d->shapes[0][0] = INT64_MAX / 2;
 }
 
+static void empty_rows_without_number(draft_t *d)
+{
+    d->tensors[0].n_dims = 3;
+    d->shapes[0][0] = 0;
+    d->shapes[0][1] = d->shapes[0][2] = INT64_MAX;
+}
+
 static void no_shape(draft_t *d)
 {
     d->tensors[0].shape = NULL;
@@ -418,6 +425,11 @@ static const struct {
     {HVD_ALLREDUCE, negative_dims, HVD_INVALID_ARGUMENT, "dimensions"},
     {HVD_ALLGATHER, negative_dimension, HVD_INVALID_ARGUMENT, "negative"},
     {HVD_ALLREDUCE, enormous, HVD_INVALID_ARGUMENT, "too large"},
+    {HVD_ALLREDUCE, empty_rows_without_number, HVD_INVALID_ARGUMENT, "too large"},
+    {HVD_ALLGATHER, empty_rows_without_number, HVD_INVALID_ARGUMENT, "too large"},
+    {HVD_BROADCAST, empty_rows_without_number, HVD_INVALID_ARGUMENT, "too large"},
+    {HVD_ALLTOALL, empty_rows_without_number, HVD_INVALID_ARGUMENT, "too large"},
+    {HVD_REDUCESCATTER, empty_rows_without_number, HVD_INVALID_ARGUMENT, "too large"},
     {HVD_ALLREDUCE, no_shape, HVD_INVALID_ARGUMENT, "refused"},
     {HVD_BROADCAST, no_data, HVD_INVALID_ARGUMENT, "no data"},
     {HVD_ALLGATHER, no_tensors, HVD_INVALID_ARGUMENT, "tensors"},

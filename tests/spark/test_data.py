@@ -178,7 +178,7 @@ def test_a_column_of_many_chunks(tmp_path):
     from horovod.spark import data
 
     parts = [pa.array([[1, 2], [3, 4]], pa.list_(pa.int16())), pa.array([[5, 6]],
-                                                                       pa.list_(pa.int16()))]
+                                                                        pa.list_(pa.int16()))]
     joined = data.to_numpy("v", pa.chunked_array(parts))
     assert joined.dtype == np.int16 and joined.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert data.to_numpy("v", pa.chunked_array([[1, 2], [3]])).tolist() == [1, 2, 3]

@@ -9,12 +9,11 @@ import time
 
 import cloudpickle
 import pytest
-from test_session import PATIENCE_SECONDS, SECRET, start_agent, wait_for
+from test_session import PATIENCE_SECONDS, SECRET, PlainOutput, start_agent, wait_for
 
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark import elastic, slots
 from horovod.spark.launch import describe
-from horovod.spark.output import Output
 from horovod.spark.session import Session
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import the tests
@@ -61,8 +60,7 @@ class Job:
         self.limits = elastic.Limits(**{**given, **limits})
         self.out = io.StringIO()
         self.session = Session(self.limits.words(), "127.0.0.1", SECRET,
-                               cloudpickle.dumps((fn, args, {})), Output(self.out, self.out))
-        self.session.wait_until_open()
+                               cloudpickle.dumps((fn, args, {})), PlainOutput(self.out, self.out))
         self.agents = {}
         for index in range(n if n_agents is None else n_agents):
             self.start_agent(index)
@@ -123,7 +121,7 @@ def test_a_second_copy_takes_over(tmp_path):
     wait_for(lambda: any(name.startswith("third") for name in os.listdir(tmp_path)))
     lost = job.agents[1]
     job.start_agent(1, attempt=1)
-    wait_for(lambda: job.session.n_spare == 1)
+    wait_for(lambda: job.session.counts["spare"] == 1)
     lost.kill()
     lost.wait()
     job.start_agent(2)
@@ -144,7 +142,7 @@ def test_a_copy_of_a_rank_that_ended_well_is_not_started(tmp_path):
     wait_for(lambda: any(agent.poll() is not None for agent in job.agents.values()))
     index = next(index for index, agent in job.agents.items() if agent.poll() is not None)
     job.start_agent(index, attempt=1)
-    wait_for(lambda: job.session.n_spare == 1)
+    wait_for(lambda: job.session.counts["spare"] == 1)
     (tmp_path / "go").write_text("")
     assert job.results() == [0, 1]
     job.close()
@@ -158,12 +156,12 @@ def fail_by_itself(folder):
     (fail_by_itself, {}, "all its processes have failed"),
     (train, {"max_failures": 1}, "Spark starts no more"),
     (train, {"elastic_timeout": 1.0}, "within 1 s (elastic_timeout)"),
-    (train, {"n_min": 1, "reset_limit": 0}, "formed anew 0 times"),
+    (train, {"n_min": 1, "reset_limit": 0}, "restarted 0 times"),
 ])
 def test_when_it_cannot_go_on(tmp_path, fn, limits, words):
     job = Job(fn, (str(tmp_path),), 2, **limits)
     assert job.session.finished.wait(PATIENCE_SECONDS)
-    problem = job.limits.problem(job.session.problem)
+    problem = job.limits.problem(job.session.told.get("problem", []))
     assert words in str(problem)
     assert isinstance(problem, TimeoutException) == ("elastic_timeout" in limits)
     wanted = "KeyError: 'the cause'" if fn is fail_by_itself else "killed by signal 9"
@@ -187,4 +185,4 @@ def test_how_often_spark_starts_a_task(master, conf, wanted):
 @pytest.mark.parametrize("numbers", [(2, 3, None), (2, None, 1), (2, 3, 1)])
 def test_numbers_that_do_not_fit(numbers):
     with pytest.raises(ValueError, match="in ascending order"):
-        elastic.limits_of(None, *numbers, None, None)
+        elastic.limits_of(*numbers, 600.0, None, 4)

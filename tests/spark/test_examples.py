@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,29 +20,83 @@ def run(name, *options, cwd):
     return done.stdout
 
 
-def rossmann(folder, name):
-    """RMSPE of the best model and of a constant guess, and the lines of the submission."""
-    out = run("keras_spark_rossmann.py", "--data-dir", f"{folder}/data", "--work-dir",
-              f"{folder}/{name}", "--checkpoint-file", f"{folder}/{name}.keras",
-              "--submission-file", f"{folder}/{name}.csv", "--epochs", "3", "--layers", "256",
-              "128", "--learning-rate", "0.001", "--warmup-epochs", "1", "--num-proc", "2",
-              cwd=folder)
-    best, constant = map(float, re.search(
-        r"Best RMSPE: ([\d.]+), of a constant guess: ([\d.]+)", out).groups())
-    with open(f"{folder}/{name}.csv", newline="") as file:
-        return best, constant, list(csv.reader(file))
+def rossmann(folder, *options, start=(sys.executable,), check=0):
+    """The script alone in a folder of its own, as a reader has it: what it said and submitted."""
+    shutil.copy(os.path.join(EXAMPLES, "keras_spark_rossmann.py"), folder)
+    done = subprocess.run([*start, "keras_spark_rossmann.py", "--epochs", "3", "--layers", "256",
+                           "128", "--learning-rate", "0.001", "--warmup-epochs", "1", *options],
+                          cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=3000, env={**os.environ, "PYSPARK_DRIVER_PYTHON": sys.executable})
+    print(done.stdout, done.stderr)
+    assert done.returncode == check
+    if check:
+        return done.stderr
+    with open(f"{folder}/submission.csv", newline="") as file:
+        return done.stdout, done.stderr, list(csv.reader(file))
+
+
+def errors_in(out):
+    """RMSPE of the best model and of a constant guess."""
+    return map(float, re.search(r"Best RMSPE: ([\d.]+), of a constant guess: ([\d.]+)",
+                                out).groups())
+
+
+def closed_days(folder):
+    with open(f"{folder}/test.csv", newline="") as file:
+        return {row["Id"] for row in csv.DictReader(file) if row["Open"] == "0"}
+
+
+def unpack(tmp_path, name, archive):
+    """A folder with what is in the archive."""
+    folder = tmp_path / name
+    folder.mkdir()
+    subprocess.run(["tar", "zxf", archive], cwd=folder, check=True)
+    return str(folder)
 
 
 def test_rossmann(tmp_path):
     """40 stores. A minute or two on a quiet machine; six are allowed on two cores."""
     began = time.monotonic()
-    best, constant, lines = rossmann(str(tmp_path), "first")
+    made = tmp_path / "made"
+    made.mkdir()
+    words = rossmann(str(made), check=1)
+    assert "no train.csv, test.csv" in words and "rossmann.tgz" in words and "--make-data" in words
+    assert os.listdir(made) == ["keras_spark_rossmann.py"]  # nothing is invented
+    out, err, lines = rossmann(str(made), "--make-data", "--num-proc", "2")
+    best, constant = errors_in(out)
     print(f"rossmann: {time.monotonic() - began:.0f} s, RMSPE {best} beside {constant}")
     assert best < 0.8 * constant
+    # The model is loaded with all that its optimizer knows.
+    assert re.search("Skipping variable loading|UserWarning.*optimizer", err + out) is None
     assert lines[0] == ["Id", "Sales"]
     assert [int(number) for number, _ in lines[1:]] == list(range(1, 1441))
-    assert all(100 < float(sales) < 100000 for _, sales in lines[1:])
-    assert rossmann(str(tmp_path), "second") == (best, constant, lines)
+    closed = closed_days(made)
+    assert 0 < len(closed) < 400
+    for number, sales in lines[1:]:
+        assert sales == "0.00" if number in closed else 100 < float(sales) < 100000
+
+    # The files of an archive beside the script, and nothing to say; the same seed, the same lines.
+    archive = str(tmp_path / "rossmann.tgz")
+    files = [name for name in os.listdir(made) if name.endswith(".csv")]
+    files.remove("submission.csv")
+    assert len(files) == 7
+    subprocess.run(["tar", "zcf", archive, *files], cwd=made, check=True)
+    folder = unpack(tmp_path, "plain", archive)
+    assert rossmann(folder, "--num-proc", "2")[2] == lines
+
+
+def test_rossmann_is_submitted(tmp_path):
+    """spark-submit's master is obeyed, and the model may be kept as HDF5."""
+    import pyspark
+
+    submit = os.path.join(os.path.dirname(pyspark.__file__), "bin", "spark-submit")
+    out, err, lines = rossmann(str(tmp_path), "--make-data", "--stores", "8", "--epochs", "1",
+                               "--checkpoint-file", "best.h5",
+                               start=(submit, "--master", "local[3]"))
+    assert "Running 3 processes..." in out
+    with open(tmp_path / "best.h5", "rb") as file:
+        assert file.read(8) == b"\x89HDF\r\n\x1a\n"
+    assert len(lines) == 1 + 6 * 48
 
 
 def test_hello(tmp_path):

@@ -62,7 +62,7 @@ def test_sixteen_ranks_on_four_hosts(cluster, tmp_path):
     script.write_text(DRIVER)
     cluster.wait_for_workers()
     lines = cluster.run_driver(str(script)).strip().split("\n")
-    assert lines[0] == "Running 16 processes..."
+    assert lines[0] == "Running 16 processes on 4 hosts..."
     assert sorted(lines[1:17]) == sorted(
         f"Hello, rank = {rank}, local_rank = {rank % 4}, size = 16, local_size = 4, "
         "magic_number = 42" for rank in range(16))

@@ -129,6 +129,7 @@ def test_too_few_slots(spark):
 def test_a_function_that_does_not_start_in_time(spark, ranks):
     class Slow:
         """Unpickling it takes for ever, so the function never begins."""
+
         def __init__(self, folder):
             self.folder = folder
 

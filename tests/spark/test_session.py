@@ -15,8 +15,7 @@ import pytest
 
 from horovod.spark.agent import SPARK_SECRETS, JobSpec, serve
 from horovod.spark.launch import describe
-from horovod.spark.output import Output
-from horovod.spark.session import Session
+from horovod.spark.session import Output, Session
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import the tests
 
@@ -34,14 +33,21 @@ def start_agent(port, index, attempt, *spec, **options):
                              json.dumps(spec)], **options)
 
 
+class PlainOutput(Output):
+    """Into files, but with nothing in front of the lines."""
+
+    def __init__(self, stdout, stderr):
+        super().__init__(stdout, stderr)
+        self.words = Output().words
+
+
 class Job:
     """n agents on this machine, and the session they call."""
 
     def __init__(self, n, fn, args=(), env=None, executable=None):
         self.out, self.err = io.StringIO(), io.StringIO()
         self.session = Session(["-np", str(n)], "127.0.0.1", SECRET,
-                               cloudpickle.dumps((fn, args, {})), Output(self.out, self.err))
-        self.session.wait_until_open()
+                               cloudpickle.dumps((fn, args, {})), PlainOutput(self.out, self.err))
         self.spec = env or {}, executable
         self.agents = [self.start_agent(index) for index in range(n)]
 
@@ -276,13 +282,12 @@ def test_an_agent_leaves_nothing_behind(executable, vanishes):
     before = pipes_and_memory_files()
     session = Session(["-np", "1"], "127.0.0.1", SECRET,
                       cloudpickle.dumps((time.sleep, (600,), {})),
-                      Output(io.StringIO(), io.StringIO()))
-    session.wait_until_open()
+                      PlainOutput(io.StringIO(), io.StringIO()))
     spec = JobSpec(["127.0.0.1"], session.port, SECRET, 60.0, {}, executable)
     agent = threading.Thread(target=serve, args=(spec, 0, 0, []))
     agent.start()
     if vanishes:
-        wait_for(lambda: session.n_running == 1)
+        wait_for(lambda: session.counts["running"] == 1)
         session._child.kill()
     agent.join(PATIENCE_SECONDS)
     session.stop()
@@ -302,7 +307,7 @@ def test_copies_and_retries_are_not_started(tmp_path):
     wait_for(lambda: len(pids_in(tmp_path)) == 1)
     job.agents.append(job.start_agent(0, attempt=0))
     job.agents.append(job.start_agent(0, attempt=1))
-    wait_for(lambda: job.session.n_spare == 2)
+    wait_for(lambda: job.session.counts["spare"] == 2)
     (tmp_path / "go").write_text("")
     assert job.results() == [pids_in(tmp_path)[0]]
     assert job.close() == [0, 0, 0]
@@ -331,9 +336,10 @@ def test_it_listens_only_where_it_was_told_to(tmp_path):
 def test_what_cannot_be_understood_ends_the_session():
     """Else who waits for its end would wait for ever."""
     job = Job(1, lambda: time.sleep(600))
-    job.session._on_running = int  # which takes no such text
-    job.session._on_spare = lambda n: int("none")
-    job.agents.append(job.start_agent(0))
+    wait_for(lambda: job.session.counts["running"] == 1)
+    port = job.session.port
+    job.session.told = ()  # which takes no event
+    job.agents.append(start_agent(port, 0, 0, *job.spec))
     job.wait()
     assert not job.session.has_succeeded()
     job.close()

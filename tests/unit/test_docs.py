@@ -196,7 +196,7 @@ class Pages(unittest.TestCase):
             self.assertTrue((ROOT / "python/horovod" / name).exists(), f"docs/tour.md names {name}")
 
     def test_demo_is_what_the_bench_prints(self):
-        listing, = listings(ROOT / "README.md", "")
+        listing, = listings(ROOT / "docs/README.md", "")
         lines = [line for line in listing.splitlines() if line]
         source = re.sub(r'"\s*"', "", (ROOT / "src/tools/hvd-bench.c").read_text())
         said = [line for line in lines if not line.startswith("  ")]

@@ -1,8 +1,12 @@
 #!/bin/sh
 # The master: waits for the workers, runs the command of master.args, then gives the workers back,
 # however that went.
+#
+#   run.sh --job NAME [WORD ...]    the Job this is, and the command
 set -u
 . /horovod/generated/settings.sh
+job_name=$2 # as an argument: ranks would inherit a variable, and say that they do not know it
+shift 2
 np=$(sed -e 's/.*slots=//' -e 's/.*://' "$HOSTFILE" | awk '{ n += $1 } END { print n }')
 account=/var/run/secrets/kubernetes.io/serviceaccount
 patience_s=10
@@ -26,6 +30,35 @@ prepare() {
     export I_MPI_HYDRA_HOST_FILE=$HOSTFILE HYDRA_HOST_FILE=$HOSTFILE I_MPI_HYDRA_BOOTSTRAP=ssh
     wait_for_statefulset
     . /horovod/generated/waitWorkersReady.sh
+    make_one_of_two
+}
+
+address_of() {
+    getent ahosts "$1" | sed -e 's/ .*//' -e 1q
+}
+
+# On the network of the nodes the master may share its address with a worker, where there was no
+# other node. mpirun rejects two names for one machine: the worker's gets the slots of both, and comes
+# first, as the master did. mpirun then runs the ranks of both here.
+make_one_of_two() {
+    master=$STATEFULSET-master
+    [ -w "${HOSTFILE%/*}" ] && grep -q "^$master[ :]" "$HOSTFILE" || return 0
+    own=$(address_of "$master")
+    for host in $workers; do
+        [ -n "$own" ] && [ "$(address_of "$host")" = "$own" ] || continue
+        awk -v master="$master" -v shared="$host" '
+            { split($0, words, "[ :]"); slots = $0; sub(/.*[=:]/, "", slots) }
+            words[1] == master || words[1] == shared { both += slots; form = $0; next }
+            { others = others $0 "\n" }
+            END {
+                match(form, /[ :](slots=)?/)
+                print shared substr(form, RSTART, RLENGTH) both
+                printf "%s", others
+            }' "$HOSTFILE" >"$HOSTFILE.new" && mv -f "$HOSTFILE.new" "$HOSTFILE"
+        echo "horovod: no node is left for the master alone: it shares that of $host, and mpirun" \
+            "runs the ranks of both in the pod of the master" >&2
+        return 0
+    done
 }
 
 # api METHOD PATH [DATA]: what the service account may do is very little, see its Role.
@@ -103,7 +136,7 @@ is_tried_again() {
 # An upgrade that comes while this job runs lets us ask for the next job only, then changes the
 # workers, which ends ours, and deletes it: the workers are then those of the next one.
 release_workers() {
-    job=$(api GET "/apis/batch/v1/namespaces/$NAMESPACE/jobs/$HOROVOD_JOB_NAME" 2>/dev/null) ||
+    job=$(api GET "/apis/batch/v1/namespaces/$NAMESPACE/jobs/$job_name" 2>/dev/null) ||
         return 1
     case $job in *deletionTimestamp*) return 1 ;; esac
     [ "$1" -eq 0 ] || ! is_tried_again "$job" || return 0

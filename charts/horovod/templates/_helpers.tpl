@@ -23,20 +23,27 @@ once here: horovod.master is the values of the master with those of `driver` lai
 
 {{- define "horovod.master" -}}
 {{- $master := mergeOverwrite (deepCopy .Values.master) (deepCopy (default dict .Values.driver)) -}}
-{{- if and (include "horovod.masterApart" (dict "master" $master "root" .)) (not $master.affinity) -}}
+{{- $apart := include "horovod.masterApart" (dict "master" $master "root" .) -}}
+{{- if and $apart (not $master.affinity) -}}
   {{- $labels := set (include "horovod.selector" . | fromYaml) "role" "worker" -}}
   {{- $term := dict "labelSelector" (dict "matchLabels" $labels) "topologyKey" "kubernetes.io/hostname" -}}
-  {{- $required := dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term) -}}
-  {{- $_ := set $master "affinity" (dict "podAntiAffinity" $required) -}}
+  {{- $affinity := dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term) -}}
+  {{- if eq $apart "preferred" -}}
+    {{- $affinity = dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $term)) -}}
+  {{- end -}}
+  {{- $_ := set $master "affinity" (dict "podAntiAffinity" $affinity) -}}
 {{- end -}}
 {{- toYaml $master -}}
 {{- end -}}
 
-{{/* "true" where the master needs a node without a worker: mpirun takes two names of the hostfile
-that lead to one machine for a mistake. (dict "master" ... "root" $) */}}
+{{/* Whether the master shall have a node without a worker, as mpirun takes two names for one machine
+for a mistake: "preferred", as master.run.sh can make one name of them, whose ranks then run in the
+master's pod; "required" where these would lack the GPUs of the worker's. (dict "master" ... "root" $) */}}
 {{- define "horovod.masterApart" -}}
 {{- $mpi := has (include "horovod.mode" .root) (list "openmpi" "intelmpi") -}}
-{{- if and $mpi .root.Values.useHostNetwork .master.runsRanks -}}true{{- end -}}
+{{- if and $mpi .root.Values.useHostNetwork .master.runsRanks -}}
+{{- include "horovod.gpus" (dict "own" .root.Values.worker "all" .root.Values) | ne "0" | ternary "required" "preferred" -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "horovod.mode" -}}
@@ -89,16 +96,19 @@ heritage: {{ .Release.Service }}
 {{- default (include "horovod.fullname" .) $given -}}
 {{- end -}}
 
-{{/* Ranks of a pod: (dict "own" worker-or-master-values "all" .Values). */}}
-{{- define "horovod.slots" -}}
+{{/* GPUs of a pod: (dict "own" worker-or-master-values "all" .Values). */}}
+{{- define "horovod.gpus" -}}
 {{- $resources := coalesce .own.resources .all.resources | default dict -}}
-{{- $slots := .own.slots | int -}}
-{{- if eq $slots 0 -}}
-  {{- range $name, $count := $resources.limits -}}
-    {{- if regexMatch "/(gpu|mig-.*)$|^gpu.intel.com/(i915|xe)$" $name -}}{{- $slots = add $slots ($count | int) | int -}}{{- end -}}
-  {{- end -}}
+{{- $gpus := 0 -}}
+{{- range $name, $count := $resources.limits -}}
+  {{- if regexMatch "/(gpu|mig-.*)$|^gpu.intel.com/(i915|xe)$" $name -}}{{- $gpus = add $gpus ($count | int) -}}{{- end -}}
 {{- end -}}
-{{- max $slots 1 -}}
+{{- $gpus -}}
+{{- end -}}
+
+{{/* Ranks of a pod, of the same dict. */}}
+{{- define "horovod.slots" -}}
+{{- coalesce (int .own.slots) (include "horovod.gpus" . | int) 1 -}}
 {{- end -}}
 
 {{/* One line of the hostfile, in the form the mode's launcher reads. */}}
@@ -183,7 +193,7 @@ runAsGroup: 0
 {{- toYaml $context -}}
 {{- end -}}
 
-{{/* What both kinds of pods have: (dict "own" ... "root" $). */}}
+{{/* What both kinds of pods have: (dict "own" ... "root" $ "files" {name: mode} "ownsFiles" bool). */}}
 {{- define "horovod.podCommon" -}}
 {{- $v := .root.Values -}}
 {{- if $v.useHostNetwork }}
@@ -240,6 +250,10 @@ volumes:
           path: authorized_keys
 {{- end }}
 {{- end }}
+{{- if .ownsFiles }}
+  - name: horovod-generated
+    emptyDir: {}
+{{- end }}
 {{- with $v.shmSize }}
   - name: horovod-shm
     emptyDir:
@@ -251,9 +265,11 @@ volumes:
 {{- end }}
 {{- end -}}
 
+{{/* (dict "generated" name-of-the-volume "root" $) */}}
 {{- define "horovod.mounts" -}}
-- name: horovod-cm
+- name: {{ .generated }}
   mountPath: /horovod/generated
+{{- with .root }}
 - name: horovod-secret
   mountPath: {{ ternary "/etc/secret-volume" "/horovod/secret" (eq (include "horovod.ssh" .) "true") }}
   readOnly: true
@@ -263,6 +279,7 @@ volumes:
 {{- end }}
 {{- with .Values.volumeMounts }}
 {{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -283,5 +300,27 @@ volumes:
 {{- end -}}
 {{- if not (include "horovod.hostfile" . | trim) -}}
 {{- fail "worker.number is 0 and master.runsRanks is false, which leaves no host for ranks: ask for a worker, or let the master run them" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Values of earlier charts that work, and what is better now: a list of sentences, for NOTES. */}}
+{{- define "horovod.oldValues" -}}
+{{- $master := include "horovod.master" . | fromYaml -}}
+{{- $said := list -}}
+{{- if and .Values.ssh.useSecrets (not .Values.mode) -}}
+  {{- $said = append $said "ssh.useSecrets is a value of earlier charts and still runs sshd in the workers. Without it, keys and sshd are not needed: master.args can be \"horovodrun -np N python train.py\". For mpirun, mode=openmpi makes a pair of keys for the release." -}}
+{{- end -}}
+{{- if .Values.driver -}}
+  {{- $said = append $said "driver is the name that the chart of the Horovod repository has for master: its values are used as those of master." -}}
+{{- end -}}
+{{- range $key, $image := dict "worker.image" .Values.worker.image "master.image" $master.image -}}
+  {{- if regexMatch "(^|/)uber/horovod$" $image.repository -}}
+    {{- $said = append $said (printf "%s.repository is %s, whose last image has Horovod 0.12 and Python 3.5: an image of your own is made by deploy/docker/Dockerfile or Dockerfile.spark." $key $image.repository) -}}
+  {{- end -}}
+{{- end -}}
+{{- with $said -}}
+{{- toYaml (prepend . "Old values:") -}}
+{{- else -}}
+[]
 {{- end -}}
 {{- end -}}

@@ -23,10 +23,9 @@ def _is_distributed(optimizer):
 
 
 def switch_off_jit(model):
-    """XLA cannot take collectives: a model whose optimizer is distributed must not use it."""
+    """XLA cannot compile collectives: a model whose optimizer is distributed must not use it."""
     if _is_distributed(getattr(model, "optimizer", None)) and getattr(model, "jit_compile", False):
-        say_once("collectives cannot be compiled by XLA: training goes on with "
-                 "jit_compile=False")
+        say_once("XLA cannot compile collectives: training continues with jit_compile=False")
         model.jit_compile = False
 
 
@@ -54,9 +53,9 @@ def _looking_for_copies(method):
     def train_with_all_ranks(self, *args, **kwargs):
         if (_was_distributed(getattr(self, "optimizer", None)) and basics.is_initialized()
                 and basics.size() > 1):
-            say_once("the optimizer of this model was distributed, but copies and loaded models "
-                     "have an ordinary one: this rank trains by itself. Load with "
-                     "hvd.load_model(), or compile() the model with hvd.DistributedOptimizer(...)")
+            say_once("this model's optimizer is no longer distributed (it was copied or loaded), "
+                     "so each rank trains alone. Load with hvd.load_model(), or compile() the "
+                     "model with hvd.DistributedOptimizer(...)")
         return method(self, *args, **kwargs)
 
     return train_with_all_ranks
@@ -81,7 +80,7 @@ def _without_run_tf_function(method):
     def compile_forgiving(self, *args, **kwargs):
         if "experimental_run_tf_function" in kwargs:
             del kwargs["experimental_run_tf_function"]
-            say_once("Keras 3 has no compile(experimental_run_tf_function=...): leave it out, "
+            say_once("Keras 3 has no compile(experimental_run_tf_function=...): remove it, "
                      "training is the same without it")
         return method(self, *args, **kwargs)
 

@@ -84,8 +84,8 @@ class _Keras3(Distributed):
         return getattr(type(self).__bases__[1], make.__name__), arguments
 
     def __reduce__(self):
-        say_once("a distributed optimizer that is pickled comes back as an ordinary one: give it "
-                 "to hvd.DistributedOptimizer() where it is loaded")
+        say_once("a distributed optimizer is unpickled as an ordinary one: wrap it with "
+                 "hvd.DistributedOptimizer() where it is loaded")
         return self._hvd_reduce()
 
     def __deepcopy__(self, memo):

@@ -5,6 +5,7 @@ import os
 
 from horovod import _core
 from horovod.common import communicators
+from horovod.common.text import counted
 
 # What every framework's package exports.
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
@@ -156,8 +157,8 @@ def fitting(process_sets, size):
         if process_set.ranks is None or max(process_set.ranks, default=-1) < size:
             fit.append(process_set)
         else:
-            _log.warning("process set %s is left out while the elastic job has only %d ranks",
-                         process_set.ranks, size)
+            _log.warning("process set %s is not available while the elastic job has only %s",
+                         process_set.ranks, counted(size, "rank"))
     return fit
 
 

@@ -14,7 +14,6 @@ Compression = _backend_of(keras).Compression
 _functions = _functions_for(keras, Compression, __name__)
 
 
-
 def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="",
                          compression=Compression.none, sparse_as_dense=False,
                          gradient_predivide_factor=1.0, op=_Average, num_groups=0, groups=None,

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import warnings
 from collections import deque
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 import cloudpickle
 
@@ -59,6 +59,26 @@ def find_launcher() -> str:
     return found
 
 
+def start_launcher(words: List[str], secret: bytes, environment: Dict[str, str], *fds: int,
+                   has_output: bool = False) -> subprocess.Popen:
+    """horovodrun as a child that leaves when its standard input is closed, or this process ends.
+
+    The secret goes through a pipe. fds: descriptors that it takes over. has_output: its output is
+    to be read, else it goes where that of this process goes.
+    """
+    secret_fd, secret_end = os.pipe()
+    os.write(secret_end, secret.hex().encode())
+    os.close(secret_end)
+    stream = subprocess.PIPE if has_output else None
+    try:
+        return subprocess.Popen([find_launcher(), "--life-fd", "0", "--secret-fd", str(secret_fd),
+                                 *words], stdin=subprocess.PIPE, stdout=stream, stderr=stream,
+                                pass_fds=(secret_fd, *fds), env=environment, start_new_session=True)
+    finally:
+        for fd in (secret_fd, *fds):
+            os.close(fd)
+
+
 def __getattr__(name: str) -> Any:
     if name == "launch":  # not before it is asked for: python -m horovod.runner.launch runs it
         return importlib.import_module("horovod.runner.launch")
@@ -80,11 +100,11 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     With min_num_proc or host_discovery_script the job is elastic, and the results are those of the
     first min_num_proc ranks.
     """
-    num_proc = _renamed("np", np, "num_proc", num_proc)
-    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
-    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces",
-                                  network_interfaces)
+    num_proc = renamed("np", np, "num_proc", num_proc)
+    min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    network_interfaces = renamed("network_interface", network_interface, "network_interfaces",
+                                 network_interfaces)
     if hosts is not None and hostfile is not None:
         raise ValueError("Argument hosts and hostfile only allow one provided.")
     if use_gloo and use_mpi:
@@ -105,7 +125,7 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     return _run_payload(payload, n_results, words, executable or sys.executable)
 
 
-def _renamed(old_name, old, new_name, new):
+def renamed(old_name, old, new_name, new):
     if old is None:
         return new
     warnings.warn(f"{old_name} is deprecated, use {new_name} instead", DeprecationWarning,

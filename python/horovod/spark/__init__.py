@@ -4,7 +4,7 @@
     driver   launch.py    run(): waits for slots, starts the Spark job, raises what went wrong
              session.py   the launcher's session, a child process: agents, output, results
              connect.py   the same through Spark Connect, where a task leads the job
-             mpi.py       the same with mpirun, whose ranks are started by mpi_rank.py
+             mpi.py       the same with mpirun
              elastic.py   run_elastic(): the same for a job whose ranks may fail and come
     task     agent.py     what a Spark task does: starts the launcher's agent, waits for its end
     rank     rank.py      the rank: loads the function, calls it, hands the result back

@@ -6,6 +6,7 @@ carries its output and result. It ends with this process, of which it holds one 
 with the driver. The task itself returns nothing through Spark. What ranks find in their environment
 besides their place in the job is put together here, where the worker's own is known.
 """
+import contextlib
 import hashlib
 import os
 import platform
@@ -13,8 +14,7 @@ import subprocess
 import sys
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
-from horovod.common.memory_file import memory_file
-from horovod.runner.launch import find_launcher
+from horovod.runner import start_launcher
 from horovod.spark import task
 
 # Of an agent that has been let go: it ends its rank first.
@@ -40,31 +40,22 @@ class RankFailed(Exception):
     """For Spark, which starts the task of an elastic rank again when it fails."""
 
 
-def host_key() -> str:
-    """Equal for tasks on one machine in the same namespaces: containers are their own hosts."""
-    parts = [platform.node(), os.environ.get("CONTAINER_ID", "")]
-    for name in ("cgroup", "ipc", "mnt", "net", "user", "uts"):
-        try:
-            parts.append(os.readlink(f"/proc/self/ns/{name}"))
-        except OSError:
-            pass
-    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return f"{platform.node().split('.')[0]}-{digest[:12]}"
-
-
 def serve(spec: JobSpec, index: int, attempt: int, devices: List[str]) -> int:
     """The whole life of one task; the exit status of its agent, 1 if its rank has failed."""
-    secret_fd = memory_file("horovod secret", spec.secret.hex().encode())
-    command = [find_launcher(), "--agent", "--life-fd", "0",
-               "--dial", f"{','.join(spec.addresses)}:{spec.port}", "--secret-fd", str(secret_fd),
-               "--agent-name", host_key(), "--agent-slot", str(index),
-               "--agent-about", " ".join([platform.node(), *devices]),
-               "--start-timeout", f"{min(max(spec.start_timeout, 1.0), 86400.0):g}"]
-    try:
-        agent = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(secret_fd,),
-                                 env=rank_environment(spec, devices), start_new_session=True)
-    finally:
-        os.close(secret_fd)
+    # The host's name wherever there is talk of it, with a mark that is equal for tasks on one
+    # machine in the same namespaces: containers are their own hosts.
+    parts = [platform.node(), os.environ.get("CONTAINER_ID", "")]
+    for name in ("cgroup", "ipc", "mnt", "net", "user", "uts"):
+        with contextlib.suppress(OSError):
+            parts.append(os.readlink(f"/proc/self/ns/{name}"))
+    mark = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:6]
+    host = f"{platform.node().split('.')[0]}-{mark}"
+    agent = start_launcher(
+        ["--agent", "--dial", f"{','.join(spec.addresses)}:{spec.port}",
+         "--agent-name", host, "--agent-slot", str(index),
+         "--agent-about", " ".join([host, *devices]),
+         "--start-timeout", f"{min(max(spec.start_timeout, 1.0), 86400.0):g}"],
+        spec.secret, rank_environment(spec, devices))
     try:
         code = agent.wait()
     finally:
@@ -91,8 +82,9 @@ def serve_partition(spec: JobSpec, indexes: Iterable[int]) -> Iterator[Any]:
 
     context = TaskContext.get()
     assert context is not None
+    gpu = context.resources().get("gpu")
     for index in indexes:
-        serve(spec, index, context.attemptNumber(), task.get_available_devices())
+        serve(spec, index, context.attemptNumber(), list(gpu.addresses) if gpu else [])
     return iter(())
 
 
@@ -102,35 +94,24 @@ def serve_partition(spec: JobSpec, indexes: Iterable[int]) -> Iterator[Any]:
 def rank_environment(spec: JobSpec, devices: List[str]) -> Dict[str, str]:
     given = spec.environment
     merged: Dict[str, Optional[str]] = {**os.environ, **given}
-    if shows_own_devices(merged, given, devices):
+    # Is the rank to see the GPUs of its task only? Not if the user has decided otherwise.
+    if (devices and "CUDA_VISIBLE_DEVICES" not in given
+            and merged.get("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX") != "1"):
         merged["CUDA_VISIBLE_DEVICES"] = visible_devices(devices,
                                                          os.environ.get("CUDA_VISIBLE_DEVICES"))
     if given.get("PYTHONPATH", "") is not None:
-        merged["PYTHONPATH"] = python_path(merged, given)
-    environment = {name: value for name, value in merged.items()
-                   if value is not None and name not in SPARK_SECRETS}
-    environment.update(PYTHONUNBUFFERED="1", HOROVOD_SPARK_WORK_DIR=os.getcwd(),
-                       HOROVOD_SPARK_PYTHON=spec.executable or sys.executable)
-    environment[task.DEVICES_VARIABLE] = ",".join(devices)
-    return environment
-
-
-def python_path(environment: Mapping[str, Optional[str]],
-                given: Mapping[str, Optional[str]]) -> str:
-    """Modules the worker can import, the rank can: Spark adds folders of its own. What the user
-    wants first comes first."""
-    wanted = [environment.get("HOROVOD_SPARK_PYTHONPATH"), given.get("PYTHONPATH")]
-    added = [path for path in sys.path if not path.startswith((sys.base_prefix, sys.prefix))]
-    texts = [*wanted, *added, os.environ.get("PYTHONPATH")]
-    return os.pathsep.join(dict.fromkeys(
-        path for text in texts if text for path in text.split(os.pathsep) if path))
-
-
-def shows_own_devices(environment: Mapping[str, Optional[str]],
-                      given: Mapping[str, Optional[str]], devices: List[str]) -> bool:
-    """Is the rank to see the GPUs of its task only? Not if the user has decided otherwise."""
-    return (bool(devices) and "CUDA_VISIBLE_DEVICES" not in given
-            and environment.get("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX") != "1")
+        # Modules the worker can import, the rank can: Spark adds folders of its own. What the user
+        # wants first comes first.
+        added = [path for path in sys.path if not path.startswith((sys.base_prefix, sys.prefix))]
+        texts = [merged.get("HOROVOD_SPARK_PYTHONPATH"), given.get("PYTHONPATH"), *added,
+                 os.environ.get("PYTHONPATH")]
+        merged["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(
+            path for text in texts if text for path in text.split(os.pathsep) if path))
+    merged.update({"PYTHONUNBUFFERED": "1", "HOROVOD_SPARK_WORK_DIR": os.getcwd(),
+                   "HOROVOD_SPARK_PYTHON": spec.executable or sys.executable,
+                   task.DEVICES_VARIABLE: ",".join(devices)})
+    return {name: value for name, value in merged.items()
+            if value is not None and name not in SPARK_SECRETS}
 
 
 def visible_devices(devices: List[str], visible: Optional[str]) -> str:

@@ -7,14 +7,14 @@ happened back as rows: output, results in pieces, or the failure. So output come
 results pass through Spark.
 """
 import json
+import secrets
 import threading
 import time
 import uuid
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
-from horovod.spark import agent, task
-from horovod.spark.output import Output
-from horovod.spark.session import Failure, Session
+from horovod.spark import agent, launch, slots, task
+from horovod.spark.session import Failure, Output, Session
 
 SCHEMA = "number long, kind string, rank int, data binary"
 PIECE_BYTES = 1 << 20
@@ -26,19 +26,16 @@ class Job(NamedTuple):
     """What travels in Spark's closure."""
     n: int
     code: bytes
-    environment: Dict[str, Optional[str]]
-    executable: Optional[str]
-    secret: bytes
-    start_timeout: float
-    prefix: bool
-    timestamp: bool
+    words: List[str]     # of horovodrun, about output
+    spec: agent.JobSpec  # but for the address of the task of partition 0
 
 
 class Collected(Output):
     """Keeps what comes, in order, instead of writing it."""
 
-    def __init__(self, prefix: bool, timestamp: bool) -> None:
-        super().__init__(prefix=prefix, timestamp=timestamp)
+    def __init__(self, words: List[str]) -> None:
+        super().__init__()
+        self.words = words
         self.pieces: List[Any] = []
 
     def write(self, stream: str, data: bytes) -> None:
@@ -49,15 +46,12 @@ class Collected(Output):
 # --- In the tasks ------------------------------------------------------------------------------
 
 
-def supervise(session: Session, job: Job) -> None:
-    """Ends the job when it has not started in time."""
-    deadline = time.monotonic() + job.start_timeout
-    while not session.finished.wait(0.1):
-        if session.n_running < job.n and time.monotonic() > deadline:
-            session.stop()
+def stop_if_late(session: Session, n: int) -> None:
+    if session.counts["running"] < n:
+        session.stop()
 
 
-def report(session: Session, output: Collected, job: Job) -> Iterator[Any]:
+def report(session: Session, output: Collected) -> Iterator[Any]:
     """(kind, rank, data) of everything the client is to know."""
     yield from output.pieces
     if session.has_succeeded():
@@ -67,7 +61,7 @@ def report(session: Session, output: Collected, job: Job) -> Iterator[Any]:
     elif session.failure is not None:
         yield "failure", session.failure.rank, json.dumps(session.failure).encode()
     else:
-        yield "late", 0, f"{session.n_registered} {session.n_running}".encode()
+        yield "late", 0, f"{session.counts['agent']} {session.counts['running']}".encode()
 
 
 def serve_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
@@ -75,30 +69,28 @@ def serve_batches(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
     import pyarrow as pa
     from pyspark import BarrierTaskContext
 
-    from horovod.spark.launch import resolved
-
     for _ in batches:
         pass
     context = BarrierTaskContext.get()
     index = context.partitionId()
     host = context.getTaskInfos()[0].address.rpartition(":")[0] or "localhost"
-    output = Collected(job.prefix, job.timestamp)
+    output = Collected(job.words)
     session = None
     if index == 0:
-        session = Session(["-np", str(job.n)], resolved(host), job.secret, job.code, output)
-        session.wait_until_open()
+        session = Session(["-np", str(job.n)], launch.resolved(host), job.spec.secret, job.code,
+                          output)
     try:
         port = int(context.allGather(str(session.port) if session is not None else "")[0])
         if session is not None:
-            watcher = threading.Thread(target=supervise, args=(session, job), daemon=True)
-            watcher.start()
-        agent.serve(agent.JobSpec([host], port, job.secret, job.start_timeout, job.environment,
-                                  job.executable),
-                    index, context.attemptNumber(), task.get_available_devices())
+            clock = threading.Timer(job.spec.start_timeout, stop_if_late, (session, job.n))
+            clock.daemon = True
+            clock.start()
+        agent.serve(job.spec._replace(addresses=[host], port=port), index,
+                    context.attemptNumber(), task.get_available_devices())
         if session is None:
             return
         session.finished.wait()
-        for number, (kind, rank, data) in enumerate(report(session, output, job)):
+        for number, (kind, rank, data) in enumerate(report(session, output)):
             yield pa.RecordBatch.from_pydict(
                 {"number": [number], "kind": [kind], "rank": pa.array([rank], pa.int32()),
                  "data": pa.array([data], pa.binary())})
@@ -133,8 +125,6 @@ def default_num_proc(spark: Any, deadline: float, start_timeout: float, profile:
 def wait_for_slots(spark: Any, n: int, deadline: float, start_timeout: float,
                    profile: Any = None) -> None:
     """Until n tasks can run at once, as far as a client can know that."""
-    from horovod.spark import slots
-
     if spark.conf.get("spark.default.parallelism", "") != "":
         return
     while (found := default_num_proc(spark, deadline, start_timeout, profile)) < n:
@@ -170,8 +160,6 @@ class Submission(threading.Thread):
 
     def wait(self, deadline: float, start_timeout: float, late: str) -> Any:
         """The result; late: what to say if the job has not begun by the deadline."""
-        from horovod.spark import launch, slots
-
         if self._is_told:
             self._spark.registerProgressHandler(self._hear)
         self.start()
@@ -193,33 +181,38 @@ class Submission(threading.Thread):
         return self._result
 
 
-def carry_out(spark: Any, job: Job, deadline: float, profile: Any) -> List[Any]:
-    """The rows of the job. From its begin on the task of partition 0 watches the time."""
+def run(spark: Any, num_proc: Optional[int], start_timeout: float,
+        call: launch.Call) -> List[bytes]:
+    """The pickled results by rank; raises what classic run() would."""
+    output = Output(call.stdout, call.stderr, call.timestamp)
+    deadline = time.monotonic() + start_timeout
+    n = num_proc or default_num_proc(spark, deadline, start_timeout, call.profile)
+    call.tell(f"Running {slots.plural(n, 'process')}...")
+    job = Job(n, call.code, output.words,
+              agent.JobSpec([], 0, secrets.token_bytes(32), start_timeout,
+                            call.environment(spark.conf, start_timeout), call.executable))
+    return carry_out(spark, job, deadline, output, call.profile)
+
+
+def carry_out(spark: Any, job: Job, deadline: float, output: Output,
+              profile: Any = None) -> List[bytes]:
+    wait_for_slots(spark, job.n, deadline, job.spec.start_timeout, profile)
     options = {} if profile is None else {"profile": profile}
     submission = Submission(spark, lambda: spark.range(0, job.n, 1, job.n).mapInArrow(
         lambda batches: serve_batches(job, batches), SCHEMA, barrier=True, **options).collect())
-    return submission.wait(deadline, job.start_timeout, f"Spark has not started the {job.n} "
+    # From its begin on the task of partition 0 watches the time.
+    rows = submission.wait(deadline, job.spec.start_timeout, f"Spark has not started the {job.n} "
                            "tasks, which must start all at once.")
-
-
-def run(spark: Any, job: Job, deadline: float, output: Output,
-        profile: Any = None) -> List[bytes]:
-    """The pickled results by rank; raises what classic run() would."""
-    from horovod.spark import launch, slots
-
-    wait_for_slots(spark, job.n, deadline, job.start_timeout, profile)
-    rows = carry_out(spark, job, deadline, profile)
     results: Dict[int, List[bytes]] = {rank: [] for rank in range(job.n)}
     for row in sorted(rows, key=lambda row: row.number):
         if row.kind in ("stdout", "stderr"):
             output.write(row.kind, bytes(row.data))
         elif row.kind == "result":
             results[row.rank].append(bytes(row.data))
-    last = max(rows, key=lambda row: row.number)
-    if last.kind == "failure":
-        raise RuntimeError(launch.describe(Failure(*json.loads(bytes(last.data)))))
-    if last.kind == "late":
-        registered, running = bytes(last.data).decode().split()
-        raise slots.timed_out(f"Of {job.n} tasks {registered} have registered and {running} run "
-                              "the function.", job.start_timeout)
+        elif row.kind == "failure":
+            raise RuntimeError(launch.describe(Failure(*json.loads(bytes(row.data)))))
+        else:
+            registered, running = bytes(row.data).decode().split()
+            raise slots.timed_out(f"Of {job.n} tasks {registered} have registered and {running} "
+                                  "run the function.", job.spec.start_timeout)
     return [b"".join(results[rank]) for rank in range(job.n)]

@@ -13,8 +13,9 @@ but for the two at the ends of its stretch, works with fewer row groups than ran
 makes the same number of equal batches, which collective operations need: stretches are rounded up,
 so at most n - 1 rows come twice in an epoch. Rows are mixed within a window of row groups.
 
-Paths are local, or URLs: hdfs:// through pyarrow, the others through fsspec. Columns are unpacked
-by Arrow's threads, of which there are OMP_NUM_THREADS; a reader is for one thread.
+What petastorm has written is read as well (petastorm_format.py). Paths are local, or URLs: hdfs://
+through pyarrow, the others through fsspec. Columns are unpacked by Arrow's threads, of which there
+are OMP_NUM_THREADS; a reader is for one thread.
 """
 import itertools
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -24,6 +25,8 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.fs
 import pyarrow.parquet
+
+from horovod.spark import petastorm_format
 
 Batch = Dict[str, np.ndarray]
 
@@ -198,6 +201,11 @@ class ParquetReader:
         if missing:
             raise ValueError(f"{path} has no column {', '.join(missing)}; it has "
                              f"{', '.join(self.schema.names)}")
+        self._fields = {name: field for name, field in
+                        petastorm_format.read_schema(self._fs, root).items()
+                        if name in self.columns}
+        for name, field in self._fields.items():
+            petastorm_format.check(name, field)
         self.n_rows = sum(group.n_rows for group in self.groups)
         self.rows_per_shard = -(-self.n_rows // n_shards)
         self._drop_last = drop_last
@@ -242,13 +250,21 @@ class ParquetReader:
             if self._cached is not None:
                 self._cached[piece.group] = table
         table = table.slice(piece.first, piece.n_rows)
-        return {name: to_numpy(name, table.column(name)) for name in self.columns}
+        return {name: self._to_numpy(name, table.column(name)) for name in self.columns}
+
+    def _to_numpy(self, name: str, column: pa.ChunkedArray) -> np.ndarray:
+        field = self._fields.get(name)
+        if field is None:
+            return to_numpy(name, column)
+        if field.codec in petastorm_format.CODECS:
+            return petastorm_format.decode(name, field, column)
+        return petastorm_format.as_declared(field, to_numpy(name, column))
 
     def sample(self, columns: List[str]) -> Batch:
         """One row, as it is in the file: what shapes and types there are."""
         group = self.groups[0]
         record = next(self._open(group.path).iter_batches(1, [group.index], columns))
-        return {name: to_numpy(name, pa.chunked_array([record.column(name)]))
+        return {name: self._to_numpy(name, pa.chunked_array([record.column(name)]))
                 for name in columns}
 
     def _pieces(self, epoch: int) -> List[Piece]:

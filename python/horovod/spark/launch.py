@@ -7,6 +7,7 @@ Ctrl-C, a failed rank and a failed Spark job all end up in the same place, which
 barrier job is used unless dynamic allocation is on, which Spark does not allow together: then plain
 tasks, and the session refuses copies and retries.
 """
+import contextlib
 import functools
 import itertools
 import os
@@ -17,15 +18,19 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TextIO
 
+import cloudpickle
+
+from horovod.runner import FAILED
 from horovod.runner.script import Function, call_of
 from horovod.spark import slots
 from horovod.spark.agent import JobSpec, serve_partition
-from horovod.spark.output import Output
-from horovod.spark.session import Failure, Session
+from horovod.spark.session import Failure, Output, Session
 
 DEFAULT_START_TIMEOUT = 600.0
 START_TIMEOUT_VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"
 WAIT_SECONDS = 0.1
+# How often to look for slots that come later than they were counted.
+LOOK_SECONDS = 5.0
 # How long agents have to end their ranks before Spark is asked to; Spark then needs some seconds.
 LEAVE_SECONDS = 4.0
 CANCEL_SECONDS = 10.0
@@ -65,33 +70,28 @@ def run(fn: Function, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None
                         "leave out what belongs to this host only")
     if num_proc is not None and num_proc < 1:
         raise ValueError(f"num_proc is {num_proc}: at least one process is needed")
-    start_timeout = start_timeout_of(start_timeout)
+    wait = start_timeout_of(start_timeout)
+    if callable(fn):
+        work: Any = fn, tuple(args), dict(kwargs or {})
+    else:
+        work = call_of(fn, args, kwargs)
+    call = Call(cloudpickle.dumps(work, protocol=5), env, nics, stdout, stderr,
+                prefix_output_with_timestamp, executable, resource_profile, verbose)
     session = connect_session()
     if session is not None:
+        from horovod.spark import connect
+
         if use_mpi:
             raise ValueError("use_mpi=True is not possible with Spark Connect: executors cannot "
                              "call this process, where mpirun would be")
-        environment = {**threads_of(resource_profile),
-                       **tunables(session.conf, env, nics, start_timeout)}
-        output = Output(stdout, stderr, stdout is not None or stderr is not None,
-                        prefix_output_with_timestamp)
-        return run_connect(session, num_proc, start_timeout, verbose, resource_profile,
-                           Call(pickle_call(fn, args, kwargs), environment, output, executable))
-    sc = active_context()
+        return load_results(connect.run(session, num_proc, wait, call))
     if use_mpi:
         from horovod.spark.mpi import MpiRun
 
-        job: SparkRun = MpiRun(sc, start_timeout, resource_profile, nics, extra_mpi_args)
+        job: SparkRun = MpiRun(active_context(), wait, call, extra_mpi_args)
     else:
-        job = SparkRun(sc, start_timeout, resource_profile)
-    n = num_proc or slots.default_num_proc(sc, job.deadline, resource_profile)
-    if verbose >= 1:
-        print(f"Running {n} processes...", flush=True)
-    output = Output(stdout, stderr, prefix=stdout is not None or stderr is not None,
-                    timestamp=prefix_output_with_timestamp, bar_is_up=shows_bar(sc, stdout))
-    environment = {**threads_of(resource_profile),
-                   **tunables(sc.getConf(), env, nics, start_timeout)}
-    return job.run(n, Call(pickle_call(fn, args, kwargs), environment, output, executable))
+        job = SparkRun(active_context(), wait, call)
+    return job.run(num_proc)
 
 
 def connect_session() -> Any:
@@ -107,20 +107,6 @@ def connect_session() -> Any:
     return SparkSession.getActiveSession()
 
 
-def run_connect(session: Any, num_proc: Optional[int], start_timeout: float, verbose: int,
-                profile: Any, call: "Call") -> List[Any]:
-    from horovod.spark import connect
-
-    deadline = time.monotonic() + start_timeout
-    if num_proc is None:
-        num_proc = connect.default_num_proc(session, deadline, start_timeout, profile)
-    if verbose >= 1:
-        print(f"Running {num_proc} processes...", flush=True)
-    job = connect.Job(num_proc, call.code, call.environment, call.executable,
-                      secrets.token_bytes(32), start_timeout, *call.output.style())
-    return load_results(connect.run(session, job, deadline, call.output, profile))
-
-
 def active_context() -> Any:
     from pyspark import SparkContext
 
@@ -131,65 +117,18 @@ def active_context() -> Any:
     return sc
 
 
-def start_timeout_of(start_timeout: Optional[float]) -> float:
-    if start_timeout is not None:
-        return float(start_timeout)
-    text = os.environ.get(START_TIMEOUT_VARIABLE) or str(DEFAULT_START_TIMEOUT)
+def start_timeout_of(given: Optional[float], variable: str = START_TIMEOUT_VARIABLE) -> float:
+    """As given, or as in the environment; seconds."""
+    if given is not None:
+        return float(given)
+    text = os.environ.get(variable) or str(DEFAULT_START_TIMEOUT)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0.0 < seconds < float("inf"):
-        raise ValueError(f"{START_TIMEOUT_VARIABLE} is {text!r}: a number of seconds is needed, "
-                         "such as 600")
+        raise ValueError(f"{variable} is {text!r}: a number of seconds is needed, such as 600")
     return seconds
-
-
-def pickle_call(fn: Function, args: Any, kwargs: Optional[Mapping[str, Any]]) -> bytes:
-    """Before anything is started: a function that cannot travel is the caller's error."""
-    import cloudpickle
-
-    return cloudpickle.dumps(call_of(fn, args, kwargs), protocol=5)
-
-
-def shows_bar(sc: Any, stdout: Optional[TextIO]) -> bool:
-    enabled = sc.getConf().get("spark.ui.showConsoleProgress", "false").lower() == "true"
-    return bool(enabled and stdout is None and sys.stdout.isatty())
-
-
-def tunables(conf: Any, env: Optional[Mapping[str, Optional[str]]], nics: Any,
-             start_timeout: float) -> Dict[str, Optional[str]]:
-    """What the ranks get besides the executors' environment and their place."""
-    environment: Dict[str, Optional[str]] = {
-        "HOROVOD_START_TIMEOUT": f"{min(max(start_timeout, 1.0), 86400.0):g}"}  # its knob's range
-    if any(conf.get(key, "false").lower() == "true"
-           for key in ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption",
-                       "spark.ssl.enabled")):
-        environment["HOROVOD_ENCRYPT"] = "always"  # as private as the rest of the application
-    if nics:
-        environment["HOROVOD_GLOO_IFACE"] = nics if isinstance(nics, str) else ",".join(nics)
-    environment.update(env or {})
-    return environment
-
-
-def threads_of(profile: Any) -> Dict[str, Optional[str]]:
-    """Spark 3.5 sets OMP_NUM_THREADS by spark.task.cpus, whatever the profile says."""
-    cpus = profile.taskResources.get("cpus") if profile is not None else None
-    return {"OMP_NUM_THREADS": str(int(cpus.amount))} if cpus is not None else {}
-
-
-def driver_addresses(sc: Any) -> List[str]:
-    if slots.is_local(sc):
-        return ["127.0.0.1"]
-    return [sc.getConf().get("spark.driver.host")]
-
-
-def bind_address(sc: Any) -> str:
-    """Where the driver listens: where Spark does, if that can be told; else everywhere."""
-    if slots.is_local(sc):
-        return "127.0.0.1"
-    conf = sc.getConf()
-    return resolved(conf.get("spark.driver.bindAddress", conf.get("spark.driver.host")))
 
 
 def resolved(name: str) -> str:
@@ -204,127 +143,163 @@ def resolved(name: str) -> str:
 
 
 class Call(NamedTuple):
-    """What is to be run, and how."""
-    code: bytes
-    environment: Dict[str, Optional[str]]
-    output: Output
+    """What is to be run, and how: the arguments of run()."""
+    code: bytes  # the function and its arguments, pickled before anything is started
+    env: Optional[Mapping[str, Optional[str]]]
+    nics: Any
+    stdout: Optional[TextIO]
+    stderr: Optional[TextIO]
+    timestamp: bool
     executable: Optional[str]
+    profile: Any
+    verbose: int
+
+    def tell(self, text: str) -> None:
+        if self.verbose >= 1:
+            print(text, flush=True)
+
+    def environment(self, conf: Any, start_timeout: float) -> Dict[str, Optional[str]]:
+        """What the ranks get besides the executors' environment and their place."""
+        environment: Dict[str, Optional[str]] = {
+            "HOROVOD_START_TIMEOUT": f"{min(max(start_timeout, 1.0), 86400.0):g}"}  # knob's range
+        cpus = self.profile.taskResources.get("cpus") if self.profile is not None else None
+        if cpus is not None:  # Spark 3.5 goes by spark.task.cpus, whatever the profile says
+            environment["OMP_NUM_THREADS"] = str(int(cpus.amount))
+        private = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption",
+                   "spark.ssl.enabled")
+        if "true" in [conf.get(key, "false").lower() for key in private]:
+            environment["HOROVOD_ENCRYPT"] = "always"  # as private as the rest of the application
+        if self.nics:
+            environment["HOROVOD_GLOO_IFACE"] = (self.nics if isinstance(self.nics, str)
+                                                 else ",".join(self.nics))
+        return {**environment, **(self.env or {})}
 
 
 class SparkRun:
     """One call of run(), from the secret to the results."""
 
-    def __init__(self, sc: Any, start_timeout: float, profile: Any) -> None:
-        self.sc = sc
-        self.start_timeout = start_timeout
+    def __init__(self, sc: Any, start_timeout: float, call: Call) -> None:
+        conf = sc.getConf()
+        self.sc, self.call, self.start_timeout = sc, call, start_timeout
         self.deadline = time.monotonic() + start_timeout
-        self._profile = profile
+        self.is_local = sc.master.startswith("local")  # driver and tasks are on one machine
+        self.is_dynamic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+        forced = os.environ.get("HOROVOD_SPARK_BARRIER", "")  # one kind of job
+        self.is_barrier = forced == "1" if forced in ("0", "1") else not self.is_dynamic
+        # Tasks find the driver where Spark says; it listens where Spark does, or everywhere.
+        driver = "127.0.0.1" if self.is_local else conf.get("spark.driver.host")
+        self.address = (driver if self.is_local
+                        else resolved(conf.get("spark.driver.bindAddress", driver)))
+        self.spec = JobSpec([driver], 0, secrets.token_bytes(32), start_timeout,
+                            call.environment(conf, start_timeout), call.executable)
+        shows_bar = conf.get("spark.ui.showConsoleProgress", "false").lower() == "true"
+        self.output = Output(call.stdout, call.stderr, call.timestamp,
+                             shows_bar and call.stdout is None and sys.stdout.isatty())
         self._group = f"horovod.spark.run.{next(_group_numbers)}"
-        self._secret = secrets.token_bytes(32)
+        self._n_all = 0  # task slots, if all there are have been taken
+        self._look = 0.0  # when to look for others
         self._spark_error: Optional[BaseException] = None
-        self._thread: Optional[threading.Thread] = None
+        self.thread: Optional[threading.Thread] = None
 
-    def run(self, n: int, call: Call) -> List[Any]:
-        if not slots.is_dynamic(self.sc):
-            slots.wait_for(self.sc, n, self.deadline, self.start_timeout, self._profile)
-        return load_results(self._carry_out(n, n, ["-np", str(n)], call))
+    def run(self, num_proc: Optional[int]) -> List[Any]:
+        """The results, by rank."""
+        profile, where = self.call.profile, ""
+        n = num_proc or slots.default_num_proc(self.sc, self.deadline, profile, tell=self.call.tell)
+        is_asked_for = num_proc or self.sc.getConf().get("spark.default.parallelism")
+        if not (is_asked_for or self.is_dynamic or self.is_local):
+            self._n_all = n
+            where = f" on {slots.plural(slots.executors(self.sc)[1], 'host')}"
+        self.call.tell(f"Running {n} process{'' if n == 1 else 'es'}{where}...")
+        if is_asked_for and not self.is_dynamic:
+            slots.wait_for(self.sc, n, self.deadline, self.start_timeout, profile)
+        return load_results(self.carry_out(n, n, ["-np", str(n)]))
 
-    def _carry_out(self, n: int, n_tasks: int, words: List[str], call: Call,
-                   max_failures: int = 0) -> List[bytes]:
-        """The pickled results, by rank. n: how many ranks it begins with."""
-        self._session = session = Session(words, bind_address(self.sc), self._secret, call.code,
-                                          call.output)
-        try:
-            session.wait_until_open()
-            self._submit(n_tasks, JobSpec(driver_addresses(self.sc), session.port, self._secret,
-                                          self.start_timeout, call.environment, call.executable,
-                                          max_failures))
-            self._watch(session, n)
-            return session.results()
-        finally:
-            self._end(session)
-
-    # --- The Spark job -------------------------------------------------------------------------
-
-    def _submit(self, n: int, spec: JobSpec) -> None:
+    def carry_out(self, n: int, n_tasks: int, words: List[str]) -> List[bytes]:
+        """The pickled results. n: how many ranks it begins with."""
         from pyspark import InheritableThread
 
-        barrier = self._wants_barrier()
+        self.session = session = Session(words, self.address, self.spec.secret, self.call.code,
+                                         self.output)
+        try:
+            self.thread = InheritableThread(target=self.spark_job, daemon=True, args=(
+                n_tasks, self.spec._replace(port=session.port)))
+            self.thread.start()
+            while not session.finished.wait(WAIT_SECONDS):
+                self.check(session, n)
+            if not session.has_succeeded():
+                raise self.failure_of(session)
+            return session.results()
+        finally:
+            self.end(session)
 
-        def job() -> None:
-            try:
-                self.sc.setJobGroup(self._group, "Horovod Spark Run", interruptOnCancel=True)
-                rdd = self.sc.parallelize(range(n), n)
-                if self._profile is not None:
-                    rdd = rdd.withResources(self._profile)
-                serve = functools.partial(serve_partition, spec)
-                # Ends in collect, so that Spark never runs a barrier stage again by itself.
-                (rdd.barrier() if barrier else rdd).mapPartitions(serve).collect()
-            except BaseException as error:
-                self._spark_error = error
+    # --- While it runs -------------------------------------------------------------------------
 
-        self._thread = InheritableThread(target=job, name=self._group, daemon=True)
-        self._thread.start()
+    def _tell_of_more(self) -> None:
+        """Once, if slots have come after they were counted."""
+        self._look = time.monotonic() + LOOK_SECONDS
+        more = slots.count(self.sc, self.call.profile) - self._n_all
+        if more > 0:
+            self.call.tell(f"{slots.plural(more, 'task slot')} came after the job had begun with "
+                           f"{self._n_all}, and {'is' if more == 1 else 'are'} not used by it; the "
+                           "next run will use all.")
+            self._n_all = 0
 
-    def _wants_barrier(self) -> bool:
-        """HOROVOD_SPARK_BARRIER=1 or 0 forces one kind of job."""
-        forced = os.environ.get("HOROVOD_SPARK_BARRIER", "")
-        return forced == "1" if forced in ("0", "1") else not slots.is_dynamic(self.sc)
+    def spark_job(self, n: int, spec: JobSpec) -> None:
+        """In a thread of its own."""
+        try:
+            self.sc.setJobGroup(self._group, "Horovod Spark Run", interruptOnCancel=True)
+            rdd = self.sc.parallelize(range(n), n)
+            if self.call.profile is not None:
+                rdd = rdd.withResources(self.call.profile)
+            serve = functools.partial(serve_partition, spec)
+            # Ends in collect, so that Spark never runs a barrier stage again by itself.
+            (rdd.barrier() if self.is_barrier else rdd).mapPartitions(serve).collect()
+        except BaseException as error:
+            self._spark_error = error
 
-    def _watch(self, session: Session, n: int) -> None:
-        """Until the job is over; raises if it is not well over."""
-        while not session.finished.wait(WAIT_SECONDS):
-            if self._is_over(session) and not session.finished.is_set():
-                raise self._spark_failure()
-            if session.n_running < n and time.monotonic() >= self.deadline:
-                raise slots.timed_out(self._how_far(session, n), self.start_timeout)
-        if not session.has_succeeded():
-            raise self._failure_of(session)
-
-    def _is_over(self, session: Session) -> bool:
-        """Spark's job has ended, and the session has had the time to settle on a cause."""
-        assert self._thread is not None
-        if self._thread.is_alive():
-            return False
-        session.finished.wait(SETTLE_SECONDS)
-        return True
+    def check(self, session: Session, n: int) -> None:
+        """Raises if Spark's job has ended, or has not begun in time."""
+        assert self.thread is not None
+        if not self.thread.is_alive() and not session.finished.wait(SETTLE_SECONDS):
+            raise self.spark_failure()
+        if session.counts["running"] < n and time.monotonic() >= self.deadline:
+            raise slots.timed_out(self._how_far(session, n), self.start_timeout)
+        if session.counts["running"] >= n:
+            self.deadline = float("inf")  # what has begun, has begun
+        if self._n_all and time.monotonic() >= self._look:
+            self._tell_of_more()
 
     def _how_far(self, session: Session, n: int) -> str:
+        profile = self.call.profile
         try:
-            found = f", and the application has {slots.count(self.sc, self._profile)} task slots"
+            found = f", and the application has {slots.count(self.sc, profile)} task slots"
         except Exception:  # a context that has been stopped meanwhile
             found = ""
-        hosts = ", ".join(f"{name} ({count})" for name, count in sorted(session.hosts().items()))
-        return (f"Of {n} tasks {session.n_registered} have registered"
-                f"{' from ' + hosts if hosts else ''} and {session.n_running} run the function"
-                f"{found} ({slots.task_needs(self.sc, self._profile)}).")
+        names = [name for name, *_ in session.agents.values()]
+        hosts = ", ".join(f"{name} ({names.count(name)})" for name in sorted(set(names)))
+        return (f"Of {n} tasks {session.counts['agent']} have registered"
+                f"{' from ' + hosts if hosts else ''} and {session.counts['running']} run the "
+                f"function{found} ({slots.task_needs(self.sc, profile)}).")
 
-    def _end(self, session: Session) -> None:
+    def end(self, session: Session) -> None:
         """Whatever happened: nothing of the job is left when this returns."""
-        leave_seconds = self._leave_seconds(session)
+        # After a failure Spark may just be starting tasks again, and an elastic job may have some
+        # that got no slot: these would look for a driver that is not there any more.
+        leave_seconds = (LEAVE_SECONDS if session.has_succeeded() and not self.spec.max_failures
+                         else MOMENT_SECONDS)
         session.stop()
         agents_have_left = session.finished.wait(LEAVE_SECONDS)
-        if self._thread is not None:
-            self._thread.join(leave_seconds if agents_have_left else 0.0)
-            if self._thread.is_alive():
-                self._cancel()
-                self._thread.join(CANCEL_SECONDS)
+        if self.thread is not None:
+            self.thread.join(leave_seconds if agents_have_left else 0.0)
+            if self.thread.is_alive():
+                with contextlib.suppress(Exception):  # a stopped context has cancelled everything
+                    self.sc.cancelJobGroup(self._group)
+                self.thread.join(CANCEL_SECONDS)
         session.close()
-
-    def _leave_seconds(self, session: Session) -> float:
-        """How long the tasks have to end by themselves. After a failure Spark may just be starting
-        some of them again: these would look for a driver that is not there any more."""
-        return LEAVE_SECONDS if session.has_succeeded() else MOMENT_SECONDS
-
-    def _cancel(self) -> None:
-        try:
-            self.sc.cancelJobGroup(self._group)
-        except Exception:
-            pass  # a context that has been stopped has cancelled everything
 
     # --- What went wrong -----------------------------------------------------------------------
 
-    def _spark_failure(self) -> Exception:
+    def spark_failure(self) -> Exception:
         error = self._spark_error
         if error is None:
             return RuntimeError("Spark job has failed: it ended while its tasks were "
@@ -333,34 +308,27 @@ class SparkRun:
         failure.__cause__ = error
         return failure
 
-    def _failure_of(self, session: Session) -> Exception:
-        if session.failure is None:
+    def failure_of(self, session: Session) -> Exception:
+        failure = session.failure
+        if failure is None:
             return RuntimeError("the launcher of the job could not go on; what it said is above")
-        return self._rank_failure(session.failure)
-
-    def _rank_failure(self, failure: Failure) -> Exception:
-        if failure.code is None:
-            assert self._thread is not None
-            if self._wants_barrier():  # else Spark does not mind, and starts the task again
-                self._thread.join(SPARK_WORDS_SECONDS)
-            if self._spark_error is not None:
-                problem = self._spark_failure()
-                problem.args = (f"{problem.args[0]}\nThe task of {failure.where()} was lost.",)
-                return problem
-            return RuntimeError(f"Lost the Spark task of {failure.where()}: its executor or its "
-                                "Python worker ended, or the network between it and the driver "
-                                "was cut.")
-        return RuntimeError(describe(failure))
+        if failure.code is not None:
+            return RuntimeError(describe(failure))
+        assert self.thread is not None
+        if self.is_barrier:  # else Spark does not mind, and starts the task again
+            self.thread.join(SPARK_WORDS_SECONDS)
+        if self._spark_error is not None:
+            problem = self.spark_failure()
+            problem.args = (f"{problem.args[0]}\nThe task of {failure.where()} was lost.",)
+            return problem
+        return RuntimeError(f"Lost the Spark task of {failure.where()}: its executor or its Python "
+                            "worker ended, or the network between it and the driver was cut.")
 
 
 def first_words(error: BaseException) -> str:
     """Spark's reason without the Java stack, and the last line of a Python traceback in it."""
-    lines = []
-    for line in str(error).split("\n"):
-        if line.startswith("\tat ") and lines:
-            break
-        if line.strip():
-            lines.append(line)
+    reason = str(error).partition("\n\tat ")[0]
+    lines = [line for line in reason.split("\n") if line.strip()]
     words = "\n".join(lines[:3] + lines[3:][-1:])
     if "No module named 'horovod'" in words:
         words += "\nInstall this package on the executors, for the Python of PYSPARK_PYTHON."
@@ -368,9 +336,7 @@ def first_words(error: BaseException) -> str:
 
 
 def describe(failure: Failure) -> str:
-    text = ("Horovod detected that one or more processes exited with non-zero status, thus causing "
-            "the job to be terminated. The first process to do so was:\n"
-            f"Process name: {failure.rank}\nExit code: {failure.code}\n")
+    text = FAILED.format(failure.rank, failure.code)
     error = failure.error
     if error is not None:
         words = error["traceback"] or error["text"]  # where no Python of the rank has run yet
@@ -383,8 +349,6 @@ def describe(failure: Failure) -> str:
 
 
 def load_results(pickles: List[bytes]) -> List[Any]:
-    import cloudpickle
-
     results = []
     for rank, data in enumerate(pickles):
         try:

@@ -2,12 +2,13 @@
 """run(use_mpi=True): the ranks are started by Open MPI's mpirun, with Spark tasks as its hosts.
 
     driver   mpirun ── horovodrun --shell ──▶ session of the hosts ──▶ agent of a task ── orted
-    host     daemon of mpirun ── mpi_rank.py: an agent too ──▶ session of the ranks
+    host     daemon of mpirun ── this file: an agent too ──▶ session of the ranks
 
 There are two sessions. The Spark tasks call that of the hosts, which then only carries: a command
 of mpirun's to the first task of a host, its output and exit status back. The ranks' own agents call
 an ordinary one, as the tasks do without MPI, so output, results and errors are no different.
 """
+import contextlib
 import json
 import os
 import re
@@ -16,16 +17,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from horovod.common.memory_file import memory_file
 from horovod.runner.launch import find_launcher
-from horovod.spark import slots
-from horovod.spark.agent import JobSpec
-from horovod.spark.launch import (WAIT_SECONDS, Call, SparkRun, bind_address, describe,
-                                  driver_addresses)
-from horovod.spark.session import Session
+from horovod.spark import agent
+from horovod.spark.launch import WAIT_SECONDS, Call, SparkRun, describe
+from horovod.spark.session import Failure, Session
 
 NO_MPI = ("horovod does not find an installed MPI. use_mpi=True needs mpirun of Open MPI in PATH, "
           "on the driver and on all hosts; without use_mpi no MPI is needed.")
@@ -37,47 +35,36 @@ WORDS_SECONDS = 3.0
 LETTER_VARIABLE = "HOROVOD_SPARK_LETTER"
 
 
-class Dialect(NamedTuple):
-    """How a version of mpirun wants to be told."""
-    setting: str
-    agent: str
-    no_tree: str
+# By version of mpirun: how it is told a setting, and what it calls its remote shell.
+Dialect = Tuple[str, str]
+DIALECTS = {4: ("-mca", "rsh"), 5: ("--prtemca", "ssh")}
 
 
-DIALECTS = {4: Dialect("-mca", "plm_rsh_agent", "plm_rsh_no_tree_spawn"),
-            5: Dialect("--prtemca", "plm_ssh_agent", "plm_ssh_no_tree_spawn")}
-
-
-def find_mpirun(env: Dict[str, Optional[str]]) -> str:
+def find_mpirun(env: Mapping[str, Optional[str]]) -> Tuple[str, Dialect]:
     """The whole path: mpirun then tells its daemons where they are installed."""
-    path = env.get("PATH") or os.environ.get("PATH")
-    found = shutil.which("mpirun", path=path)
+    found = shutil.which("mpirun", path=env.get("PATH") or os.environ.get("PATH"))
     if found is None:
         raise Exception(NO_MPI)
-    return found
-
-
-def dialect_of(mpirun: str) -> Dialect:
-    told = subprocess.run([mpirun, "--version"], stdout=subprocess.PIPE, text=True,
+    told = subprocess.run([found, "--version"], stdout=subprocess.PIPE, text=True,
                           stdin=subprocess.DEVNULL, timeout=60).stdout
     version = re.search(r"\(Open MPI\) (\d+)\.", told)
     if version is None:
-        raise Exception(f"{NO_MPI} {mpirun} says: {told.strip()[:80]!r}")
-    return DIALECTS[max(min(int(version.group(1)), max(DIALECTS)), min(DIALECTS))]
+        raise Exception(f"{NO_MPI} {found} says: {told.strip()[:80]!r}")
+    return found, DIALECTS[max(min(int(version.group(1)), max(DIALECTS)), min(DIALECTS))]
 
 
 def command_of(mpirun: str, dialect: Dialect, hosts: Dict[str, int], nics: Any,
                extra: Optional[str]) -> List[str]:
     """The command line; hosts in the order their ranks come."""
+    setting, shell = dialect
     words = [mpirun, "-np", str(sum(hosts.values())),
              "-H", ",".join(f"{host}:{n}" for host, n in hosts.items()),
              "--map-by", "slot", "--bind-to", "none", "--leave-session-attached",
-             dialect.setting, "plm", "rsh" if "rsh" in dialect.agent else "ssh",
-             dialect.setting, dialect.agent, f"{find_launcher()} --shell", "-x", LETTER_VARIABLE,
-             dialect.setting, dialect.no_tree, "1"]
+             setting, "plm", shell, setting, f"plm_{shell}_no_tree_spawn", "1",
+             setting, f"plm_{shell}_agent", f"{find_launcher()} --shell", "-x", LETTER_VARIABLE]
     if nics:
         names = nics if isinstance(nics, str) else ",".join(nics)
-        words += [dialect.setting, "oob_tcp_if_include", names]
+        words += [setting, "oob_tcp_if_include", names]
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
     return words + shlex.split(extra or "")
@@ -86,102 +73,92 @@ def command_of(mpirun: str, dialect: Dialect, hosts: Dict[str, int], nics: Any,
 class MpiRun(SparkRun):
     """One call of run(use_mpi=True)."""
 
-    def __init__(self, sc: Any, start_timeout: float, profile: Any, nics: Any,
-                 extra_mpi_args: Optional[str]) -> None:
-        super().__init__(sc, start_timeout, profile)
-        self._nics = nics
-        self._extra = extra_mpi_args
+    def __init__(self, sc: Any, start_timeout: float, call: Call, extra: Optional[str]) -> None:
+        super().__init__(sc, start_timeout, call)
+        self._extra = extra
         self._mpirun: Optional[subprocess.Popen] = None
 
-    def _carry_out(self, n: int, n_tasks: int, words: List[str], call: Call,
-                   max_failures: int = 0) -> List[bytes]:
-        mpirun = find_mpirun(call.environment)
-        dialect = dialect_of(mpirun)
-        here = bind_address(self.sc)
-        ranks = Session(words, here, self._secret, call.code, call.output)
-        hosts = Session([*words, "--carry-commands"], here, self._secret,
-                        self._secret.hex().encode(), call.output)
-        secret_fd = memory_file("horovod secret", self._secret.hex().encode())
+    def carry_out(self, n: int, n_tasks: int, words: List[str]) -> List[bytes]:
+        from pyspark import InheritableThread
+
+        mpirun, dialect = find_mpirun(self.spec.environment)
+        ranks = Session(words, self.address, self.spec.secret, self.call.code, self.output)
+        digits = self.spec.secret.hex().encode()
+        hosts = Session([*words, "--carry-commands"], self.address, self.spec.secret, digits,
+                        self.output)
+        secret_fd = memory_file("horovod secret", digits)
+        spec = self.spec._replace(port=hosts.port)
+        letter = self.spec._replace(port=ranks.port, secret=b"")
         try:
-            ranks.wait_until_open()
-            hosts.wait_until_open()
-            addresses = driver_addresses(self.sc)
-            self._submit(n, JobSpec(addresses, hosts.port, self._secret, self.start_timeout,
-                                    call.environment, call.executable))
-            self._await(lambda: bool(hosts.tasks_of), hosts, n)
-            words = command_of(mpirun, dialect,
-                               {host: len(tasks) for host, tasks in hosts.tasks_of.items()},
-                               self._nics, self._extra)
+            self.thread = InheritableThread(target=self.spark_job, daemon=True, args=(n, spec))
+            self.thread.start()
+            self._await(lambda: "hosts" in hosts.told, hosts, n)
+            tasks_of = {host: [int(task) for task in tasks.split(",")] for host, tasks in
+                        (word.split("=") for word in hosts.told["hosts"])}
+            devices = [hosts.agents[task][1:] for tasks in tasks_of.values() for task in tasks]
             # mpirun takes a colon in its shell's command for the end of it.
-            shell = {"HOROVODRUN_DIAL": f"{addresses[0]}:{hosts.port}",
-                     "HOROVODRUN_SECRET_FILE": f"/proc/{os.getpid()}/fd/{secret_fd}"}
-            letter = JobSpec(addresses, ranks.port, b"", self.start_timeout, call.environment,
-                             call.executable)
-            devices = [hosts.devices_of(task) for tasks in hosts.tasks_of.values()
-                       for task in tasks]
-            self._launch([*words, call.executable or sys.executable, "-m",
-                          "horovod.spark.mpi_rank"], {**call.environment, **shell},
-                         [letter, devices])
+            given = {**spec.environment, "HOROVODRUN_DIAL": f"{spec.addresses[0]}:{spec.port}",
+                     "HOROVODRUN_SECRET_FILE": f"/proc/{os.getpid()}/fd/{secret_fd}",
+                     LETTER_VARIABLE: json.dumps([letter, devices], default=lambda value: "")}
+            words = command_of(mpirun, dialect, {host: len(tasks_of[host]) for host in tasks_of},
+                               self.call.nics, self._extra)
+            self._mpirun = subprocess.Popen(
+                [*words, self.call.executable or sys.executable, "-m", "horovod.spark.mpi"],
+                env={**os.environ, **{name: value for name, value in given.items()
+                                      if value is not None}},
+                stdin=subprocess.DEVNULL, start_new_session=True)
             self._await(ranks.finished.is_set, ranks, n)
             if not ranks.has_succeeded():
-                raise self._mpi_failure(ranks)
+                raise self._mpi_failure(ranks.failure)
             return ranks.results()
         finally:
             self._leave(ranks)
-            self._end(hosts)
+            self.end(hosts)
             ranks.close()
             os.close(secret_fd)
-
-    def _launch(self, words: List[str], environment: Dict[str, Optional[str]],
-                letter: List[Any]) -> None:
-        """mpirun, with a letter for the processes it will start. It reads nothing."""
-        own = {**os.environ, LETTER_VARIABLE: json.dumps(
-            letter, default=lambda value: "")}
-        own.update({name: value for name, value in environment.items() if value is not None})
-        self._mpirun = subprocess.Popen(words, env=own, stdin=subprocess.DEVNULL,
-                                        start_new_session=True)
 
     def _await(self, is_so: Callable[[], bool], session: Session, n: int) -> None:
         """Raises if Spark, mpirun or the time ends first."""
         while not is_so():
-            session.finished.wait(WAIT_SECONDS)
-            if self._is_over(session) and not is_so():
-                raise self._spark_failure()
+            if session.finished.wait(WAIT_SECONDS) and not is_so():
+                raise self.failure_of(session)
+            self.check(session, n)
             if self._mpirun is not None and self._mpirun.poll() is not None:
                 session.finished.wait(WORDS_SECONDS)
-                if is_so():
-                    return
-                raise RuntimeError(f"mpirun failed with exit code {self._mpirun.returncode}")
-            if session.n_running < n and time.monotonic() >= self.deadline:
-                raise slots.timed_out(self._how_far(session, n), self.start_timeout)
-            if session.finished.is_set() and not is_so():
-                raise self._failure_of(session)
+                if not is_so():
+                    raise RuntimeError(f"mpirun failed with exit code {self._mpirun.returncode}")
 
-    def _mpi_failure(self, ranks: Session) -> Exception:
+    def _mpi_failure(self, failure: Optional[Failure]) -> Exception:
         assert self._mpirun is not None
-        failure = ranks.failure
-        code: Optional[int] = failure.code or 1 if failure is not None else 1
-        try:
-            code = self._mpirun.wait(WORDS_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass  # it is still ending the others
-        if failure is None:
-            words = "what its ranks said is above"
-        else:
+        code, words = 1, "what its ranks said is above"
+        if failure is not None:
+            code = failure.code or 1
             words = (describe(failure) if failure.code is not None
                      else f"Lost the process of {failure.where()}.")
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is still ending the others
+            code = self._mpirun.wait(WORDS_SECONDS)
         return RuntimeError(f"mpirun failed with exit code {code}\n{words}")
 
     def _leave(self, ranks: Session) -> None:
         """mpirun ends by itself when its ranks have; if not, it is told."""
         ranks.stop()
-        if self._mpirun is None:
-            return
         for number in (0, signal.SIGTERM, signal.SIGKILL):
-            try:
-                if number:
-                    self._mpirun.send_signal(number)
+            if self._mpirun is None or self._mpirun.poll() is not None:
+                return
+            self._mpirun.send_signal(number)  # 0: none
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._mpirun.wait(LEAVE_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+
+
+def main() -> int:
+    """What mpirun starts for each rank does what a Spark task does, but its number is the rank that
+    mpirun gave. The rank has mpirun's environment and can use MPI itself."""
+    letter, devices = json.loads(os.environ.pop(LETTER_VARIABLE))
+    with open(os.environ["HOROVOD_RUN_PAYLOAD"]) as file:  # of the agent that runs the daemon
+        secret = bytes.fromhex(file.read())
+    index = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    return agent.serve(agent.JobSpec(*letter)._replace(secret=secret), index, 0, devices[index])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

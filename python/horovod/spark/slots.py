@@ -7,41 +7,30 @@ takes. Spark knows the number (its barrier jobs are checked against it) but has 
 """
 import re
 import time
-from typing import Any, Callable, Optional, Set, Tuple
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 from horovod.runner.common.util.timeout import TimeoutException
 
 POLL_SECONDS = 0.1
-# Executors have stopped coming when none has come for this long; or for longer, if the application
-# has asked for more than there are.
+# Executors have stopped coming when none has come for this long, if nobody promises more of them;
+# or for this long, if somebody does.
 QUIET_SECONDS = 3.0
-MISSING_SECONDS = 30.0
+MISSING_SECONDS = 60.0
+MASTER_SECONDS = 10  # for the standalone master to say which workers it has
 
 # (application, slots) that have been waited for once.
 _settled: Set[Tuple[str, int]] = set()
 
 
-def java_profile(sc: Any, profile: Any = None) -> Any:
-    """Spark's own object for a pyspark.resource.ResourceProfile, or for the default one."""
-    if profile is None:
-        return sc._jsc.sc().resourceProfileManager().defaultResourceProfile()
-    return sc.parallelize([0], 1).withResources(profile)._jrdd.getResourceProfile()
-
-
 def count(sc: Any, profile: Any = None) -> int:
     """Tasks that can run at once now."""
-    if profile is not None:
-        sc._jsc.sc().resourceProfileManager().addResourceProfile(java_profile(sc, profile))
-    return int(sc._jsc.sc().maxNumConcurrentTasks(java_profile(sc, profile)))
-
-
-def is_dynamic(sc: Any) -> bool:
-    return bool(sc.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true")
-
-
-def is_local(sc: Any) -> bool:
-    """Driver and tasks are on one machine."""
-    return bool(sc.master.startswith("local"))
+    manager = sc._jsc.sc().resourceProfileManager()
+    if profile is None:
+        needs = manager.defaultResourceProfile()
+    else:
+        needs = sc.parallelize([0], 1).withResources(profile)._jrdd.getResourceProfile()
+        manager.addResourceProfile(needs)
+    return int(sc._jsc.sc().maxNumConcurrentTasks(needs))
 
 
 def max_failures(sc: Any) -> int:
@@ -72,33 +61,108 @@ def timed_out(what: str, start_timeout: float) -> TimeoutException:
         f"Timeout after {start_timeout:g} seconds.")
 
 
-def quiet_seconds(sc: Any) -> float:
-    """How long no executor must have come for all to be there."""
-    n_executors = int(sc._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is in it
-    wanted = int(sc.getConf().get("spark.executor.instances", "0"))
-    return QUIET_SECONDS if n_executors >= wanted else MISSING_SECONDS
+# --- What there is, and what there is to be ------------------------------------------------------
+
+
+def executors(sc: Any) -> Tuple[int, int]:
+    """Cores of the executors that have registered, and the number of hosts they are on."""
+    listed = sc._jsc.sc().statusStore().executorList(True)
+    found = [listed.apply(i) for i in range(listed.size())]
+    found = [executor for executor in found if executor.id() != "driver"]
+    return (sum(executor.totalCores() for executor in found),
+            len({executor.hostPort().rpartition(":")[0] for executor in found}))
+
+
+def promised_cores(sc: Any) -> Tuple[int, str]:
+    """How many cores the application is to get, and who says so; 0 if nobody does."""
+    conf = sc.getConf()
+    size = int(conf.get("spark.executor.cores", "0"))
+    local = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", sc.master)
+    if sc.master.startswith("spark://"):
+        cores, why = cores_of_workers(sc, size)
+    elif local is not None:
+        cores, why = int(local.group(1)) * int(local.group(2)), sc.master
+    else:  # a cluster manager that is asked for a number of executors
+        asked = conf.get("spark.executor.instances", "0")
+        return int(asked) * max(size, 1), f"spark.executor.instances={asked}"
+    most = int(conf.get("spark.cores.max", "0"))
+    if most and (cores == 0 or most < cores):
+        return most - (most % size if size else 0), f"spark.cores.max={most}"
+    return cores, why
+
+
+def cores_of_workers(sc: Any, size: int) -> Tuple[int, str]:
+    """Those that executors of this size (0: one takes a whole worker) can have on the workers of
+    the standalone master."""
+    total = n_workers = 0
+    for address in sc.master[len("spark://"):].split(","):
+        try:
+            workers = workers_of(sc, address)
+        except Exception:
+            continue  # one that is to stand by and is not there, or a Spark that tells otherwise
+        for worker in workers:
+            if worker.isAlive():
+                n_workers += 1
+                n_fit = worker.memory() // sc._jsc.sc().executorMemory()
+                total += (min(n_fit, worker.cores() // size) * size if size
+                          else worker.cores() if n_fit else 0)
+    return total, f"the master has {plural(n_workers, 'worker')} with {plural(total, 'core')}"
+
+
+def workers_of(sc: Any, address: str) -> List[Any]:
+    """What the master answers to its own web pages; there is no public call."""
+    jvm = sc._jvm
+    host, _, port = address.rpartition(":")
+    messages = "org.apache.spark.deploy.DeployMessages$"
+    question = jvm.java.lang.Class.forName(messages + "RequestMasterState$")
+    answer = jvm.java.lang.Class.forName(messages + "MasterStateResponse")
+    seconds = jvm.scala.concurrent.duration.FiniteDuration(
+        MASTER_SECONDS, jvm.java.util.concurrent.TimeUnit.SECONDS)
+    master = sc._jsc.sc().schedulerBackend().rpcEnv().setupEndpointRef(
+        jvm.org.apache.spark.rpc.RpcAddress(host, int(port)), "Master")
+    return list(master.askSync(question.getField("MODULE$").get(None),
+                               jvm.org.apache.spark.rpc.RpcTimeout(seconds, "horovod.spark"),
+                               jvm.scala.reflect.ClassTag.apply(answer)).workers())
+
+
+def plural(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+# --- Waiting -------------------------------------------------------------------------------------
 
 
 def default_num_proc(sc: Any, deadline: float, profile: Any = None,
                      clock: Callable[[], float] = time.monotonic,
-                     sleep: Callable[[float], None] = time.sleep) -> int:
-    """All task slots, once executors have stopped coming."""
+                     sleep: Callable[[float], None] = time.sleep,
+                     tell: Callable[[str], None] = lambda text: None) -> int:
+    """All task slots, once there are all that were promised, or executors have stopped coming."""
     conf = sc.getConf()
-    if conf.get("spark.default.parallelism") is not None or is_dynamic(sc):
+    if (conf.get("spark.default.parallelism") is not None
+            or conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"):
         return int(sc.defaultParallelism)
     seen, since = count(sc, profile), clock()
     if sc.master.startswith("local") and not sc.master.startswith("local-cluster"):
         return seen
     if (sc.applicationId, seen) in _settled:
         return seen
+    cores, why = promised_cores(sc)
+    there, has_told = executors(sc)[0], False
     while clock() < deadline:
-        if seen > 0 and clock() - since >= quiet_seconds(sc):
-            _settled.add((sc.applicationId, seen))
-            return seen
+        quiet = clock() - since
+        if seen > 0 and (there >= cores > 0 or quiet >= MISSING_SECONDS
+                         or (there >= cores and quiet >= QUIET_SECONDS)):
+            break
+        if there < cores and quiet >= QUIET_SECONDS and not has_told:
+            tell(f"Waiting for executors: {there} of {plural(cores, 'core')} are there ({why}).")
+            has_told = True
         sleep(POLL_SECONDS)
-        now = count(sc, profile)
+        there, now = executors(sc)[0], count(sc, profile)  # so that none counts as a core alone
         if now != seen:
             seen, since = now, clock()
+    if there < cores:
+        tell(f"Only {there} of {plural(cores, 'core')} are there ({why}); not waiting for more.")
+    _settled.add((sc.applicationId, seen))
     return max(seen, 1)
 
 

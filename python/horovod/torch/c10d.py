@@ -51,8 +51,8 @@ def _reduction(options):
         if options.reduceOp == theirs:
             return ours
     theirs = getattr(options.reduceOp, "op", options.reduceOp)
-    raise ValueError(f"the hvd backend cannot reduce by {theirs}; "
-                     "SUM, AVG, MIN, MAX and PRODUCT it can")
+    raise ValueError(f"the hvd backend does not support {theirs}; "
+                     "use SUM, AVG, MIN, MAX or PRODUCT")
 
 
 # --- Completion -----------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ def _rendezvous(url, timeout=dist.distributed_c10d.default_pg_timeout, **_):
         store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False,
                               use_libuv=False)
     yield store, rank, size
-    raise RuntimeError("horovod:// cannot meet a second time; start the job anew")
+    raise RuntimeError("horovod:// cannot be used a second time; start the job again")
 
 
 def _stand_in_for_env():

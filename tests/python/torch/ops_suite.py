@@ -387,7 +387,6 @@ class Gradients(Suite):
                                                                      process_set=self.set), ones)
             assert torch.equal(grad, ones * factor)
 
-
     def check_under_torch_func(self):
         ones = torch.ones(self.n * 2)
         collectives = [  # and what the gradient of the sum of its results is

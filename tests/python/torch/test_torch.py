@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from horovod import _core
+from listings import before_and_after, losses, run_script, whole_scripts
 from ranks import run_ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -85,3 +86,30 @@ def test_examples_under_horovodrun(name, arguments, expected):
     assert expected in output
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert not losses or losses[-1] < losses[0]
+
+
+def learns(output):
+    found = losses(output)
+    assert len(found) == 3 and found[-1] < found[0] / 2, output
+
+
+def test_the_script_of_the_front_page(tmp_path):
+    """Before and after; the checkpoint of the job is that of rank 0."""
+    for ranks, script in zip((0, 2), before_and_after("README.md")):
+        learns(run_script(script, tmp_path, ranks=ranks))
+        (tmp_path / "model.pt").unlink()
+
+
+def test_the_script_of_the_page_continues_from_its_checkpoint(tmp_path):
+    script, = whole_scripts("docs/pytorch.md")
+    learns(run_script(script, tmp_path))
+    output = run_script(script, tmp_path)
+    assert "epoch 5" in output and "epoch 2" not in output, output
+
+
+def test_the_elastic_script(tmp_path):
+    hosts = tmp_path / "hosts.sh"
+    hosts.write_text("#!/bin/sh\necho localhost:2\n")
+    hosts.chmod(0o755)
+    script, = whole_scripts("docs/elastic.md")
+    learns(run_script(script, tmp_path, "--min-np", "1", "--host-discovery-script", hosts))

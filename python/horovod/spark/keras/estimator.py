@@ -111,7 +111,7 @@ class KerasModel(HorovodModel):
                 loaded.append(remote.model_from_bytes(data, custom))
             model = loaded[0]
             inputs = [remote.shaped(column, tensor) for column, tensor in zip(columns,
-                                                                             model.inputs)]
+                                                                              model.inputs)]
             outputs = as_list(model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0]))
             return [np.asarray(output).reshape(len(columns[0]), -1) for output in outputs]
 
