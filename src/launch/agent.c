@@ -34,7 +34,6 @@
 #define PING_MS 5000
 #define ORPHANED_GRACE_MS 1000 // the launcher is gone: ranks end within two seconds
 #define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
-#define OUTPUT_CHUNK (64 * KIB)
 #define N_OWN_FDS 5 // polled besides the output of ranks: signals, orders, reports, mailbox, life
 
 // --- Reports -------------------------------------------------------------------------------------
@@ -79,48 +78,6 @@ static void report_done(agent_t *agent)
 {
     agent_report(agent, &(frame_t){.kind = FRAME_DONE});
     agent->is_done = true;
-}
-
-// --- Output --------------------------------------------------------------------------------------
-
-// One read; false: nothing more for now.
-static bool forward_once(agent_t *agent, agent_rank_t *rank, int stream)
-{
-    uint8_t data[OUTPUT_CHUNK];
-    ssize_t n = read(rank->child.fds[stream], data, sizeof data);
-    if (n > 0) {
-        agent_report(agent, &(frame_t){.kind = FRAME_OUTPUT,
-                                       .output = {.rank = rank->rank,
-                                                  .stream = stream,
-                                                  .data = {.data = data, .len = (size_t)n}}});
-    } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-        close(rank->child.fds[stream]);
-        rank->child.fds[stream] = -1;
-    }
-    return n > 0 || (n < 0 && errno == EINTR);
-}
-
-static void forward_all(agent_t *agent, agent_rank_t *rank)
-{
-    for (int stream = 0; stream < N_STREAMS; stream++) {
-        while (rank->child.fds[stream] >= 0 && forward_once(agent, rank, stream)) {
-        }
-    }
-}
-
-static void forward_result(agent_t *agent, agent_rank_t *rank)
-{
-    uint8_t data[OUTPUT_CHUNK];
-    int fd = rank->result[0] == '\0' ? -1 : open(rank->result, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    ssize_t n;
-    while (fd >= 0 && (n = read(fd, data, sizeof data)) > 0) {
-        agent_report(agent, &(frame_t){.kind = FRAME_RESULT,
-                                       .result = {.rank = rank->rank,
-                                                  .data = {.data = data, .len = (size_t)n}}});
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
 }
 
 // --- Ending --------------------------------------------------------------------------------------
@@ -180,8 +137,7 @@ static void reap(agent_t *agent)
         }
         rank->is_running = false;
         agent->n_running--;
-        forward_all(agent, rank);
-        forward_result(agent, rank);
+        agent_forward_rest(agent, rank);
         report_exit(agent, rank, status);
         agent->has_failed |= has_failed(agent, rank, status);
         if (group_is_empty(pid)) {
@@ -280,6 +236,10 @@ static void on_frame(agent_t *agent, const frame_t *frame)
         examine_host(frame, report_finding, agent);
         report_done(agent);
         break;
+    case FRAME_END:
+        agent->end_code = frame->end.code;
+        agent->is_told = agent->is_done = true;
+        break;
     default:
         break;
     }
@@ -356,7 +316,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     }
     for (int i = 0; i < n - N_OWN_FDS; i++) {
         if (polled[N_OWN_FDS + i].revents != 0) {
-            forward_once(agent, &agent->ranks[i / N_STREAMS], i % N_STREAMS);
+            agent_forward(agent, &agent->ranks[i / N_STREAMS], i % N_STREAMS);
         }
     }
     if (polled[3].revents != 0) {
@@ -385,7 +345,8 @@ static bool is_over(const agent_t *agent)
     if (agent->channel.is_closed) {
         return agent->n_running == 0;
     }
-    return agent->is_done && !channel_wants_write(&agent->channel);
+    return agent->is_done && (!agent->stays || agent->is_told) &&
+           !channel_wants_write(&agent->channel);
 }
 
 static int serve(agent_t *agent)
@@ -458,9 +419,10 @@ static void report_hello(agent_t *agent, const options_t *options)
                                       .about = options->agent_about}});
 }
 
-int agent_main(const options_t *options)
+static int run(const options_t *options, bool stays, bool *is_told_p)
 {
     agent_t agent = {.mailbox_fd = -1,
+                     .stays = stays,
                      .life_fd = (int)options->life_fd,
                      .kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
@@ -487,6 +449,21 @@ int agent_main(const options_t *options)
     }
     channel_close(&agent.channel);
     free(agent.ranks);
+    *is_told_p = agent.is_told;
     // Whoever holds its life line is told.
-    return code == 0 && agent.has_failed && agent.life_fd >= 0 ? EXIT_FAILURE : code;
+    return agent.is_told                                         ? agent.end_code
+           : code == 0 && agent.has_failed && agent.life_fd >= 0 ? EXIT_FAILURE
+                                                                 : code;
+}
+
+int agent_main(const options_t *options)
+{
+    bool is_told;
+    return run(options, false, &is_told);
+}
+
+int agent_stay(const options_t *options, bool *is_told_p)
+{
+    *is_told_p = false;
+    return run(options, true, is_told_p);
 }

@@ -12,6 +12,9 @@
 #include "launch/process.h"
 
 int agent_main(const options_t *options);
+// One that stays when its ranks have ended, until the launcher says how everything did: that exit
+// code. *is_told_p false: the launcher is gone instead.
+int agent_stay(const options_t *options, bool *is_told_p);
 
 #define AGENT_DIRECTORY "hvd-agent-" // the name begins with it
 
@@ -64,7 +67,9 @@ typedef struct agent {
     agent_rank_t *ranks;
     int n_ranks, n_running;
     bool has_plan, is_stopping, was_killed, is_done;
-    bool has_failed;                                    // one of its ranks has
+    bool has_failed;     // one of its ranks has
+    bool stays, is_told; // told: how everything has ended
+    int end_code;
     uint64_t kill_at_ns, close_at_ns;                   // NEVER_NS: not
     uint64_t silence_ns, heard_ns, ping_ns, ping_at_ns; // silence 0: any
     uint64_t oom_at_start;
@@ -72,6 +77,9 @@ typedef struct agent {
 
 void agent_report(agent_t *agent, const frame_t *frame);
 void agent_report_problem(agent_t *agent, int rank, int code, const char *text);
+// Output of a rank. agent_forward: one read; false: nothing more for now.
+bool agent_forward(agent_t *agent, agent_rank_t *rank, int stream);
+void agent_forward_rest(agent_t *agent, agent_rank_t *rank); // with its result
 // FRAME_PLAN: starts the ranks, or reports why not.
 void agent_start_plan(agent_t *agent, const frame_t *frame);
 

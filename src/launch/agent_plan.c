@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// agent_plan.c - the agent gets the plan of its host: makes a directory, starts the ranks.
+// agent_plan.c - the agent gets the plan of its host: makes a directory, starts the ranks, and
+// passes on what they write.
 //
 // The directory holds the secret, in a file that only this user can read, the payload and the
 // results. Nothing of the plan is trusted beyond its length.
@@ -12,6 +13,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#define OUTPUT_CHUNK (64 * KIB)
 
 static hvd_status_t make_directory(agent_t *agent, err_t *err)
 {
@@ -196,4 +199,51 @@ void agent_start_plan(agent_t *agent, const frame_t *plan)
         }
     }
     free(argv);
+}
+
+// --- Output --------------------------------------------------------------------------------------
+
+bool agent_forward(agent_t *agent, agent_rank_t *rank, int stream)
+{
+    uint8_t data[OUTPUT_CHUNK];
+    ssize_t n = read(rank->child.fds[stream], data, sizeof data);
+    if (n > 0) {
+        agent_report(agent, &(frame_t){.kind = FRAME_OUTPUT,
+                                       .output = {.rank = rank->rank,
+                                                  .stream = stream,
+                                                  .data = {.data = data, .len = (size_t)n}}});
+    } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+        close(rank->child.fds[stream]);
+        rank->child.fds[stream] = -1;
+    }
+    return n > 0 || (n < 0 && errno == EINTR);
+}
+
+static void forward_all(agent_t *agent, agent_rank_t *rank)
+{
+    for (int stream = 0; stream < N_STREAMS; stream++) {
+        while (rank->child.fds[stream] >= 0 && agent_forward(agent, rank, stream)) {
+        }
+    }
+}
+
+static void forward_result(agent_t *agent, agent_rank_t *rank)
+{
+    uint8_t data[OUTPUT_CHUNK];
+    int fd = rank->result[0] == '\0' ? -1 : open(rank->result, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t n;
+    while (fd >= 0 && (n = read(fd, data, sizeof data)) > 0) {
+        agent_report(agent, &(frame_t){.kind = FRAME_RESULT,
+                                       .result = {.rank = rank->rank,
+                                                  .data = {.data = data, .len = (size_t)n}}});
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+void agent_forward_rest(agent_t *agent, agent_rank_t *rank)
+{
+    forward_all(agent, rank);
+    forward_result(agent, rank);
 }

@@ -130,17 +130,32 @@ void awaited_ping(awaited_t *awaited)
     }
 }
 
-bool awaited_take(awaited_t *awaited, const char *host, channel_t *channel_p,
-                  introduction_t *introduction_p)
+// The number of the agent for this host (NULL: of any) with the lowest slot; -1: none has come.
+static int find(const awaited_t *awaited, const char *host)
 {
     int found = -1;
     for (int i = 0; i < awaited->n_callers; i++) {
         const caller_t *caller = awaited->callers[i];
-        if (caller->has_said && (host == NULL || strcmp(caller->introduction.host, host) == 0) &&
-            (found < 0 || caller->introduction.slot < awaited->callers[found]->introduction.slot)) {
+        const introduction_t *introduction = &caller->introduction;
+        bool is_meant = host == NULL || // a shell has no slot, and is no agent
+                        (introduction->slot >= 0 && strcmp(introduction->host, host) == 0);
+        if (caller->has_said && is_meant &&
+            (found < 0 || introduction->slot < awaited->callers[found]->introduction.slot)) {
             found = i;
         }
     }
+    return found;
+}
+
+bool awaited_has(const awaited_t *awaited, const char *host)
+{
+    return find(awaited, host) >= 0;
+}
+
+bool awaited_take(awaited_t *awaited, const char *host, channel_t *channel_p,
+                  introduction_t *introduction_p)
+{
+    int found = find(awaited, host);
     if (found >= 0) {
         *channel_p = awaited->callers[found]->channel;
         *introduction_p = awaited->callers[found]->introduction;

@@ -8,10 +8,12 @@
 #include "launch/session.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #define PAYLOAD_LIMIT (1024 * MIB - MIB)
+#define LATE_MS 10000 // for agents to finish after ranks must be dead
 
 static hvd_status_t read_payload(const char *path, buf_t *payload, err_t *err)
 {
@@ -123,6 +125,11 @@ void command_ping(agent_link_t *link)
     tell(link, &(frame_t){.kind = FRAME_PING});
 }
 
+void command_end(agent_link_t *link, int code)
+{
+    tell(link, &(frame_t){.kind = FRAME_END, .end = {.code = code}});
+}
+
 void command_news(agent_link_t *link, int number, int what)
 {
     tell(link, &(frame_t){.kind = FRAME_NEWS, .news = {.number = number, .what = what}});
@@ -132,4 +139,57 @@ void command_examine(agent_link_t *link, const frame_t *frame)
 {
     tell(link, frame);
     link->has_plan = true;
+}
+
+// --- Stopping ------------------------------------------------------------------------------------
+
+bool link_is_running(const agent_link_t *link)
+{
+    return link->has_plan && link->phase == LINK_READY;
+}
+
+void session_stop_link(agent_link_t *link, int signo, int grace_ms)
+{
+    if (link_is_running(link)) {
+        command_stop(link, signo, grace_ms);
+    }
+    link->is_stopping = true;
+}
+
+void session_stop(session_t *session, int signo, int grace_ms)
+{
+    for (int i = 0; i < session->n_links; i++) {
+        session_stop_link(session->links[i], signo, grace_ms);
+    }
+    if (session->child > 0) {
+        kill(session->child, signo);
+    }
+    session->is_stopping = true;
+    session->stop_at_ns = NEVER_NS;
+    session->late_at_ns = deadline_in_ms(grace_ms + LATE_MS);
+}
+
+void session_stop_soon(session_t *session)
+{
+    uint64_t now_ns = clock_ns();
+    if (session->is_stopping) {
+        return;
+    }
+    session->failed_ns = session->failed_ns != 0 ? session->failed_ns : now_ns;
+    uint64_t patience_ns = (uint64_t)session_patience_ms(session) * NS_PER_MS;
+    session->stop_at_ns = patience_ns > 0
+                              ? session->failed_ns + patience_ns
+                              : MIN(session->stop_at_ns, now_ns + MOMENT_MS * NS_PER_MS);
+}
+
+void session_fail(session_t *session, int code, const char *format, ...)
+{
+    va_list args;
+    if (session->problem_code == 0) {
+        va_start(args, format);
+        vsnprintf(session->problem, sizeof session->problem, format, args);
+        va_end(args);
+        session->problem_code = code;
+    }
+    session_stop_soon(session);
 }

@@ -66,7 +66,7 @@ static hvd_status_t shake(int fd, hvd_channel_t *channel, char *text, size_t tex
         short writes = hvd_channel_wants_write(channel) ? POLLOUT : 0;
         struct pollfd polled = {.fd = fd, .events = (short)(POLLIN | writes)};
         if (clock_ns() >= deadline_ns) {
-            snprintf(text, text_bytes, "Connection timed out during the handshake");
+            snprintf(text, text_bytes, "it took longer than %d s", HANDSHAKE_MS / 1000);
             return HVD_TIMEOUT;
         }
         poll(&polled, 1, 100);
@@ -87,7 +87,9 @@ static int prove(int fd, const uint8_t secret[SECRET_BYTES], hvd_channel_t **cha
         snprintf(text, text_bytes, "%s: %s",
                  is_other ? "the secret is not the same" : "no handshake", why);
         hvd_channel_close(channel);
-        return is_other ? EXIT_OTHER_SECRET : EXIT_UNREACHABLE;
+        return is_other                ? EXIT_OTHER_SECRET
+               : status == HVD_TIMEOUT ? EXIT_NO_ANSWER
+                                       : EXIT_UNREACHABLE;
     }
     return 0;
 }
@@ -99,8 +101,8 @@ static int dial_within(const char *host, const char *port, int timeout_ms,
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     int fd = -1;
     if (getaddrinfo(host, port, &hints, &found) != 0) {
-        snprintf(text, text_bytes, "Could not resolve hostname %s", host);
-        return EXIT_UNREACHABLE;
+        snprintf(text, text_bytes, "nobody knows the name %s", host);
+        return EXIT_NO_NAME;
     }
     for (struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
         fd = connect_to(at, timeout_ms);
@@ -109,7 +111,9 @@ static int dial_within(const char *host, const char *port, int timeout_ms,
     freeaddrinfo(found);
     if (fd < 0) {
         snprintf(text, text_bytes, "%s", strerror(why));
-        return why == ECONNREFUSED ? EXIT_NO_LISTENER : EXIT_UNREACHABLE;
+        return why == ECONNREFUSED ? EXIT_NO_LISTENER
+               : why == ETIMEDOUT  ? EXIT_NO_ANSWER
+                                   : EXIT_UNREACHABLE;
     }
     int code = prove(fd, secret, channel_p, text, text_bytes);
     if (code != 0) {
@@ -205,8 +209,8 @@ int dial_launcher(const options_t *options, channel_t *channel_p)
     }
     wipe(secret, sizeof secret);
     if (code != 0) {
-        say("no launcher at %s within %g s (--start-timeout): %s%s", options->dial,
-            options->start_timeout, text,
+        say("no launcher at %s within %g s (%s): %s%s", options->dial, options->start_timeout,
+            options->pai_worker ? "--pai-timeout" : "--start-timeout", text,
             code == EXIT_OTHER_SECRET ? "; give both sides the same --secret-file" : "");
     }
     return code;

@@ -44,6 +44,7 @@ typedef struct introduction {
 } introduction_t;
 bool awaited_take(awaited_t *awaited, const char *host, channel_t *channel_p,
                   introduction_t *introduction_p);
+bool awaited_has(const awaited_t *awaited, const char *host); // an agent that could be taken
 int awaited_port(const awaited_t *awaited);
 void awaited_close(awaited_t *awaited); // safe on NULL
 

@@ -209,7 +209,7 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
     bool are_coming = false;
     for (int i = 0; i < session->n_links; i++) {
         link_phase_t phase = session->links[i]->phase;
-        are_coming |= phase == LINK_WAITING || phase == LINK_CONNECTING;
+        are_coming |= link_is_coming(session->links[i]);
         if (phase == LINK_READY && now_ns >= doctor->deadline_ns) {
             session_lose(session, session->links[i], "it takes too long");
         }
@@ -228,12 +228,8 @@ static const session_policy_t policy = {.look_ms = 1000,
 static hvd_status_t examine_all(doctor_t *doctor, const hosts_t *hosts, err_t *err)
 {
     session_t *session = &doctor->session;
-    bool has_memory = true;
     doctor->findings = calloc((size_t)hosts->n, sizeof *doctor->findings);
-    for (int i = 0; i < hosts->n && has_memory; i++) {
-        has_memory = session_add_link(session, &hosts->list[i]) != NULL;
-    }
-    if (doctor->findings == NULL || !has_memory) {
+    if (doctor->findings == NULL || session_add_hosts(session, hosts, hosts->n, err) != HVD_OK) {
         return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", hosts->n);
     }
     session_loop(session);

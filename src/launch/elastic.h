@@ -15,6 +15,7 @@
 typedef struct pool_host {
     host_t host;              // stays where it is
     bool is_there;            // named by the last discovery
+    bool is_absent;           // its agent is to dial, and has not
     int n_failures;           // of its ranks, or of reaching it
     uint64_t barred_until_ns; // 0: not barred; NEVER_NS: for good
     int n_alive;              // ranks of ours that go on there; kept by elastic.c

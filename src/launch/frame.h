@@ -26,6 +26,7 @@ typedef enum frame_kind {
     FRAME_PLACE,     // launcher: a rank and its environment: in a plan, or in the next generation
     FRAME_NEWS,      // launcher, elastic: hosts were added or removed
     FRAME_READY,     // agent: a rank has left a generation; 0: it has begun
+    FRAME_END,       // launcher, to an agent that stays: everything is over, with this exit code
     FRAME_N_KINDS
 } frame_kind_t;
 
@@ -108,6 +109,9 @@ typedef struct frame {
         struct {
             int32_t rank, generation;
         } ready;
+        struct {
+            int32_t code;
+        } end;
     };
 } frame_t;
 

@@ -68,26 +68,15 @@ int gather_count(const gathering_t *g, bool (*is_one)(const arrival_t *))
 static arrival_t *arrival_new(gathering_t *g, const channel_t *channel,
                               const introduction_t *introduction)
 {
-    arrival_t *a = calloc(1, sizeof *a);
-    channel_t unused = *channel;
-    if (a != NULL) {
-        a->slot = introduction->slot;
-        a->host = (host_t){.name = strdup(introduction->host), .slots = 1};
-    }
-    if (a == NULL || a->host.name == NULL || !session_append(&g->arrivals, &g->n_arrivals, a)) {
-        free(a != NULL ? a->host.name : NULL);
+    agent_link_t *link = session_admit(&g->session, channel, introduction);
+    arrival_t *a = link != NULL ? calloc(1, sizeof *a) : NULL;
+    if (a == NULL || !session_append(&g->arrivals, &g->n_arrivals, a)) {
         free(a);
-        channel_close(&unused);
         return NULL;
     }
-    a->link = session_add_link(&g->session, &a->host);
-    if (a->link == NULL) {
-        a->has_failed = true;
-        channel_close(&unused);
-        return NULL;
-    }
-    link_welcome(a->link, channel, introduction->version);
-    a->has_failed = a->link->phase != LINK_READY;
+    a->link = link;
+    a->slot = link->slot;
+    a->has_failed = link->phase != LINK_READY;
     return a;
 }
 
@@ -428,7 +417,6 @@ int gather_run(const options_t *options)
         code = session_refuse(&g.session, &err);
     }
     for (int i = 0; i < g.n_arrivals; i++) {
-        free(g.arrivals[i]->host.name);
         free(g.arrivals[i]);
     }
     free(g.arrivals);

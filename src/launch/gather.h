@@ -13,10 +13,8 @@
 
 // An agent that has come.
 typedef struct arrival {
-    host_t host;
     agent_link_t *link;
-    worker_t *worker;          // NULL: it has no rank yet
-    const agent_link_t *shell; // carry.c: whose command it runs
+    worker_t *worker; // NULL: it has no rank yet
     int slot;
     uint32_t generation; // the last in which it has a place; 0: none
     bool is_spare;       // another has its slot

@@ -41,8 +41,9 @@ static int n_possible(const gathering_t *g)
 static int by_host(const void *left, const void *right, void *first)
 {
     const arrival_t *a = *(arrival_t *const *)left, *b = *(arrival_t *const *)right;
-    int names = strcmp(a->host.name, b->host.name);
-    bool a_wraps = strcmp(a->host.name, first) < 0, b_wraps = strcmp(b->host.name, first) < 0;
+    int names = strcmp(a->link->host->name, b->link->host->name);
+    bool a_wraps = strcmp(a->link->host->name, first) < 0,
+         b_wraps = strcmp(b->link->host->name, first) < 0;
     if (a_wraps != b_wraps) {
         return a_wraps ? 1 : -1;
     }
@@ -66,7 +67,7 @@ static void put_in_order(arrival_t **members, int n, bool is_elastic)
 {
     const char *first = NULL;
     for (int i = 0; i < n; i++) {
-        first = members[i]->slot == 0 ? members[i]->host.name : first;
+        first = members[i]->slot == 0 ? members[i]->link->host->name : first;
     }
     if (is_elastic || first == NULL) {
         qsort(members, (size_t)n, sizeof(arrival_t *), by_age);
@@ -78,7 +79,7 @@ static void put_in_order(arrival_t **members, int n, bool is_elastic)
 static bool is_placed(arrival_t *const *members, int n, const char *host)
 {
     for (int i = 0; i < n; i++) {
-        if (strcmp(members[i]->host.name, host) == 0) {
+        if (strcmp(members[i]->link->host->name, host) == 0) {
             return true;
         }
     }
@@ -95,13 +96,13 @@ hvd_status_t gather_place(arrival_t **members, int n, bool is_elastic, job_plan_
     hvd_status_t status = fail(err, HVD_NO_MEMORY, "no memory for %d ranks", n);
     int n_hosts = 0, n_ranks = 0;
     for (int i = 0; hosts != NULL && by_rank != NULL && i < n; i++) {
-        if (is_placed(members, i, members[i]->host.name)) {
+        if (is_placed(members, i, members[i]->link->host->name)) {
             continue;
         }
-        hosts[n_hosts] = members[i]->host;
+        hosts[n_hosts] = *members[i]->link->host;
         hosts[n_hosts].slots = 0;
         for (int k = i; k < n; k++) {
-            if (strcmp(members[k]->host.name, members[i]->host.name) == 0) {
+            if (strcmp(members[k]->link->host->name, members[i]->link->host->name) == 0) {
                 by_rank[n_ranks++] = members[k];
                 hosts[n_hosts].slots++;
             }

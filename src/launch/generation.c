@@ -15,20 +15,6 @@
 
 // --- Who there is --------------------------------------------------------------------------------
 
-static void count_alive(driver_t *driver)
-{
-    const session_t *session = &driver->session;
-    for (int i = 0; i < driver->pool.n_hosts; i++) {
-        driver->pool.hosts[i]->n_alive = 0;
-    }
-    for (int i = 0; i < session->n_workers; i++) {
-        host_pool_find(&driver->pool, session->workers[i]->link->host)->n_alive +=
-            worker_is_alive(session->workers[i]);
-    }
-}
-
-// --- Agents and places ---------------------------------------------------------------------------
-
 static bool is_fresh(const agent_link_t *link)
 {
     return !link->has_plan && link->phase != LINK_FAILED;
@@ -43,6 +29,34 @@ static agent_link_t *fresh_link(const session_t *session, const pool_host_t *hos
     }
     return NULL;
 }
+
+// Where agents dial, a host is there when its agent is.
+static void note_absent(driver_t *driver)
+{
+    const session_t *session = &driver->session;
+    for (int i = 0; i < driver->pool.n_hosts && session->awaited != NULL; i++) {
+        pool_host_t *host = driver->pool.hosts[i];
+        const agent_link_t *link = fresh_link(session, host);
+        bool has_come = (link != NULL && link->phase == LINK_READY) || host->n_alive > 0;
+        host->is_absent =
+            !host->host.is_local && !has_come && !awaited_has(session->awaited, host->host.name);
+    }
+}
+
+static void count_alive(driver_t *driver)
+{
+    const session_t *session = &driver->session;
+    for (int i = 0; i < driver->pool.n_hosts; i++) {
+        driver->pool.hosts[i]->n_alive = 0;
+    }
+    for (int i = 0; i < session->n_workers; i++) {
+        host_pool_find(&driver->pool, session->workers[i]->link->host)->n_alive +=
+            worker_is_alive(session->workers[i]);
+    }
+    note_absent(driver);
+}
+
+// --- Agents and places ---------------------------------------------------------------------------
 
 // Agents for all hosts that get more ranks than they have; false: not all are there yet.
 static bool recruit(driver_t *driver)
@@ -96,16 +110,6 @@ static bool fill_host(driver_t *driver, pool_host_t *host, const rank_place_t *p
     return true;
 }
 
-static bool has_workers(const session_t *session, const agent_link_t *link)
-{
-    for (int i = 0; i < session->n_workers; i++) {
-        if (session->workers[i]->link == link) {
-            return true;
-        }
-    }
-    return false;
-}
-
 // First those that run, so that an agent that is sent its plan now is not told twice.
 static void send_places(session_t *session)
 {
@@ -117,7 +121,7 @@ static void send_places(session_t *session)
     }
     for (int i = 0; i < session->n_links; i++) {
         agent_link_t *link = session->links[i];
-        if (is_fresh(link) && has_workers(session, link)) {
+        if (is_fresh(link) && session_has_workers(session, link)) {
             command_plan(session, link);
         } else if (is_fresh(link)) { // the host has no need of it any more
             link->phase = LINK_FAILED;
@@ -210,10 +214,26 @@ out:
     }
 }
 
+// "; no agent has connected for a, b"
+static const char *list_absent(const host_pool_t *pool, char *text, size_t bytes)
+{
+    size_t len = 0;
+    text[0] = '\0';
+    for (int i = 0; i < pool->n_hosts && len < bytes; i++) {
+        if (pool->hosts[i]->is_there && pool->hosts[i]->is_absent) {
+            len += (size_t)snprintf(text + len, bytes - len, "%s%s",
+                                    len == 0 ? "; no agent has connected for " : ", ",
+                                    pool->hosts[i]->host.name);
+        }
+    }
+    return text;
+}
+
 void generation_form(driver_t *driver)
 {
     const session_t *session = &driver->session;
     bool is_first = session->generation == 0;
+    char absent[512];
     int needed = is_first ? (int)session->options->num_proc : driver->min_ranks;
     count_alive(driver);
     int n_ranks = host_pool_share(&driver->pool, (int)session->options->max_num_proc, clock_ns());
@@ -223,11 +243,11 @@ void generation_form(driver_t *driver)
         if (!may_come || clock_ns() >= driver->give_up_at_ns) {
             elastic_give_up(
                 driver, EXIT_START_TIMEOUT,
-                "the job needs %d slot%s but has %d%s; start more hosts, ask for fewer ranks "
+                "the job needs %d slot%s but has %d%s%s; start more hosts, ask for fewer ranks "
                 "(%s), or wait longer with --elastic-timeout",
                 needed, plural(needed), n_ranks,
                 may_come ? " after --elastic-timeout" : ", and no more are expected",
-                is_first ? "-np" : "--min-np");
+                list_absent(&driver->pool, absent, sizeof absent), is_first ? "-np" : "--min-np");
         }
         return;
     }

@@ -123,7 +123,7 @@ void host_pool_bar(host_pool_t *pool, pool_host_t *host, uint64_t now_ns, uint32
 
 static bool is_usable(const pool_host_t *host, uint64_t now_ns)
 {
-    return host->is_there && host->barred_until_ns <= now_ns;
+    return host->is_there && !host->is_absent && host->barred_until_ns <= now_ns;
 }
 
 int host_pool_share(host_pool_t *pool, int max_ranks, uint64_t now_ns)
@@ -160,8 +160,9 @@ unsigned host_pool_news(const host_pool_t *pool)
 bool host_pool_may_grow(const host_pool_t *pool)
 {
     for (int i = 0; i < pool->n_hosts; i++) {
-        if (pool->hosts[i]->is_there && pool->hosts[i]->barred_until_ns != 0 &&
-            pool->hosts[i]->barred_until_ns != NEVER_NS) {
+        const pool_host_t *host = pool->hosts[i];
+        bool comes_back = host->barred_until_ns != 0 || host->is_absent;
+        if (host->is_there && comes_back && host->barred_until_ns != NEVER_NS) {
             return true;
         }
     }

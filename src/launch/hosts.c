@@ -261,9 +261,6 @@ static hvd_status_t hostfile_read(const char *path, int bare_slots, hosts_t *hos
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err)
 {
     int bare_slots = (int)options->slots_per_host;
-    if (options->pai) {
-        return hosts_of_openpai(options, hosts_p, err);
-    }
     if (options->hostfile[0] != '\0') {
         return hostfile_read(options->hostfile, bare_slots, hosts_p, err);
     }
@@ -366,13 +363,15 @@ void hosts_find_local(const options_t *options, hosts_t *hosts)
     struct ifaddrs *interfaces = NULL;
     pthread_t threads[MAX_LOOKUPS];
     int n_threads = 0;
+    gethostname(lookup.own_name, sizeof lookup.own_name - 1);
     for (int i = 0; i < hosts->n && options->await_agents >= 0; i++) {
-        hosts->list[i].is_local = strcmp(hosts->list[i].name, "localhost") == 0;
+        const char *name = hosts->list[i].name;
+        hosts->list[i].is_local =
+            strcmp(name, "localhost") == 0 || strcmp(name, lookup.own_name) == 0;
     }
     if (hosts->knows_local || options->await_agents >= 0) {
         return;
     }
-    gethostname(lookup.own_name, sizeof lookup.own_name - 1);
     if (getifaddrs(&interfaces) != 0) {
         interfaces = NULL;
     }

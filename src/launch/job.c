@@ -52,7 +52,9 @@ static void on_ready(session_t *session, agent_link_t *link)
         sink_say(session->sink, STREAM_STDERR, "SSH was successful into all the remote hosts.");
     }
     for (int i = 0; i < session->n_links; i++) {
-        command_plan(session, session->links[i]);
+        if (session_has_workers(session, session->links[i])) { // else a host that only waits
+            command_plan(session, session->links[i]);
+        }
     }
     wipe(session->secret, sizeof session->secret);
     session->is_finishing = true;
@@ -74,11 +76,27 @@ static void on_exit_of(session_t *session, worker_t *worker)
     session_stop_soon(session);
 }
 
+// ". Nor did b, c": all have the same deadline, and one of them is the first to miss it.
+static const char *list_missing(const session_t *session, char *text, size_t bytes)
+{
+    size_t len = 0;
+    text[0] = '\0';
+    for (int i = 0; i < session->n_links && len < bytes; i++) {
+        if (link_is_coming(session->links[i])) {
+            len += (size_t)snprintf(text + len, bytes - len, "%s%s", len == 0 ? ". Nor did " : ", ",
+                                    session->links[i]->host->name);
+        }
+    }
+    return text;
+}
+
 static void on_lost(session_t *session, agent_link_t *link, const char *how)
 {
     if (how == NULL) {
-        session_fail(session, link->is_late ? EXIT_START_TIMEOUT : EXIT_UNREACHABLE, "%s",
-                     link->problem);
+        char others[512];
+        session_fail(session, link->is_late ? EXIT_START_TIMEOUT : EXIT_UNREACHABLE, "%s%s",
+                     link->problem,
+                     link->is_late ? list_missing(session, others, sizeof others) : "");
         session_stop(session, SIGTERM, 0); // nothing runs yet
         return;
     }
@@ -111,21 +129,18 @@ static int conclude(session_t *session)
 
 // --- All together --------------------------------------------------------------------------------
 
-static const session_policy_t policy = {.hears_signals = true,
-                                        .look_ms = LOOK_MS,
-                                        .on_ready = on_ready,
-                                        .on_exit = on_exit_of,
-                                        .on_lost = on_lost,
-                                        .on_problem = on_problem,
-                                        .conclude = conclude};
+const session_policy_t job_policy = {.hears_signals = true,
+                                     .look_ms = LOOK_MS,
+                                     .on_ready = on_ready,
+                                     .on_exit = on_exit_of,
+                                     .on_lost = on_lost,
+                                     .on_problem = on_problem,
+                                     .conclude = conclude};
 
 static hvd_status_t add_ranks(session_t *session, const hosts_t *hosts, const job_plan_t *plan,
                               err_t *err)
 {
-    bool has_memory = true;
-    for (int i = 0; i < plan->n_hosts && has_memory; i++) {
-        has_memory = session_add_link(session, &hosts->list[i]) != NULL;
-    }
+    bool has_memory = session_add_hosts(session, hosts, plan->n_hosts, err) == HVD_OK;
     for (int i = 0; i < plan->n_ranks && has_memory; i++) {
         const rank_place_t *place = &plan->places[i];
         has_memory = session_add_worker(session, session->links[place->host], place) != NULL;
@@ -145,7 +160,7 @@ int job_run(const options_t *options)
     TRY(hosts_choose(options, &hosts, &err), out);
     TRY(job_plan_make(&hosts, (int)options->num_proc, &plan, &err), out);
     hosts_find_local(options, &hosts);
-    TRY(session_init(&session, options, &policy, &err), out);
+    TRY(session_init(&session, options, &job_policy, &err), out);
     TRY(add_ranks(&session, &hosts, &plan, &err), out);
     TRY(session_prepare(&session, all_local(&session), plan.n_ranks, &err), out);
     TRY(session_meet(&session, &err), out);

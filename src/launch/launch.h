@@ -29,6 +29,8 @@ enum {
     EXIT_OTHER_SECRET = 77, // of --dial-agent: the agent has another one
     EXIT_NO_SECRET = 78,    // of --dial-agent: it cannot be read
     EXIT_NO_COMMAND = 79,   // of what should have been ssh: there is no such program here
+    EXIT_NO_NAME = 80,      // of --dial-agent: nobody knows that name
+    EXIT_NO_ANSWER = 81,    // of --dial-agent: nothing comes back from there
     EXIT_NOT_EXECUTABLE = 126,
     EXIT_NOT_FOUND = 127,
     EXIT_BY_SIGNAL = 128, // plus the signal's number
@@ -41,13 +43,13 @@ int job_run(const options_t *options);
 int elastic_run(const options_t *options);
 int shell_main(const options_t *options);
 int gather_run(const options_t *options); // on agents that dial, whatever their hosts
+int carry_run(const options_t *options);  // such agents as hosts of another launcher
 int mpi_run(const options_t *options);
 int jsrun_run(const options_t *options);
 int doctor_run(const options_t *options);
 int relay_serve(const options_t *options); // relay.c: agents that wait, without ssh
-// The same on this port, until the first has come (within timeout_s) and the last has left.
-int relay_serve_until_left(const options_t *options, int port, int timeout_s);
 int relay_dial(const options_t *options);
+int relay_redial(const options_t *options); // an agent that dials, again and again
 int check_build(FILE *out);
 
 // remote.c: the command that starts an agent, and what its failure means.
@@ -59,10 +61,16 @@ void free_words(char **words);
 bool is_in_path(const char *program);
 typedef struct remote_fault {
     const char *what, *fix;
-    bool is_passing; // trying again may help
+    enum {
+        FAULT_STAYS,
+        FAULT_STARTS, // passes if the host is just being started
+        FAULT_PASSES, // trying again may help
+    } lasts;
+    bool is_known; // else its own words say more
 } remote_fault_t;
-// `code`: exit status of the command; -1: none.
-remote_fault_t remote_explain(const char *ssh_said, int code);
+// `code`: exit status of the command, which was ssh or --dial-agent; -1: none. Only ssh has nothing
+// but its words to tell by.
+remote_fault_t remote_explain(bool has_dialled, const char *ssh_said, int code);
 // Printed on the other host in place of an agent: ssh passes on nothing but text and a status that
 // shells use too.
 #define REMOTE_NOT_INSTALLED "horovodrun-agent: not installed"
@@ -76,12 +84,13 @@ void quote_word(const char *word, buf_t *out);
 // mpi.c
 typedef enum mpi_flavor { MPI_NONE, MPI_OPEN, MPI_SPECTRUM, MPI_MPICH, MPI_INTEL } mpi_flavor_t;
 mpi_flavor_t mpi_flavor_of(const char *version_text);
-mpi_flavor_t mpi_find(void); // the mpirun in PATH; MPI_NONE: there is none, and it was said
+mpi_flavor_t
+mpi_find(void); // mpi_run.c: the mpirun in PATH; MPI_NONE: there is none, and it was said
 // The words of the mpirun command; NULL with err.
 char **mpi_command(const options_t *options, mpi_flavor_t flavor, const hosts_t *hosts, int np,
                    char *const *env, err_t *err);
 
-// message.c: sentences of the launcher itself, to stderr.
+// message.c: a sentence of the launcher itself to stderr: one line, one write. Any thread.
 void say(const char *format, ...) PRINTF_LIKE(1, 2);
 // What to try after a rank has written this before it failed; NULL: nothing is known.
 const char *hint_for_line(const char *line);

@@ -173,24 +173,47 @@ static void check_version(agent_link_t *link, const char *version)
     }
 }
 
-void link_welcome(agent_link_t *link, const channel_t *channel, const char *version)
+void link_welcome(agent_link_t *link, const channel_t *channel, const introduction_t *introduction)
 {
     link->channel = *channel;
-    check_version(link, version);
+    link->slot = introduction->slot;
+    snprintf(link->about, sizeof link->about, "%.63s", introduction->about);
+    check_version(link, introduction->version);
 }
 
-// Last line ssh printed, for the sentence.
-static const char *last_line(char *text)
+static bool is_noise(const char *line)
 {
-    size_t len = strlen(text);
-    while (len > 0 && (text[len - 1] == '\n' || text[len - 1] == '\r')) {
-        text[--len] = '\0';
+    static const char *const noise[] = {"Warning: Permanently added", "Pseudo-terminal will not",
+                                        "Killed by signal", "debug1:"};
+    bool is_so = line[strspn(line, " ")] == '\0';
+    for (size_t i = 0; i < N_ELEMENTS(noise); i++) {
+        is_so |= strncmp(line, noise[i], strlen(noise[i])) == 0;
     }
+    return is_so;
+}
+
+const char *link_last_words(agent_link_t *link)
+{
+    char *text = link->said, *newline;
     for (char *at = text; *at != '\0'; at++) {
         *at = *at == '\r' || *at == '\t' ? ' ' : *at;
     }
-    char *newline = strrchr(text, '\n');
-    return newline != NULL ? newline + 1 : text;
+    while ((newline = strrchr(text, '\n')) != NULL && is_noise(newline + 1)) {
+        *newline = '\0'; // those before it are as old as it is
+    }
+    const char *line = newline != NULL ? newline + 1 : text;
+    return is_noise(line) ? "" : line;
+}
+
+const char *link_reason(agent_link_t *link, const options_t *options)
+{
+    const char *words = link_last_words(link);
+    if (words[0] == '\0' && link->exit_code < 0) {
+        return "";
+    }
+    remote_fault_t fault =
+        remote_explain(link_reach(link->host, options) == REACH_PORT, link->said, link->exit_code);
+    return fault.is_known || words[0] == '\0' ? fault.what : words;
 }
 
 // Its wait status, once it has ended, by force if it takes too long.
@@ -215,9 +238,12 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
     link_read_errors(link, options->verbose, sink);
     link->has_process = false;
     link->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    remote_fault_t fault = remote_explain(link->said, link->exit_code);
     reach_t reach = link_reach(link->host, options);
-    if (fault.is_passing && (link->attempts < options->ssh_attempts || reaches[reach].is_patient)) {
+    remote_fault_t fault = remote_explain(reach == REACH_PORT, link->said, link->exit_code);
+    bool is_patient = link->is_patient || reaches[reach].is_patient;
+    bool may_pass =
+        fault.lasts == FAULT_PASSES || (link->is_patient && fault.lasts == FAULT_STARTS);
+    if (may_pass && (link->attempts < options->ssh_attempts || is_patient)) {
         link_close(link);
         link->phase = LINK_WAITING;
         link->retry_at_ns = deadline_in_ms(RETRY_MS);
@@ -229,7 +255,7 @@ static void on_gone(agent_link_t *link, const options_t *options, sink_t *sink)
         return;
     }
     fail_link(link, "%s not successful for host %s: %s (%.300s); %s", reach_name(reach),
-              link->host->name, fault.what, last_line(link->said), fault.fix);
+              link->host->name, fault.what, link_last_words(link), fault.fix);
 }
 
 void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink)
@@ -238,6 +264,7 @@ void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink)
     channel_receive(&link->channel);
     if (channel_next(&link->channel, &frame)) {
         if (frame.kind == FRAME_HELLO) {
+            snprintf(link->about, sizeof link->about, "%.63s", frame.hello.about);
             check_version(link, frame.hello.version);
         } else {
             refuse_stranger(link);
@@ -253,12 +280,12 @@ void link_expire(agent_link_t *link, const options_t *options)
 {
     reach_t reach = link_reach(link->host, options);
     bool has_reason = link->said[0] != '\0';
-    remote_fault_t fault = remote_explain(link->said, link->exit_code);
+    remote_fault_t fault = remote_explain(reach == REACH_PORT, link->said, link->exit_code);
     link->is_late = true;
     fail_link(link,
               "host %s did not answer within %g s (--start-timeout), attempt %d: %s %.200s; %s",
               link->host->name, options->start_timeout, link->attempts,
-              has_reason ? fault.what : reaches[reach].silence, last_line(link->said),
+              has_reason ? fault.what : reaches[reach].silence, link_last_words(link),
               has_reason ? fault.fix : reaches[reach].advice);
 }
 
@@ -285,6 +312,7 @@ void link_free(agent_link_t *link)
 {
     if (link != NULL) {
         link_close(link);
+        free(link->own.name);
     }
     free(link);
 }

@@ -6,6 +6,7 @@
 #ifndef HVD_LAUNCH_LINK_H
 #define HVD_LAUNCH_LINK_H
 
+#include "launch/dial.h"
 #include "launch/frame.h"
 #include "launch/plan.h"
 #include "launch/process.h"
@@ -23,6 +24,11 @@ typedef enum link_phase {
 
 typedef struct agent_link {
     const host_t *host;
+    host_t own;      // of an agent that nobody has named: host is this one
+    int slot;        // that it has said
+    char about[64];  // the same
+    bool is_patient; // most faults pass
+    bool is_shell;   // no agent, but somebody who asks for a command: carry.c
     link_phase_t phase;
     bool has_plan, is_stopping; // what it was told
     child_t process;
@@ -52,10 +58,15 @@ agent_link_t *link_new(const host_t *host, const options_t *options); // NULL: n
 // One that waits: starts the agent.
 void link_start(agent_link_t *link, const options_t *options, sink_t *sink);
 // One that is awaited: the agent has come, and has said hello with this version. Takes the channel.
-void link_welcome(agent_link_t *link, const channel_t *channel, const char *version);
+void link_welcome(agent_link_t *link, const channel_t *channel, const introduction_t *introduction);
 // One that connects: something has come from it, or its time is over.
 void link_hear_hello(agent_link_t *link, const options_t *options, sink_t *sink);
 void link_expire(agent_link_t *link, const options_t *options);
+// The last line of it that says anything; "": none does.
+const char *link_last_words(agent_link_t *link);
+// Why it has not come, if that is known; "": it is not. In a few words, without those of ssh where
+// they are understood.
+const char *link_reason(agent_link_t *link, const options_t *options);
 // What its ssh prints is kept, and passed on where the user asked for it.
 void link_read_errors(agent_link_t *link, bool is_verbose, sink_t *sink);
 void link_close(agent_link_t *link); // ends its process

@@ -2,7 +2,7 @@
 //
 // plan.h - hosts, which ranks they get, and what each rank is told.
 //
-// hosts.c finds the hosts, plan.c places the ranks (pure), environ.c makes their environment.
+// hosts.c finds the hosts, plan.c places the ranks (pure) and makes their environment.
 #ifndef HVD_LAUNCH_PLAN_H
 #define HVD_LAUNCH_PLAN_H
 
@@ -11,11 +11,12 @@
 // --- Hosts (hosts.c) -----------------------------------------------------------------------------
 
 typedef struct host {
-    char *name;          // without user: HOROVOD_HOSTNAME
-    char *target;        // for ssh: user@name
-    char *address;       // where it is, if not where its name leads; NULL: there
-    const char *starter; // what its scheduler starts commands there with; NULL: --ssh-command
-    int agent_port;      // of an agent that waits; 0: --agent-port
+    char *name;            // without user: HOROVOD_HOSTNAME
+    char *target;          // for ssh: user@name
+    char *address;         // where it is, if not where its name leads; NULL: there
+    const char *starter;   // what its scheduler starts commands there with; NULL: --ssh-command
+    const char *arguments; // what its agent is told on its command line; NULL: nothing
+    int agent_port;        // of an agent that waits; 0: --agent-port
     int slots;
     bool is_local;
     uint64_t target_hash; // while lists are read, which may name many hosts
@@ -33,10 +34,8 @@ hvd_status_t hostfile_parse(const char *text, const char *path, int bare_slots, 
 hvd_status_t hostfile_text(const char *path, buf_t *text, err_t *err); // with a '\0' behind
 // One more host, or more slots for one that is there.
 hvd_status_t hosts_add(hosts_t *hosts, const char *name, size_t bytes, int slots, err_t *err);
-// From the options: --pai, -H, a hostfile; else from a scheduler, or localhost with -np slots.
+// From the options: -H, a hostfile; else from a scheduler, or localhost with -np slots.
 hvd_status_t hosts_choose(const options_t *options, hosts_t *hosts_p, err_t *err);
-// The tasks of this OpenPAI job as hosts, this one first (hosts_openpai.c).
-hvd_status_t hosts_of_openpai(const options_t *options, hosts_t *hosts_p, err_t *err);
 // Looks names up, which may take as long as the resolver does; not those of agents that dial.
 void hosts_find_local(const options_t *options, hosts_t *hosts);
 void hosts_free(hosts_t *hosts);
@@ -66,7 +65,7 @@ typedef struct job_plan {
 hvd_status_t job_plan_make(const hosts_t *hosts, int np, job_plan_t *plan_p, err_t *err);
 void job_plan_free(job_plan_t *plan);
 
-// --- Environment of ranks (environ.c) ------------------------------------------------------------
+// --- Environment of ranks (plan.c) ---------------------------------------------------------------
 
 // Where the ranks of one generation meet.
 typedef struct job_info {

@@ -63,6 +63,16 @@ void session_free_worker(worker_t *worker)
     free(worker);
 }
 
+bool session_has_workers(const session_t *session, const agent_link_t *link)
+{
+    for (int i = 0; i < session->n_workers; i++) {
+        if (session->workers[i]->link == link) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // --- Output --------------------------------------------------------------------------------------
 
 static void print_lines(session_t *session, int stream)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// relay.c - agents without ssh: hosts that wait for horovodrun at a port, and knocking there.
+// relay.c - agents without ssh: hosts that wait for horovodrun at a port, knocking there, and hosts
+// that dial it again and again.
 //
 // `horovodrun --serve-agents` has a door (wire/door.h); whoever proves the secret of --secret-file
 // there gets a process and an agent of its own, and the bytes between the two are passed on. On the
@@ -9,6 +10,7 @@
 // server, and there are at most MAX_GUESTS: others wait at the door. When either end goes, the
 // other is closed, and the agent cleans up as it always does.
 #define _GNU_SOURCE
+#include "launch/agent.h"
 #include "launch/dial.h"
 #include "launch/launch.h"
 #include "launch/process.h"
@@ -30,6 +32,7 @@
 #define MAX_GUESTS 256
 #define ROOM (256 * KIB)
 #define LOOK_MS 500
+#define REDIAL_MS 200
 
 // --- Passing bytes on ----------------------------------------------------------------------------
 
@@ -169,12 +172,57 @@ int relay_dial(const options_t *options)
     return status == HVD_OK ? 0 : EXIT_UNREACHABLE;
 }
 
+// --- Dialling again ------------------------------------------------------------------------------
+
+// The exit code of an agent in a process of its own, which ends with us; *is_told_p: we are to.
+// Orphans are reaped too, as this may be the first process of a container.
+static int serve_once(const options_t *options, int signal_fd, bool *is_told_p)
+{
+    struct signalfd_siginfo info;
+    int status = 0;
+    pid_t ended = 0, agent = fork();
+    if (agent == 0) {
+        sigset_t none;
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        close(signal_fd);
+        _exit(agent_main(options));
+    }
+    while (agent > 0 && ended != agent) {
+        struct pollfd polled = {.fd = signal_fd, .events = POLLIN};
+        poll(&polled, 1, LOOK_MS);
+        while (read(signal_fd, &info, sizeof info) == sizeof info) {
+            if (info.ssi_signo != SIGCHLD) {
+                *is_told_p = true;
+                kill(agent, SIGTERM);
+            }
+        }
+        while (ended != agent && (ended = waitpid(-1, &status, WNOHANG)) > 0) {
+        }
+    }
+    return agent > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_INTERNAL;
+}
+
+int relay_redial(const options_t *options)
+{
+    int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
+    bool is_told = false;
+    int code;
+    do {
+        code = serve_once(options, signal_fd, &is_told);
+        struct pollfd polled = {.fd = is_told ? -1 : signal_fd, .events = POLLIN};
+        poll(&polled, 1, is_told ? 0 : REDIAL_MS);
+    } while (!is_told && code != EXIT_USAGE && code != EXIT_NO_SECRET);
+    close(signal_fd);
+    return is_told ? 0 : code;
+}
+
 // --- Waiting -------------------------------------------------------------------------------------
 
 typedef struct guests {
     pid_t pids[MAX_GUESTS];
     int n;
-    bool had_one; // that has left
 } guests_t;
 
 // Those who have left, and orphans if this is the first process of a container.
@@ -185,7 +233,6 @@ static void reap_guests(guests_t *guests)
         for (int i = 0; i < guests->n; i++) {
             if (guests->pids[i] == pid) {
                 guests->pids[i] = guests->pids[--guests->n];
-                guests->had_one = true;
             }
         }
     }
@@ -256,14 +303,13 @@ static bool hear_signals(int signal_fd, guests_t *guests)
     return true;
 }
 
-// Until a signal or, with a time to give up, until the last guest has left.
-static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
+// Until a signal.
+static int serve_at(const options_t *options, int port)
 {
     guests_t guests = {.n = 0};
     door_rules_t rules = {.name = "agent port", .owner = &guests, .enter = enter};
     door_t *door = NULL;
     err_t err = {0};
-    bool looks = give_up_ns != NEVER_NS, is_left = false;
     int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
     if (door_at(options, &port, "--agent-port", &rules, &door, &err) != HVD_OK) {
         say("%s", err.text);
@@ -277,15 +323,14 @@ static int serve_at(const options_t *options, int port, uint64_t give_up_ns)
             {.fd = signal_fd, .events = POLLIN},
             {.fd = guests.n < MAX_GUESTS ? door_fd(door) : -1, .events = POLLIN},
         };
-        if (poll(polled, N_ELEMENTS(polled), looks ? LOOK_MS : -1) > 0 && polled[1].revents != 0) {
+        if (poll(polled, N_ELEMENTS(polled), -1) > 0 && polled[1].revents != 0) {
             door_progress(door);
         }
-        is_left = looks && guests.n == 0 && (guests.had_one || clock_ns() >= give_up_ns);
-    } while (hear_signals(signal_fd, &guests) && !is_left);
+    } while (hear_signals(signal_fd, &guests));
     door_close(door);
     secure_keys_free(rules.keys);
     close(signal_fd);
-    return is_left && !guests.had_one ? EXIT_START_TIMEOUT : 0;
+    return 0;
 }
 
 int relay_serve(const options_t *options)
@@ -294,19 +339,5 @@ int relay_serve(const options_t *options)
         say("--serve-agents needs --agent-port and --secret-file");
         return EXIT_USAGE;
     }
-    return serve_at(options, (int)options->agent_port, NEVER_NS);
-}
-
-int relay_serve_until_left(const options_t *options, int port, int timeout_s)
-{
-    if (port == 0) {
-        say("--secret-file needs a port on which agents wait: --agent-port, or a port labelled "
-            "horovod in the job file");
-        return EXIT_USAGE;
-    }
-    int code = serve_at(options, port, deadline_in_ms((int64_t)timeout_s * 1000));
-    if (code == EXIT_START_TIMEOUT) {
-        say("nobody who has the secret connected within %d s", timeout_s);
-    }
-    return code;
+    return serve_at(options, (int)options->agent_port);
 }

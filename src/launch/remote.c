@@ -25,36 +25,41 @@ static const struct {
     {REMOTE_NOT_INSTALLED,
      {"horovodrun is not installed there",
       "install the same version on that host, in the same place or in the PATH of ssh sessions",
-      false}},
+      FAULT_STAYS, true}},
     {"Host key verification failed",
      {"ssh does not trust the host's key",
       "ssh to it once by hand and accept the key, or use --ssh-accept-new; if the key has changed, "
       "ssh-keygen -R HOST",
-      false}},
+      FAULT_STARTS, true}},
     {"Permission denied",
      {"ssh was denied access",
       "copy your key there (ssh-copy-id HOST), or name the right key with -i, the right user with "
       "user@host",
-      false}},
+      FAULT_STARTS, true}},
     {"Could not resolve hostname",
      {"the name cannot be resolved here",
-      "check its spelling, /etc/hosts and DNS, or use its address", true}},
+      "check its spelling, /etc/hosts and DNS, or use its address", FAULT_PASSES, true}},
     {"Connection refused",
      {"nothing listens on its ssh port", "start sshd there, or name its port with -p (--ssh-port)",
-      true}},
+      FAULT_PASSES, true}},
     {"No route to host",
      {"it cannot be reached", "is it up, and does a firewall let ssh through? Try: ping HOST",
-      true}},
+      FAULT_PASSES, true}},
     {"Network is unreachable",
-     {"it cannot be reached", "check the routes and interfaces of this host: ip route", true}},
+     {"it cannot be reached", "check the routes and interfaces of this host: ip route",
+      FAULT_PASSES, true}},
     {"timed out",
-     {"it does not answer", "is it up, and does a firewall let ssh through? Try: ping HOST", true}},
-    {"Connection reset", {"it closed the connection", "look at the log of its sshd", true}},
-    {"Connection closed", {"it closed the connection", "look at the log of its sshd", true}},
+     {"it does not answer", "is it up, and does a firewall let ssh through? Try: ping HOST",
+      FAULT_PASSES, true}},
+    {"Connection reset",
+     {"it closed the connection", "look at the log of its sshd", FAULT_PASSES, true}},
+    {"Connection closed",
+     {"it closed the connection", "look at the log of its sshd", FAULT_PASSES, true}},
     {"Identity file",
-     {"the key file cannot be read", "check the file named with -i (--ssh-identity-file)", false}},
+     {"the key file cannot be read", "check the file named with -i (--ssh-identity-file)",
+      FAULT_STAYS, true}},
     {"Cannot allocate memory",
-     {"out of memory", "free memory on that host, or start fewer ranks there", false}},
+     {"out of memory", "free memory on that host, or start fewer ranks there", FAULT_STARTS, true}},
 };
 
 // What --dial-agent, or the attempt to start ssh, ends with where ssh would end with a text.
@@ -64,31 +69,44 @@ static const struct {
 } own_faults[] = {
     {EXIT_NO_LISTENER,
      {"no agent is waiting on that port",
-      "start " PROGRAM " --serve-agents there, or name its port with --agent-port", true}},
+      "start " PROGRAM " --serve-agents there, or name its port with --agent-port", FAULT_PASSES,
+      true}},
+    {EXIT_NO_NAME,
+     {"the name cannot be resolved here",
+      "check its spelling, /etc/hosts and DNS, or use its address", FAULT_PASSES, true}},
+    {EXIT_NO_ANSWER,
+     {"it does not answer",
+      "is it up, and does a firewall let --agent-port through? Try: ping HOST", FAULT_PASSES,
+      true}},
+    {EXIT_UNREACHABLE,
+     {"it cannot be reached", "is it up, and is there a route to it? Try: ping HOST", FAULT_PASSES,
+      true}},
     {EXIT_OTHER_SECRET,
      {"it has a different secret",
-      "give --serve-agents there and " PROGRAM " here the same --secret-file", false}},
+      "give --serve-agents there and " PROGRAM " here the same --secret-file", FAULT_STAYS, true}},
     {EXIT_NO_SECRET,
-     {"the secret cannot be read", "name the file with --secret-file, mode 0600", false}},
+     {"the secret cannot be read", "name the file with --secret-file, mode 0600", FAULT_STAYS,
+      true}},
     {EXIT_NO_COMMAND,
      {"ssh is not installed on this machine",
       "install it (apt-get install openssh-client), or name another command with --ssh-command",
-      false}},
+      FAULT_STAYS, true}},
 };
 
-remote_fault_t remote_explain(const char *ssh_said, int code)
+remote_fault_t remote_explain(bool has_dialled, const char *ssh_said, int code)
 {
     for (size_t i = 0; i < N_ELEMENTS(own_faults); i++) {
-        if (own_faults[i].code == code) {
+        if (own_faults[i].code == code && (has_dialled || code == EXIT_NO_COMMAND)) {
             return own_faults[i].fault;
         }
     }
-    for (size_t i = 0; i < N_ELEMENTS(faults); i++) {
+    for (size_t i = 0; i < N_ELEMENTS(faults) && !has_dialled; i++) {
         if (strstr(ssh_said, faults[i].said) != NULL) {
             return faults[i].fault;
         }
     }
-    return (remote_fault_t){"its agent did not start", "run the command by hand to see why", false};
+    return (remote_fault_t){"its agent did not start", "run the command by hand to see why",
+                            FAULT_STARTS, false};
 }
 
 // --- The command ---------------------------------------------------------------------------------
@@ -194,8 +212,14 @@ static char **dial_command(const options_t *options, const host_t *host, const c
 
 char **remote_command(const options_t *options, const host_t *host, const char *own_path)
 {
-    return options->agent_port > 0 ? dial_command(options, host, own_path)
-                                   : remote_program(options, host, own_path, "--agent");
+    char arguments[1024] = "--agent";
+    if (options->agent_port > 0) {
+        return dial_command(options, host, own_path);
+    }
+    if (host->arguments != NULL) {
+        snprintf(arguments, sizeof arguments, "--agent %s", host->arguments);
+    }
+    return remote_program(options, host, own_path, arguments);
 }
 
 char **remote_program(const options_t *options, const host_t *host, const char *own_path,

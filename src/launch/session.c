@@ -15,13 +15,13 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MAX_CONNECTING 64
 #define PING_MS 5000
-#define LATE_MS 10000 // for agents to finish after ranks must be dead
-#define FULL_MS 5     // until the next look whether the sink has room
-#define N_OWN_FDS 3   // polled besides those of links: signals, agents that dial, life
+#define FULL_MS 5   // until the next look whether the sink has room
+#define N_OWN_FDS 3 // polled besides those of links: signals, agents that dial, life
 
 // --- Beginning -----------------------------------------------------------------------------------
 
@@ -31,6 +31,7 @@ hvd_status_t session_init(session_t *session, const options_t *options,
     *session = (session_t){.options = options,
                            .policy = policy,
                            .signal_fd = -1,
+                           .child_code = -1,
                            .stop_at_ns = NEVER_NS,
                            .fold_at_ns = NEVER_NS,
                            .late_at_ns = NEVER_NS,
@@ -39,7 +40,8 @@ hvd_status_t session_init(session_t *session, const options_t *options,
                                      .timestamp = options->prefix_timestamp,
                                      .color = options_want_color(options)}};
     if (policy->hears_signals) {
-        session->signal_fd = signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, 0});
+        session->signal_fd =
+            signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, SIGCHLD, 0});
     }
     prctl(PR_SET_DUMPABLE, 0); // secrets are in this memory
     session->sink = sink_start();
@@ -99,6 +101,9 @@ hvd_status_t session_meet(session_t *session, err_t *err)
 agent_link_t *session_add_link(session_t *session, const host_t *host)
 {
     agent_link_t *link = link_new(host, session->options);
+    if (link != NULL) {
+        link->is_patient = session->policy->is_patient;
+    }
     if (link != NULL && session_append(&session->links, &session->n_links, link)) {
         return link;
     }
@@ -106,55 +111,34 @@ agent_link_t *session_add_link(session_t *session, const host_t *host)
     return NULL;
 }
 
+hvd_status_t session_add_hosts(session_t *session, const hosts_t *hosts, int n, err_t *err)
+{
+    for (int i = 0; i < n; i++) {
+        if (session_add_link(session, &hosts->list[i]) == NULL) {
+            return fail(err, HVD_NO_MEMORY, "no memory for %d hosts", n);
+        }
+    }
+    return HVD_OK;
+}
+
+agent_link_t *session_admit(session_t *session, const channel_t *channel,
+                            const introduction_t *introduction)
+{
+    host_t host = {.name = strdup(introduction->host), .slots = 1};
+    agent_link_t *link = host.name != NULL ? session_add_link(session, &host) : NULL;
+    if (link == NULL) {
+        channel_t unused = *channel;
+        free(host.name);
+        channel_close(&unused);
+        return NULL;
+    }
+    link->own = host;
+    link->host = &link->own;
+    link_welcome(link, channel, introduction);
+    return link;
+}
+
 // --- Stopping ------------------------------------------------------------------------------------
-
-bool link_is_running(const agent_link_t *link)
-{
-    return link->has_plan && link->phase == LINK_READY;
-}
-
-void session_stop_link(agent_link_t *link, int signo, int grace_ms)
-{
-    if (link_is_running(link)) {
-        command_stop(link, signo, grace_ms);
-    }
-    link->is_stopping = true;
-}
-
-void session_stop(session_t *session, int signo, int grace_ms)
-{
-    for (int i = 0; i < session->n_links; i++) {
-        session_stop_link(session->links[i], signo, grace_ms);
-    }
-    session->is_stopping = true;
-    session->stop_at_ns = NEVER_NS;
-    session->late_at_ns = deadline_in_ms(grace_ms + LATE_MS);
-}
-
-void session_stop_soon(session_t *session)
-{
-    uint64_t now_ns = clock_ns();
-    if (session->is_stopping) {
-        return;
-    }
-    session->failed_ns = session->failed_ns != 0 ? session->failed_ns : now_ns;
-    uint64_t patience_ns = (uint64_t)session_patience_ms(session) * NS_PER_MS;
-    session->stop_at_ns = patience_ns > 0
-                              ? session->failed_ns + patience_ns
-                              : MIN(session->stop_at_ns, now_ns + MOMENT_MS * NS_PER_MS);
-}
-
-void session_fail(session_t *session, int code, const char *format, ...)
-{
-    va_list args;
-    if (session->problem_code == 0) {
-        va_start(args, format);
-        vsnprintf(session->problem, sizeof session->problem, format, args);
-        va_end(args);
-        session->problem_code = code;
-    }
-    session_stop_soon(session);
-}
 
 static int grace_ms(const session_t *session)
 {
@@ -166,6 +150,9 @@ static void on_signals(session_t *session)
     struct signalfd_siginfo info;
     char name[16];
     while (read(session->signal_fd, &info, sizeof info) == sizeof info) {
+        if (info.ssi_signo == SIGCHLD) {
+            continue; // only a reason to look: hear_child
+        }
         bool is_second = session->signo != 0;
         session->signo = is_second ? session->signo : (int)info.ssi_signo;
         if (session->options->events_fd < 0) { // else who sent it knows, and says what there is to
@@ -186,33 +173,10 @@ void session_lose(session_t *session, agent_link_t *link, const char *how)
 
 // --- The loop ------------------------------------------------------------------------------------
 
-static bool is_coming(const agent_link_t *link)
+bool link_is_coming(const agent_link_t *link)
 {
     return link->phase == LINK_WAITING || link->phase == LINK_AWAITED ||
            link->phase == LINK_CONNECTING;
-}
-
-static void welcome(session_t *session, agent_link_t *link)
-{
-    introduction_t introduction;
-    channel_t channel;
-    if (awaited_take(session->awaited, link->host->name, &channel, &introduction)) {
-        if (session->options->verbose) {
-            sink_say(session->sink, STREAM_STDERR, "The agent of host %s has connected. %s",
-                     link->host->name, introduction.about);
-        }
-        link_welcome(link, &channel, introduction.version);
-    }
-}
-
-static void take_arrivals(session_t *session)
-{
-    introduction_t introduction;
-    channel_t channel;
-    while (session->policy->on_arrival != NULL &&
-           awaited_take(session->awaited, NULL, &channel, &introduction)) {
-        session->policy->on_arrival(session, &channel, &introduction);
-    }
 }
 
 // An agent that was coming may have come, or never will.
@@ -225,6 +189,37 @@ static void look_at(session_t *session, agent_link_t *link)
     }
 }
 
+static void welcome(session_t *session, agent_link_t *link)
+{
+    introduction_t introduction;
+    channel_t channel;
+    if (link->phase == LINK_AWAITED &&
+        awaited_take(session->awaited, link->host->name, &channel, &introduction)) {
+        if (session->options->verbose) {
+            sink_say(session->sink, STREAM_STDERR, "The agent of host %s has connected. %s",
+                     link->host->name, introduction.about);
+        }
+        link_welcome(link, &channel, &introduction);
+        look_at(session, link);
+    }
+}
+
+static void take_arrivals(session_t *session)
+{
+    introduction_t introduction;
+    channel_t channel;
+    if (session->policy->on_arrival == NULL) {
+        return;
+    }
+    bool is_open = !session->is_stopping && !session->is_finishing;
+    for (int i = 0; i < session->n_links && is_open; i++) { // those awaited by name go first
+        welcome(session, session->links[i]);
+    }
+    while (awaited_take(session->awaited, NULL, &channel, &introduction)) {
+        session->policy->on_arrival(session, &channel, &introduction);
+    }
+}
+
 static void start_links(session_t *session)
 {
     int n_connecting = 0;
@@ -234,7 +229,7 @@ static void start_links(session_t *session)
     }
     for (int i = 0; i < session->n_links && !session->is_stopping && !session->is_finishing; i++) {
         agent_link_t *link = session->links[i];
-        if (is_coming(link) && now_ns >= link->deadline_ns) {
+        if (link_is_coming(link) && now_ns >= link->deadline_ns) {
             link_expire(link, session->options);
             look_at(session, link);
         } else if (link->phase == LINK_WAITING && link->retry_at_ns <= now_ns &&
@@ -243,10 +238,7 @@ static void start_links(session_t *session)
             link_start(link, session->options, session->sink);
             look_at(session, link);
         }
-        if (link->phase == LINK_AWAITED) {
-            welcome(session, link);
-            look_at(session, link);
-        }
+        welcome(session, link);
     }
 }
 
@@ -346,7 +338,7 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
         if (link->phase == LINK_WAITING && link->retry_at_ns > now_ns) {
             next_ns = MIN(next_ns, link->retry_at_ns);
         }
-        next_ns = is_coming(link) ? MIN(next_ns, link->deadline_ns) : next_ns;
+        next_ns = link_is_coming(link) ? MIN(next_ns, link->deadline_ns) : next_ns;
     }
     uint64_t most_ms = reads ? (uint64_t)session->policy->look_ms : FULL_MS;
     return next_ns <= now_ns ? 0 : (int)MIN((next_ns - now_ns) / NS_PER_MS + 1, most_ms);
@@ -379,6 +371,17 @@ static bool watch_links(session_t *session, bool reads)
     return true;
 }
 
+static void hear_child(session_t *session)
+{
+    int status;
+    if (session->child > 0 && waitpid(session->child, &status, WNOHANG) == session->child) {
+        session->child = 0;
+        session->policy->on_child(session, status);
+    } else if (session->child > 0 && clock_ns() >= session->late_at_ns) {
+        kill(session->child, SIGKILL);
+    }
+}
+
 static void poll_once(session_t *session, uint64_t policy_ns)
 {
     int n = session->n_links;
@@ -405,12 +408,13 @@ static void poll_once(session_t *session, uint64_t policy_ns)
             session_stop(session, SIGTERM, grace_ms(session));
         }
     }
+    hear_child(session);
     on_time(session, reads);
 }
 
 static bool is_over(const session_t *session)
 {
-    int n_running = 0;
+    int n_running = session->child > 0;
     for (int i = 0; i < session->n_links; i++) {
         n_running += link_is_running(session->links[i]);
     }
@@ -464,6 +468,8 @@ void session_close(session_t *session)
     for (int i = 0; i < session->n_workers; i++) {
         session_free_worker(session->workers[i]);
     }
+    carry_free(session);
+    mpi_free(session);
     if (session->server != NULL) {
         hvd_rendezvous_stop(session->server);
     }

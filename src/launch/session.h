@@ -53,13 +53,15 @@ typedef struct worker {
 } worker_t;
 
 typedef struct session session_t;
+typedef struct errand errand_t; // a command that is carried: carry.c
 
 // What NULL stands for does not happen in that kind of session.
 typedef struct session_policy {
     bool is_elastic, hears_signals;
-    bool at_home; // ranks keep the directory and the environment of their agents
-    int look_ms;  // longest sleep of the loop
-    int grace_ms; // between SIGTERM and SIGKILL; 0: GRACE_MS
+    bool at_home;    // ranks keep the directory and the environment of their agents
+    int look_ms;     // longest sleep of the loop
+    int grace_ms;    // between SIGTERM and SIGKILL; 0: GRACE_MS
+    bool is_patient; // hosts are just being started: most faults pass
     // An agent has dialled that nobody awaits by name. Takes the channel.
     void (*on_arrival)(session_t *session, const channel_t *channel,
                        const introduction_t *introduction);
@@ -75,6 +77,8 @@ typedef struct session_policy {
     // rank has failed, or the agent is lost.
     void (*on_problem)(session_t *session, agent_link_t *link, worker_t *worker, int code,
                        const char *text);
+    // session->child has ended, with this wait status.
+    void (*on_child)(session_t *session, int status);
     // Other frames.
     void (*on_frame)(session_t *session, agent_link_t *link, const frame_t *frame);
     // Called in every turn of the loop; when it must be called again at the latest.
@@ -89,7 +93,12 @@ struct session {
     awaited_t *awaited; // agents that have dialled; NULL: none may
     agent_link_t **links;
     worker_t **workers; // by id
-    int n_links, n_workers;
+    errand_t **errands;
+    int n_links, n_workers, n_errands;
+    pid_t child;        // a launcher that is the job, in place of ranks: mpi_run.c; 0: none
+    int child_code;     // with which it has ended; -1: it has not
+    agent_link_t *lost; // the first, while it ran
+    char shell[32];     // the directory of its remote shell; "": none
     // The generation that runs.
     job_info_t info;
     hvd_rendezvous_t *server;
@@ -127,25 +136,32 @@ hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err
 hvd_status_t session_meet(session_t *session, err_t *err);
 // NULL: no memory. The host must outlive the session.
 agent_link_t *session_add_link(session_t *session, const host_t *host);
+hvd_status_t session_add_hosts(session_t *session, const hosts_t *hosts, int n, err_t *err);
+// The same for an agent that has dialled and that nobody awaits by name. Takes the channel.
+agent_link_t *session_admit(session_t *session, const channel_t *channel,
+                            const introduction_t *introduction);
 // Runs until everything has ended, and says what there is to say: the exit code.
 int session_run(session_t *session);
 void session_loop(session_t *session); // the same without the last words
 void session_close(session_t *session);
 int session_refuse(session_t *session, const err_t *err); // it cannot begin: says why, closes
 
+// commands.c
 bool link_is_running(const agent_link_t *link); // has ranks, or may have
+bool link_is_coming(const agent_link_t *link);  // has not said hello yet
 void session_stop(session_t *session, int signo, int grace_ms);
 void session_stop_link(agent_link_t *link, int signo, int grace_ms);
 void session_stop_soon(session_t *session);
 // The first problem is the one that counts; stops soon.
 void session_fail(session_t *session, int code, const char *format, ...) PRINTF_LIKE(3, 4);
-void session_lose(session_t *session, agent_link_t *link, const char *how);
+void session_lose(session_t *session, agent_link_t *link, const char *how); // session.c
 bool session_append(void *array_p, int *n_p, void *item); // to an array of pointers
 
 // --- Ranks (ranks.c) -----------------------------------------------------------------------------
 
 // NULL: no memory.
 worker_t *session_add_worker(session_t *session, agent_link_t *link, const rank_place_t *place);
+bool session_has_workers(const session_t *session, const agent_link_t *link);
 void session_free_worker(worker_t *worker);
 void session_hear(session_t *session, agent_link_t *link, const frame_t *frame);
 // Notes how it ended, once, and tells the policy. Of `end` only how, not when and why.
@@ -183,6 +199,35 @@ int session_patience_ms(const session_t *session);
 // The block that names the cause; the exit code of who is to blame. ends NULL: of the cause.
 int session_report(session_t *session, const rank_end_t *ends, const worker_t *cause);
 
+// --- Commands that other launchers have carried to hosts (carry.c) -------------------------------
+
+bool carry_is_asked(const introduction_t *introduction); // who has dialled is a remote shell
+// Such a shell has come: its command is run as soon as an agent of that host is free.
+void carry_take(session_t *session, const channel_t *channel, const introduction_t *introduction);
+// Starts what can be started, refuses what has waited for --start-timeout; when to call it again.
+uint64_t carry_serve(session_t *session);
+// What the policy hears of it. carry_lose: an agent, or a shell, is gone.
+void carry_pass_on(session_t *session, const worker_t *worker, int stream, bytes_t data);
+void carry_end(session_t *session, const worker_t *worker);
+void carry_lose(session_t *session, const agent_link_t *link);
+void carry_free(session_t *session);
+// on_arrival of a policy that takes whoever comes.
+void carry_arrival(session_t *session, const channel_t *channel,
+                   const introduction_t *introduction);
+
+extern const session_policy_t job_policy; // job.c: one generation of ranks
+
+// --- Another launcher as the job (mpi_run.c) -----------------------------------------------------
+
+// Hosts are held by agents while it runs in a child process: mpirun, where the options say so. A
+// host that is lost ends it, if it does not notice by itself.
+extern const session_policy_t mpi_policy;
+// Starts it. Where hosts are reached by agents that dial, mpirun is told to have its commands
+// carried to them.
+void mpi_start_child(session_t *session, int (*launcher)(const options_t *),
+                     const options_t *options);
+void mpi_free(session_t *session);
+
 // --- Commands to agents (commands.c) -------------------------------------------------------------
 
 hvd_status_t commands_prepare(session_t *session, err_t *err); // gathers what all are told alike
@@ -190,6 +235,7 @@ void command_plan(session_t *session, agent_link_t *link);     // with all its w
 void command_place(session_t *session, worker_t *worker);
 void command_stop(agent_link_t *link, int signo, int grace_ms);
 void command_ping(agent_link_t *link);
+void command_end(agent_link_t *link, int code);
 void command_news(agent_link_t *link, int number, int what);
 void command_examine(agent_link_t *link, const frame_t *frame); // FRAME_EXAMINE
 

@@ -3,28 +3,33 @@
 // gate.c - the worker of an OpenPAI job, and the gate through which the master holds it.
 //
 // `horovodrun --pai-worker` is the command of a worker's container, which lives as long as its
-// command: it waits at a local socket. The master opens a gate on every task over ssh
-// (`horovodrun --pai-gate`), for as long as the job runs. A gate says hello, so the task is known
-// to be there; it knocks at the worker's socket until somebody opens; it passes the last word
-// on: the master's exit code, with which the worker ends. A gate that goes without it has lost its
-// master: the worker gives another one GRACE_MS to come and then ends with a failure. A container
-// that runs something else (as sleep) has a gate that nobody opens. One thread, one poll, each.
+// command: it waits at a local socket. The master has an agent on every task over ssh
+// (`horovodrun --agent --pai-gate`), for as long as the job runs, and the gate is that agent's
+// parent: it knocks at the worker's socket until somebody opens, ends the agent when the worker is
+// gone, and passes the last word on: the master's exit code, with which the worker ends. A gate
+// that goes without it has lost its master: the worker gives another one GRACE_MS to come and then
+// ends with a failure. A container that runs something else (as sleep) has a gate that nobody
+// opens. One thread, one poll, each.
 //
-// With --secret-file there is no ssh: the worker waits for agents at a port (relay.c) and ends when
-// the last one has left.
+// With --secret-file there is neither ssh nor a gate: the worker itself is the agent, and dials.
 #define _GNU_SOURCE
+#include "launch/agent.h"
 #include "pai/internal.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define KNOCK_MS 200
@@ -171,25 +176,10 @@ static int conclude(const gate_worker_t *worker, const options_t *options)
         say("lost the master: it was killed, or the network was cut. Look at its log");
         return EXIT_UNREACHABLE;
     }
-    say("the master did not connect within %d s (--pai-timeout); does its container run \"%s --pai "
+    say("the master did not %s within %d s (--pai-timeout); does its container run \"%s --pai "
         "...\"? Look at its log",
-        (int)options->pai_timeout, PROGRAM);
+        options->secret_file[0] != '\0' ? "answer" : "connect", (int)options->pai_timeout, PROGRAM);
     return EXIT_START_TIMEOUT;
-}
-
-// Name of this task, as in "worker-0".
-static hvd_status_t own_task(const options_t *options, char *name, size_t bytes, int *port_p,
-                             err_t *err)
-{
-    hosts_t hosts = {0};
-    hvd_status_t status = hosts_of_openpai(options, &hosts, err);
-    if (status == HVD_OK) {
-        snprintf(name, bytes, "%s", hosts.list[0].name);
-        *port_p =
-            hosts.list[0].agent_port > 0 ? hosts.list[0].agent_port : (int)options->agent_port;
-        hosts_free(&hosts);
-    }
-    return status;
 }
 
 // A worker only waits: what else is said of it was meant for the master.
@@ -208,21 +198,12 @@ static hvd_status_t check_worker(const options_t *options, err_t *err)
                       options->command[0], PROGRAM);
 }
 
-int pai_worker(const options_t *options)
+static int wait_at_socket(const options_t *options, const char *task)
 {
     gate_worker_t worker = {.listener = -1, .give_up_ns = NEVER_NS};
-    char task[300], path[sizeof((struct sockaddr_un *)0)->sun_path] = "";
+    char path[sizeof((struct sockaddr_un *)0)->sun_path] = "";
     err_t err = {0};
-    int port = 0, code = EXIT_USAGE;
-    if (check_worker(options, &err) != HVD_OK ||
-        own_task(options, task, sizeof task, &port, &err) != HVD_OK) {
-        say("%s", err.text);
-        return EXIT_USAGE;
-    }
-    say("%s waits for the master", task);
-    if (options->secret_file[0] != '\0') {
-        return relay_serve_until_left(options, port, (int)options->pai_timeout);
-    }
+    int code = EXIT_USAGE;
     worker.give_up_ns = deadline_in_ms(options->pai_timeout * 1000);
     if (worker_listen(task, &worker, path, &err) != HVD_OK) {
         say("%s", err.text);
@@ -237,6 +218,44 @@ int pai_worker(const options_t *options)
     if (worker.listener >= 0) {
         close(worker.listener);
     }
+    return code;
+}
+
+// Is the agent of this task, at a port of the master's.
+static int dial_master(const options_t *options, const hosts_t *tasks)
+{
+    options_t own = *options;
+    const host_t *self = &tasks->list[0], *master = pai_master(tasks);
+    char place[300], interface[64] = "";
+    bool is_told;
+    if (master == NULL) {
+        say("it is not clear which task is the master; call its role \"master\"");
+        return EXIT_USAGE;
+    }
+    int port = master->agent_port > 0 ? master->agent_port : (int)options->agent_port;
+    pai_interface(self->address, interface, sizeof interface);
+    snprintf(place, sizeof place, "%s:%d", master->address, port);
+    own.dial = place;
+    own.agent_name = self->name;
+    own.agent_about = interface;
+    own.start_timeout = (double)options->pai_timeout;
+    int code = agent_stay(&own, &is_told);
+    const gate_worker_t end = {.had_gate = code == 0, .has_code = is_told, .code = code};
+    return code == EXIT_NO_SECRET ? code : conclude(&end, options);
+}
+
+int pai_worker(const options_t *options)
+{
+    hosts_t tasks = {0};
+    err_t err = {0};
+    if (check_worker(options, &err) != HVD_OK || pai_tasks(options, &tasks, &err) != HVD_OK) {
+        say("%s", err.text);
+        return EXIT_USAGE;
+    }
+    say("%s waits for the master", tasks.list[0].name);
+    int code = options->secret_file[0] != '\0' ? dial_master(options, &tasks)
+                                               : wait_at_socket(options, tasks.list[0].name);
+    hosts_free(&tasks);
     return code;
 }
 
@@ -287,59 +306,76 @@ bool pai_interface(const char *address, char *name, size_t bytes)
     return is_found;
 }
 
-static void say_hello(const char *address)
+// The agent, with our stdin and stdout; what it was told at the end is on the pipe.
+static pid_t start_agent(const options_t *options, const char *interface, int *told_p)
 {
-    char interface[64], line[256];
-    if (!pai_interface(address, interface, sizeof interface)) {
-        snprintf(interface, sizeof interface, "-");
+    options_t own = *options;
+    int told[2];
+    if (pipe2(told, O_CLOEXEC) != 0) {
+        return -1;
     }
-    int bytes = snprintf(line, sizeof line, PAI_GATE_HELLO " %s %s\n", hvd_version(), interface);
-    if (write(STDOUT_FILENO, line, (size_t)bytes) < 0) {
-        return; // the master is gone: the next read tells
+    pid_t pid = fork();
+    if (pid == 0) {
+        sigset_t none;
+        bool is_told;
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        close(told[0]);
+        own.agent_about = (char *)interface;
+        int code = agent_stay(&own, &is_told);
+        if (is_told && dprintf(told[1], PAI_GATE_END " %d\n", code) < 0) {
+            _exit(EXIT_UNREACHABLE);
+        }
+        _exit(code);
     }
+    close(told[1]);
+    *told_p = told[0];
+    return pid;
 }
 
-// Until the master has said its last word, or it or the worker is gone.
-static void hold(const char *task, int *worker_p, char *line, size_t bytes)
+// Until the agent has ended, which it is asked to when the worker is gone.
+static void hold(const char *task, pid_t agent, int signal_fd, int *worker_p)
 {
-    size_t len = 0;
-    for (;;) {
+    bool is_asked = false;
+    struct signalfd_siginfo info;
+    while (waitpid(agent, NULL, WNOHANG) == 0) {
         bool knocks = *worker_p < 0 && !knock(task, worker_p);
-        struct pollfd polled[] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = *worker_p}};
+        struct pollfd polled[] = {{.fd = signal_fd, .events = POLLIN},
+                                  {.fd = is_asked ? -1 : *worker_p}};
         poll(polled, N_ELEMENTS(polled), knocks ? KNOCK_MS : -1);
-        if (polled[1].revents != 0) {
-            return; // its container ends with it
+        while (read(signal_fd, &info, sizeof info) == sizeof info) {
+            is_asked |= info.ssi_signo != SIGCHLD;
         }
-        if (polled[0].revents == 0) {
-            continue;
-        }
-        ssize_t n = read(STDIN_FILENO, line + len, bytes - 1 - len);
-        if (n <= 0 && (n == 0 || errno != EINTR)) {
-            return;
-        }
-        len += n > 0 ? (size_t)n : 0;
-        line[len] = '\0';
-        if (strchr(line, '\n') != NULL || len == bytes - 1) {
-            return;
+        is_asked |= polled[1].revents != 0;
+        if (is_asked) {
+            kill(agent, SIGTERM);
         }
     }
 }
 
 int pai_gate(const options_t *options)
 {
-    char task[300], line[LINE_BYTES] = "";
+    char task[300], interface[64] = "", line[LINE_BYTES] = "";
     const char *at = strrchr(options->pai_gate, '@');
-    int worker = -1;
-    signal(SIGPIPE, SIG_IGN);
+    int worker = -1, told = -1;
+    int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0});
     snprintf(task, sizeof task, "%.*s", at != NULL ? (int)(at - options->pai_gate) : 299,
              options->pai_gate);
-    say_hello(at != NULL ? at + 1 : "");
-    hold(task, &worker, line, sizeof line);
+    pai_interface(at != NULL ? at + 1 : "", interface, sizeof interface);
+    pid_t agent = start_agent(options, interface, &told);
+    close(STDIN_FILENO); // the agent's alone
+    close(STDOUT_FILENO);
+    if (agent < 0 || signal_fd < 0) {
+        return EXIT_INTERNAL;
+    }
+    hold(task, agent, signal_fd, &worker);
+    ssize_t n = read(told, line, sizeof line - 1);
     uint64_t deadline_ns = deadline_in_ms(LAST_KNOCKS_MS);
-    while (line[0] != '\0' && worker < 0 && !knock(task, &worker) && clock_ns() < deadline_ns) {
+    while (n > 0 && worker < 0 && !knock(task, &worker) && clock_ns() < deadline_ns) {
         usleep(50000);
     }
-    bool is_told = worker >= 0 && line[0] != '\0' && write(worker, line, strlen(line)) > 0;
+    bool is_told = worker >= 0 && n > 0 && write(worker, line, (size_t)n) > 0;
     if (worker >= 0) {
         close(worker);
     }

@@ -133,13 +133,17 @@ int pai_stop(const pai_options_t *options);
 
 // --- Inside of a job -----------------------------------------------------------------------------
 
+// The tasks of this job as hosts, this one first (tasks.c).
+hvd_status_t pai_tasks(const options_t *options, hosts_t *hosts_p, err_t *err);
+// Which of the others is the master: master-0, else the first whose role has no other task. NULL:
+// none is like that.
+const host_t *pai_master(const hosts_t *tasks);
+
 // Name of the interface that has the address; false: none (gate.c).
 bool pai_interface(const char *address, char *name, size_t bytes);
 void pai_choose_fabric(const options_t *options); // fabric.c
 
-// What a gate says first: a line of this, its version, and its interface or "-".
-#define PAI_GATE_HELLO "horovod-pai-gate"
-// And what it is told last: this and the exit code of the master.
+// What a gate tells the worker last: this and the exit code of the master.
 #define PAI_GATE_END "end"
 
 #endif

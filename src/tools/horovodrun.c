@@ -75,7 +75,7 @@ static int launch(const options_t *options)
                                       : options_want_elastic(options)
                                           ? elastic_run
                                           : launchers[options->controller];
-    return options->pai ? pai_run(options, start) : start(options);
+    return options->pai ? pai_run(options, start == job_run ? NULL : start) : start(options);
 }
 
 int main(int argc, char **argv)
@@ -93,12 +93,13 @@ int main(int argc, char **argv)
         bool is_wanted;
         int (*act)(const options_t *);
     } actions[] = {
+        {options.pai_gate[0] != '\0', pai_gate},
+        {options.agent && options.redial, relay_redial},
         {options.agent, agent_main},
         {options.shell, shell_main},
         {options.doctor_rank, be_doctor_rank},
         {options.dial_agent[0] != '\0', relay_dial},
         {options.serve_agents, relay_serve},
-        {options.pai_gate[0] != '\0', pai_gate},
         {options.pai_worker, pai_worker},
         {options.help, print_help},
         {options.version, print_version},
@@ -107,6 +108,7 @@ int main(int argc, char **argv)
         {options.completion != COMPLETION_NONE, print_completion},
         {options.print_config, print_config},
         {options.doctor, doctor_run},
+        {options.carry_commands && options.num_proc == 0, carry_run},
         {true, launch},
     };
     size_t i = 0;

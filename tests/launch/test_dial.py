@@ -10,6 +10,7 @@ Usage: test_dial.py BUILD-DIRECTORY [unittest arguments]     (as root)
 import os
 import pathlib
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,6 +247,150 @@ class Faults(Dial):
             WORLD.set_link("a", "up")
 
 
+class Platform(Dial):
+    """Agents as a platform has them: started once, for whatever jobs come, as in a pod."""
+
+    def setUp(self):
+        super().setUp()
+        for host in HOSTS:
+            self.start_agent(host, "--redial", dial=f"10.93.0.1:{PORT}")
+
+    def tearDown(self):
+        for agent in self.agents.values():
+            self.assertIsNone(agent.process.poll())
+            agent.process.terminate()
+            self.assertEqual(agent.wait(10 * SLACK)[0], 0)
+        self.assert_empty()
+
+    def finish_job(self, job, expect=0):
+        code, out, err = job.wait()
+        out, err = out.decode(), err.decode()
+        self.assertEqual(code, expect, f"{out}\n{err}")
+        return out, err
+
+    def test_one_job_after_another(self):
+        for word in ("first", "second"):
+            out, err = self.finish_job(self.launch("-H", "a:2,b:1", "echo", word))
+            self.assertEqual(out.count(word), 3)
+            self.assertEqual(err, "")
+        self.finish_job(self.launch("-H", "a:1,b:1", "sh", "-c", "exit 7"), 7)
+        self.finish_job(self.launch("-H", "a:1,b:1", "true"))
+
+    def test_the_launcher_has_ranks_too(self):
+        """Under the name that is its own."""
+        job = Job("--await-agents", PORT, "--secret-file", self.secret, "-H",
+                  "job-master:1,a:1,b:1", "sh", "-c", "echo $HOROVOD_RANK on $HOROVOD_HOSTNAME",
+                  before=[*WORLD.inside("launcher"), "unshare", "--uts", "sh", "-c",
+                          "hostname job-master; exec \"$@\"", "sh"])
+        self.addCleanup(job.kill)
+        out, _ = self.finish_job(job)
+        self.assertEqual(sorted(out.splitlines()), ["[0]<stdout>:0 on job-master",
+                                                    "[1]<stdout>:1 on a", "[2]<stdout>:2 on b"])
+
+    def test_who_is_missing_is_named(self):
+        _, err = self.finish_job(
+            self.launch("-H", "a:1,c:1,d:1,b:1", "--start-timeout", 3, "true"), 75)
+        self.assertIn("host c did not answer within 3 s (--start-timeout)", err)
+        self.assertIn("Nor did d\n", err)
+
+    def test_the_secret_of_a_mounted_volume(self):
+        """A link to a file that a group may read, as Kubernetes mounts it."""
+        data = self.place / "..data"
+        data.mkdir()
+        (data / "secret").write_text(self.secret.read_text())
+        (data / "secret").chmod(0o440)
+        (self.place / "mounted").symlink_to("..data/secret")
+        job = Job("--await-agents", PORT, "--secret-file", self.place / "mounted", "-H", "a:1",
+                  "echo", "here", before=WORLD.inside("launcher"))
+        self.addCleanup(job.kill)
+        self.assertEqual(self.finish_job(job)[0], "[0]<stdout>:here\n")
+
+    # --- Another launcher ---
+
+    def write_mpirun(self, text):
+        """A stand-in that starts something on every host, as it would by ssh."""
+        (self.place / "bin").mkdir()
+        mpirun = self.place / "bin/mpirun"
+        mpirun.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exec echo 'Open MPI'\n" + text)
+        mpirun.chmod(0o755)
+        return {"PATH": f"{mpirun.parent}:{os.environ['PATH']}"}
+
+    def test_mpirun(self):
+        env = self.write_mpirun(
+            "for host in a b; do $OMPI_MCA_plm_rsh_agent -x $host \"echo daemon of $host\" & done; "
+            "wait; echo \"$@\"; exit 6\n")
+        out, err = self.finish_job(self.launch("--mpi", "-H", "a:1,b:1", "train", env=env), 6)
+        for line in ("daemon of a\n", "daemon of b\n", "-H a:1,b:1 "):
+            self.assertIn(line, out)
+        self.assertEqual(err, "")
+        self.finish_job(self.launch("-H", "a:1,b:1", "true"))
+
+    def test_mpirun_waits_for_all_agents(self):
+        env = self.write_mpirun("echo started\n")
+        out, err = self.finish_job(self.launch("--mpi", "-H", "a:1,c:1", "--start-timeout", 3,
+                                               "train", env=env), 75)
+        self.assertIn("host c did not answer within 3 s", err)
+        self.assertEqual(out, "")
+
+    def test_mpirun_that_loses_a_host(self):
+        """It is told after a while, if it has not noticed."""
+        env = self.write_mpirun("$OMPI_MCA_plm_rsh_agent a 'echo up; sleep 1000' &\n"
+                                "trap 'exit 143' TERM; wait; sleep 1000 & wait\n")
+        job = self.launch("--mpi", "-H", "a:1,b:1", "train", env=env)
+        self.assertEqual(job.process.stdout.readline(), b"up\n")
+        self.agents.pop("b").kill()
+        _, err = self.finish_job(job, 69)
+        self.assertIn("lost the agent on host b", err)
+
+    def test_a_real_mpirun(self):
+        mpirun = shutil.which("mpirun")
+        if mpirun is None:
+            self.skipTest("no mpirun")
+        out, _ = self.finish_job(self.launch("--mpi", "-H", "a:1,b:1", HVD_INFO, "--transports"))
+        for rank in range(2):
+            self.assertIn(f"transports of rank {rank} of 2", out)
+
+    def start_carrier(self):
+        carrier = self.launch("--carry-commands", "--start-timeout", 4)
+        self.addCleanup(carrier.process.communicate)
+        return carrier
+
+    def shell(self, *words):
+        return Job("--shell", "--dial", f"127.0.0.1:{PORT}", "--secret-file", self.secret, "--",
+                   *words, before=WORLD.inside("launcher"))
+
+    def test_commands_of_another_launcher(self):
+        """One after the other on the same host, as mpirun's daemons."""
+        carrier = self.start_carrier()
+        for _ in range(2):
+            shells = [self.shell("-x", host, "echo", f"of {host};", "exit", number)
+                      for number, host in enumerate(HOSTS, 3)]
+            for number, (host, shell) in enumerate(zip(HOSTS, shells), 3):
+                self.assertEqual(self.finish_job(shell, number)[0], f"of {host}\n")
+        carrier.process.terminate()
+        self.finish_job(carrier, 143)
+
+    def test_a_command_for_a_host_without_agent(self):
+        carrier = self.start_carrier()
+        _, err = self.finish_job(self.shell("c", "true"), 69)
+        self.assertIn("no agent of host c is free within 4 s (--start-timeout)", err)
+        carrier.process.terminate()
+        self.finish_job(carrier, 143)
+
+    def test_a_command_ends_with_its_shell(self):
+        carrier = self.start_carrier()
+        shell = self.shell("a", "echo started; exec sleep 1000")
+        self.assertEqual(shell.process.stdout.readline(), b"started\n")
+        sleepers = [pid for pid in WORLD.processes("a") if b"sleep" in command_line(pid)]
+        self.assertEqual(len(sleepers), 1)
+        shell.process.kill()
+        shell.process.communicate()
+        self.assertTrue(eventually(lambda: not command_line(sleepers[0]), 5 * SLACK))
+        self.assertEqual(self.finish_job(self.shell("a", "echo", "again"))[0], "again\n")
+        carrier.process.terminate()
+        self.finish_job(carrier, 143)
+
+
 class Elastic(Dial):
     def test_a_host_fails_and_comes_back(self):
         hosts = self.place / "hosts.sh"
@@ -268,6 +413,34 @@ class Elastic(Dial):
         self.assertEqual(job.process.wait(60), 0, self.lines())
         self.finish(job, 5)
         self.assert_empty()
+
+    def test_hosts_are_there_when_their_agents_are(self):
+        """The list names hosts that may come; who fails comes back by himself."""
+        self.start_agent("a", "--redial", dial=f"10.93.0.1:{PORT}")
+        with open(self.place / "out", "wb") as out:
+            job = self.launch("-np", 1, "--min-np", 1, "-H", "a:1,b:1",
+                              "--blacklist-cooldown-range", 1, 2, sys.executable,
+                              ROOT / "tests/launch/elastic_rank.py", self.place,
+                              env={"PYTHONPATH": str(BUILD / "python")}, stdout=out, stderr=out)
+        n_lines = self.await_size(1)
+        self.start_agent("b", "--redial", dial=f"10.93.0.1:{PORT}")
+        n_lines = self.await_size(2, n_lines)
+        (self.place / "die.b").touch()
+        n_lines = self.await_size(1, n_lines)
+        self.await_size(2, n_lines)
+        (self.place / "over").touch()
+        self.assertEqual(job.process.wait(60), 0, self.lines())
+        for agent in self.agents.values():
+            agent.process.terminate()
+            self.assertEqual(agent.wait(10 * SLACK)[0], 0)
+        self.assert_empty()
+
+    def test_too_few_agents(self):
+        self.start_agent("a", dial=f"10.93.0.1:{PORT}")
+        job = self.launch("-np", 2, "--min-np", 1, "-H", "a:1,b:1", "--elastic-timeout", 3, "true")
+        _, err = self.end(job, expect=75)
+        self.assertIn("the job needs 2 slots but has 1 after --elastic-timeout; no agent has "
+                      "connected for b", err)
 
     def lines(self):
         return (self.place / "out").read_text().splitlines()

@@ -146,7 +146,7 @@ class Containers(Case):
             self.assertIn(f"transports of rank {rank} of {n_ranks}", out)
         self.assertRegex(out, rf"from rank 0 to rank {n_ranks - 1} +tcp")
         _, said = self.end(worker, 0)
-        self.assertIn("the master has ended with exit code 0", said)
+        self.assertIn("the master ended with exit code 0", said)
         return out, err
 
     def start_training(self, *words, **options):
@@ -247,8 +247,9 @@ class Missing(Containers):
         _, err = self.end(self.start_master("--pai-timeout", 4, "true", n_workers=2), 75)
         self.assertLess(time.monotonic() - begin, 5 * SLACK)
         self.assertIn("2 of 3 tasks did not answer within 4 s (--pai-timeout)", err)
-        self.assertIn("worker-0 at 10.93.0.3", err)
-        self.assertIn("worker-1 at 10.93.0.4", err)
+        self.assertIn("worker-0 at 10.93.0.3 (nothing listens on its ssh port)", err)
+        self.assertIn("worker-1 at 10.93.0.4 (nothing listens on its ssh port)", err)
+        self.assertNotIn("ssh: ", err)  # in our words, not ssh's
 
     def test_one_worker_does_not_come(self):
         worker = self.start_worker(1, n_workers=2)
@@ -313,7 +314,7 @@ class Ending(Containers):
         _, err = self.end(master, 69)
         self.assertLess(time.monotonic() - begin, 5 * SLACK)
         self.assertIn("lost the agent on host worker-0", err)
-        self.assertIn("task worker-0 was lost", err)
+        self.assertRegex(err, "task worker-0 (was lost|is gone)")
 
     def test_command_of_the_worker_dies_in_training(self):
         master, worker = self.start_training()
@@ -340,7 +341,7 @@ class Ending(Containers):
 
 
 class WithoutSsh(Containers):
-    """Agents that wait at a port of the job file, in place of ssh."""
+    """Workers dial a port of the master's, in place of ssh."""
 
     def setUp(self):
         self.secret = WORLD.config("secret")
@@ -354,12 +355,75 @@ class WithoutSsh(Containers):
         worker = self.start_worker(0, "--secret-file", self.secret, has_sshd=False)
         out, _ = self.end(master, 0)
         self.assertRegex(out, r"from rank 0 to rank 1 +tcp")
+        _, err = self.end(worker, 0)
+        self.assertIn("the master ended with exit code 0", err)
+
+    def test_no_worker_has_a_port(self):
+        master, worker = self.start_training("--secret-file", self.secret, has_sshd=False)
+        # Ranks listen for each other; nothing else does.
+        lines = subprocess.run([*WORLD.inside("worker-0"), "ss", "-ltnpH"], check=True, text=True,
+                               capture_output=True).stdout.splitlines()
+        self.assertEqual(lines, [])
+        master.process.terminate()
+        self.end(master, 143)
+        self.end(worker, 143)
+
+    def test_port_that_every_task_has(self):
+        """OpenPAI gives each one labelled http, whatever the job file says."""
+        def of(task):
+            told = {name: value for name, value in variables(task, 1).items()
+                    if not name.endswith("_horovod")}
+            return {name: "" for name in variables(task, 1)} | told | {
+                "PAI_PORT_LIST_master_0_http": str(AGENT_PORT + 5)}
+        master = self.start_master("--secret-file", self.secret, "true", has_sshd=False,
+                                   env=of("master-0"))
+        worker = self.start_worker(0, "--secret-file", self.secret, has_sshd=False,
+                                   env=of("worker-0"))
+        self.end(master, 0)
         self.end(worker, 0)
+
+    def test_exit_code_is_the_jobs(self):
+        worker = self.start_worker(0, has_sshd=False)
+        _, err = self.end(self.start_master("--secret-file", self.secret, "sh", "-c", "exit 7",
+                                            has_sshd=False), 7)
+        self.end(worker, 7)
+
+    def test_master_is_killed(self):
+        master, worker = self.start_training("--secret-file", self.secret, has_sshd=False)
+        WORLD.kill("master-0")
+        _, err = self.end(worker, 69)
+        self.assertIn("lost the master: it was killed", err)
+        master.process.communicate()
+
+    def test_one_worker_does_not_come(self):
+        worker = self.start_worker(1, n_workers=2, has_sshd=False)
+        _, err = self.end(self.start_master("--secret-file", self.secret, "--pai-timeout", 6,
+                                            "true", n_workers=2, has_sshd=False), 75)
+        self.assertIn("1 of 3 tasks did not answer within 6 s (--pai-timeout): worker-0 at "
+                      "10.93.0.3", err)
+        self.end(worker, 75)
+
+    def test_mpirun(self):
+        """Its commands are carried: it has no other way to a task, its own included."""
+        fake = WORLD.directory / "shells"
+        fake.mkdir(exist_ok=True)
+        (fake / "mpirun").write_text(
+            "#!/bin/sh\n[ \"$1\" = --version ] && exec echo 'Intel(R) MPI Library'\n"
+            "for task in master-0 worker-0; do $I_MPI_HYDRA_BOOTSTRAP_EXEC -x -q $task \"echo on "
+            "$task: \\$PAI_CURRENT_TASK_ROLE_NAME\"; done; exit 4\n")
+        (fake / "mpirun").chmod(0o755)
+        worker = self.start_worker(0, has_sshd=False)
+        master = self.start_master("--mpi", "--secret-file", self.secret, "true", has_sshd=False,
+                                   env={"PATH": f"{fake}:{os.environ['PATH']}"})
+        out, _ = self.end(master, 4)
+        self.assertIn("on master-0: master\n", out)
+        self.assertIn("on worker-0: worker\n", out)
+        self.end(worker, 4)
 
     def test_nobody_has_the_secret(self):
         _, err = self.end(self.start_worker(0, "--secret-file", self.secret, "--pai-timeout", 2,
                                             has_sshd=False), 75)
-        self.assertIn("nobody who has the secret connected within 2 s", err)
+        self.assertIn("the master did not answer within 2 s (--pai-timeout)", err)
 
     def test_worker_dies_in_training(self):
         master, _ = self.start_training("--secret-file", self.secret, has_sshd=False)

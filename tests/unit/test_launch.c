@@ -559,6 +559,8 @@ static void test_ranks_of_agents_that_dial_go_host_by_host(void **state)
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
         char names[16][2];
+        host_t hosts[16];
+        agent_link_t links[16];
         arrival_t arrivals[16], *members[16];
         job_plan_t plan = {0};
         err_t err = {0};
@@ -566,7 +568,9 @@ static void test_ranks_of_agents_that_dial_go_host_by_host(void **state)
         for (int k = 0; k < n; k++) {
             names[k][0] = rows[i].hosts[k];
             names[k][1] = '\0';
-            arrivals[k] = (arrival_t){.host = {.name = names[k], .slots = 1}, .slot = k};
+            hosts[k] = (host_t){.name = names[k], .slots = 1};
+            links[k] = (agent_link_t){.host = &hosts[k]};
+            arrivals[k] = (arrival_t){.link = &links[k], .slot = k};
             members[n - 1 - k] = &arrivals[k]; // they come in any order
         }
         assert_int_equal(gather_place(members, n, rows[i].is_elastic, &plan, &err), HVD_OK);
@@ -587,11 +591,13 @@ static void test_ranks_of_agents_that_dial_go_host_by_host(void **state)
 static void test_ranks_that_go_on_come_first(void **state)
 {
     worker_t first = {.place = {.rank = 1}}, second = {.place = {.rank = 3}};
+    host_t hosts[] = {{.name = "a"}, {.name = "b"}};
+    agent_link_t a = {.host = &hosts[0]}, b = {.host = &hosts[1]};
     arrival_t arrivals[] = {
-        {.host = {.name = "a"}, .slot = 0},
-        {.host = {.name = "b"}, .slot = 1, .worker = &second},
-        {.host = {.name = "b"}, .slot = 2},
-        {.host = {.name = "a"}, .slot = 7, .worker = &first},
+        {.link = &a, .slot = 0},
+        {.link = &b, .slot = 1, .worker = &second},
+        {.link = &b, .slot = 2},
+        {.link = &a, .slot = 7, .worker = &first},
     };
     arrival_t *members[] = {&arrivals[0], &arrivals[1], &arrivals[2], &arrivals[3]};
     job_plan_t plan = {0};
@@ -798,6 +804,7 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_PLACE, .place = {.rank = 7, .env = TEXT_BYTES("HOROVOD_RANK=7")}},
     {.kind = FRAME_NEWS, .news = {.number = 2, .what = 3}},
     {.kind = FRAME_READY, .ready = {.rank = 5, .generation = 6}},
+    {.kind = FRAME_END, .end = {.code = 7}},
 };
 
 static hvd_status_t read_frame(const buf_t *buf, size_t bytes, frame_t *frame_p)
@@ -907,27 +914,35 @@ static void test_what_ssh_says_is_understood(void **state)
 {
     static const struct {
         const char *said, *what;
-        bool is_passing;
-        int code;
+        int lasts, code;
     } rows[] = {
-        {"ssh: connect to host b port 22: Connection refused\r\n", "nothing listens", true, 255},
+        {"ssh: connect to host b port 22: Connection refused\r\n", "nothing listens", FAULT_PASSES,
+         255},
         {"ssh: Could not resolve hostname b: Name or service not known", "cannot be resolved here",
-         true, 255},
-        {"Host key verification failed.", "does not trust", false, 255},
-        {"b: Permission denied (publickey).", "denied access", false, 255},
-        {"ssh: connect to host b port 22: No route to host", "cannot be reached", true, 255},
-        {"ssh: connect to host b port 22: Connection timed out", "does not answer", true, 255},
-        {"horovodrun-agent: not installed", "not installed there", false, 255},
-        {"something else", "did not start", false, 255},
-        {"agent port: Connection refused", "no agent is waiting", true, EXIT_NO_LISTENER},
-        {"agent port: whatever", "a different secret", false, EXIT_OTHER_SECRET},
-        {"agent port: whatever", "cannot be read", false, EXIT_NO_SECRET},
+         FAULT_PASSES, 255},
+        {"Host key verification failed.", "does not trust", FAULT_STARTS, 255},
+        {"b: Permission denied (publickey).", "denied access", FAULT_STARTS, 255},
+        {"ssh: connect to host b port 22: No route to host", "cannot be reached", FAULT_PASSES,
+         255},
+        {"ssh: connect to host b port 22: Connection timed out", "does not answer", FAULT_PASSES,
+         255},
+        {"horovodrun-agent: not installed", "not installed there", FAULT_STAYS, 255},
+        {"something else", "did not start", FAULT_STARTS, 255},
+        // What has dialled tells by its exit code, whatever it says; ssh does not.
+        {"Permission denied", "no agent is waiting", FAULT_PASSES, EXIT_NO_LISTENER},
+        {"Permission denied", "a different secret", FAULT_STAYS, EXIT_OTHER_SECRET},
+        {"Permission denied", "cannot be read", FAULT_STAYS, EXIT_NO_SECRET},
+        {"Permission denied", "cannot be resolved", FAULT_PASSES, EXIT_NO_NAME},
+        {"Permission denied", "does not answer", FAULT_PASSES, EXIT_NO_ANSWER},
+        {"Permission denied", "cannot be reached", FAULT_PASSES, EXIT_UNREACHABLE},
+        {"Permission denied", "did not start", FAULT_STARTS, 1},
     };
     (void)state;
     for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
-        remote_fault_t fault = remote_explain(rows[i].said, rows[i].code);
+        bool has_dialled = rows[i].code != 255;
+        remote_fault_t fault = remote_explain(has_dialled, rows[i].said, rows[i].code);
         assert_non_null(strstr(fault.what, rows[i].what));
-        assert_int_equal(fault.is_passing, rows[i].is_passing);
+        assert_int_equal(fault.lasts, rows[i].lasts);
         assert_true(strlen(fault.fix) > 10);
     }
 }

@@ -237,7 +237,7 @@ static void test_tasks_are_hosts(void **state)
     set_all(true);
     setenv("PAI_RESOURCE_w.1", "4,8,1024,64", 1);
     setenv("PAI_RESOURCE", "2,8,1024,64", 1);
-    assert_int_equal(hosts_of_openpai(&options, &hosts, &err), HVD_OK);
+    assert_int_equal(pai_tasks(&options, &hosts, &err), HVD_OK);
     assert_int_equal(hosts.n, 3);
     assert_true(hosts.knows_local);
     static const struct {
@@ -255,7 +255,7 @@ static void test_tasks_are_hosts(void **state)
     hosts_free(&hosts);
     options.slots_per_host = 3;
     options.origins[OPTION_slots_per_host] = BY_FLAG;
-    assert_int_equal(hosts_of_openpai(&options, &hosts, &err), HVD_OK);
+    assert_int_equal(pai_tasks(&options, &hosts, &err), HVD_OK);
     assert_int_equal(hosts.list[1].slots, 3);
     hosts_free(&hosts);
     set_all(false);
@@ -288,7 +288,7 @@ static void test_variables_that_are_wrong(void **state)
         } else {
             unsetenv(rows[i].name);
         }
-        assert_int_equal(hosts_of_openpai(&options, &hosts, &err), HVD_INVALID_ARGUMENT);
+        assert_int_equal(pai_tasks(&options, &hosts, &err), HVD_INVALID_ARGUMENT);
         assert_non_null(strstr(err.text, rows[i].said));
     }
     set_all(false);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// hosts_openpai.c - the tasks of an OpenPAI job as hosts, from the variables every container has.
+// tasks.c - the tasks of an OpenPAI job as hosts, from the variables every container has.
 //
 // Four kinds of variables are the same in all versions of OpenPAI: the list of roles, how many
 // tasks each has, and address and ports of every task. A task is reached by ssh under its alias
-// "role-index", which is in ssh's configuration there and in no resolver, or at a port of its own
-// where an agent waits. Which task this is, the variables say: two tasks may share a machine and
+// "role-index", which is in ssh's configuration there and in no resolver, or dials the master at a
+// port of the master's. Which task this is, the variables say: two tasks may share a machine and
 // its address. This task comes first, so that rank 0 is the master's. Pure but for the environment.
 #define _GNU_SOURCE
-#include "launch/plan.h"
+#include "pai/internal.h"
 
 #include <stdlib.h>
 
 #define MAX_TASKS 100000
-#define AGENT_LABEL "horovod" // of the port where an agent waits
+#define MASTER "master-0"
 #define NO_JOB "is this a container of an OpenPAI job?"
 
 // PAI_..._<role>, or with an index behind; NULL: not set. Names may have dots and tildes in them.
@@ -54,7 +54,9 @@ static hvd_status_t add_task(const options_t *options, const char *role, int ind
                              hosts_t *hosts, err_t *err)
 {
     const char *address = variable("PAI_HOST_IP", role, index, "");
-    const char *ports = variable("PAI_PORT_LIST", role, index, "_" AGENT_LABEL);
+    // Where its agents dial, if it is the master: OpenPAI gives every task a port for http.
+    const char *ports = variable("PAI_PORT_LIST", role, index, "_horovod");
+    ports = ports != NULL ? ports : variable("PAI_PORT_LIST", role, index, "_http");
     host_t host = {.slots = slots_of(options, role),
                    .is_local = is_self,
                    .agent_port = MIN(MAX(first_number(ports), 0), 65535)};
@@ -103,7 +105,7 @@ static hvd_status_t add_role(const options_t *options, const char *role, hosts_t
     return status;
 }
 
-hvd_status_t hosts_of_openpai(const options_t *options, hosts_t *hosts_p, err_t *err)
+hvd_status_t pai_tasks(const options_t *options, hosts_t *hosts_p, err_t *err)
 {
     const char *roles = environment("PAI_TASK_ROLE_LIST");
     hosts_t hosts = {.knows_local = true};
@@ -129,4 +131,34 @@ hvd_status_t hosts_of_openpai(const options_t *options, hosts_t *hosts_p, err_t 
     }
     *hosts_p = hosts;
     return HVD_OK;
+}
+
+// Without the index.
+static size_t role_bytes(const host_t *host)
+{
+    return (size_t)(strrchr(host->name, '-') - host->name);
+}
+
+static int count_role(const hosts_t *tasks, const host_t *of)
+{
+    size_t bytes = role_bytes(of);
+    int n = 0;
+    for (int i = 0; i < tasks->n; i++) {
+        n += role_bytes(&tasks->list[i]) == bytes &&
+             strncmp(tasks->list[i].name, of->name, bytes) == 0;
+    }
+    return n;
+}
+
+const host_t *pai_master(const hosts_t *tasks)
+{
+    const host_t *found = NULL;
+    for (int i = 1; i < tasks->n; i++) {
+        const host_t *task = &tasks->list[i];
+        if (strcmp(task->name, MASTER) == 0) {
+            return task;
+        }
+        found = found == NULL && count_role(tasks, task) == 1 ? task : found;
+    }
+    return found;
 }
