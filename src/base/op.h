@@ -89,11 +89,24 @@ bool signature_rides_with(const signature_t *signature, size_t n_elements, size_
                           size_t *bytes_p);
 // How many sizes each of n_members tells.
 int signature_n_sizes(const signature_t *signature, int n_members);
-// The factor after the operation: an average is a sum that is divided by the number of members.
-static inline double signature_postscale(const signature_t *signature, int n_members)
+// What is done to a result: an average is a sum that is divided by the number of members.
+typedef struct finish {
+    double factor; // the caller's
+    int divisor;
+} finish_t;
+
+#define FINISH_NOTHING ((finish_t){1.0, 1})
+
+static inline bool finish_is_nothing(finish_t finish)
 {
-    double share = signature->reduce == HVD_AVERAGE ? 1.0 / n_members : 1.0;
-    return op_has(signature->op, OP_REDUCES) ? signature->postscale * share : 1.0;
+    return finish.factor == 1.0 && finish.divisor == 1;
+}
+
+static inline finish_t signature_finish(const signature_t *signature, int n_members)
+{
+    int divisor = signature->reduce == HVD_AVERAGE ? n_members : 1;
+    return op_has(signature->op, OP_REDUCES) ? (finish_t){signature->postscale, divisor}
+                                             : FINISH_NOTHING;
 }
 
 static inline bool dtype_is_half(hvd_dtype_t dtype)

@@ -34,8 +34,8 @@ typedef enum step_kind {
     STEP_COPY,        // dst = src
     STEP_REDUCE,      // dst = dst op src
     STEP_LOAD_ACC,    // accumulators at dst = prescale * src
-    STEP_STORE_ACC,   // dst = postscale * accumulators at src; `bytes` counts dst's bytes
-    STEP_SCALE,       // dst = postscale * dst
+    STEP_STORE_ACC,   // dst = the finished accumulators at src; `bytes` counts dst's bytes
+    STEP_SCALE,       // dst = dst, finished
     STEP_ADASUM,      // dst = adasum(src, dst) or adasum(dst, src): the lower member's vector first
 } step_kind_t;
 
@@ -71,7 +71,7 @@ typedef struct coll_args {
     hvd_op_t op;
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;
-    bool scale_after; // the result is to be multiplied: by SCALE and STORE_ACC
+    bool scale_after; // the result is to be finished: by SCALE and STORE_ACC
     int member, size;
     int root;                 // broadcast: a member
     size_t bytes;             // allreduce, broadcast: of the tensor
@@ -85,9 +85,10 @@ typedef struct coll_args {
 // One collective: what, among whom, from where to where. All it points to outlives the run.
 typedef struct coll_task {
     coll_args_t args;
-    const int *ranks;           // global rank of each member
-    const vec_t *in, *out;      // blocks lie member after member
-    double prescale, postscale; // 1 where nothing is reduced
+    const int *ranks;      // global rank of each member
+    const vec_t *in, *out; // blocks lie member after member
+    double prescale;       // 1 where nothing is reduced
+    finish_t finish;
     // Equal on all members, and growing from task to task on each rank.
     uint64_t number;
 } coll_task_t;
@@ -141,7 +142,8 @@ typedef struct exec_run {
     void *buffers[N_BUFS];
     hvd_dtype_t dtype;
     hvd_reduce_t reduce;
-    double prescale, postscale;
+    double prescale;
+    finish_t finish;
     uint64_t batch; // stamped on every message and checked on arrival
     size_t segment_bytes;
     // Link to a member on LANE_DATA; NULL with err set when it cannot be had.

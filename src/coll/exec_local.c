@@ -34,13 +34,13 @@ static void run_store_acc(exec_t *exec, const step_t *step, size_t at, size_t by
 {
     acc_store(exec->run.dtype, place_of(exec, step->dst, step->dst_at + at),
               acc_of(exec, step->src, step->src_at, at), bytes / exec->elem_bytes,
-              exec->run.postscale);
+              exec->run.finish);
 }
 
 static void run_scale(exec_t *exec, const step_t *step, size_t at, size_t bytes)
 {
     char *dst = place_of(exec, step->dst, step->dst_at + at);
-    reduce_scale(exec->run.dtype, dst, dst, bytes / exec->elem_bytes, exec->run.postscale);
+    reduce_finish(exec->run.dtype, dst, dst, bytes / exec->elem_bytes, exec->run.finish);
 }
 
 static void run_adasum(exec_t *exec, const step_t *step, size_t at, size_t bytes)

@@ -3,9 +3,9 @@
 // reduce.c - reduce.h by way of the vector kernels, and the parts that need no vectors.
 //
 // Method: one table of kernels per instruction set; each call takes the best the processor has
-// (a few loads and tests). A factor before the fold goes block by block through accumulators in the
-// first-level cache; a factor after it is part of the kernels of floating types. Integer factors
-// are plain loops. Pure functions, any thread.
+// (a few loads and tests). A factor before the fold goes block by block through the first-level
+// cache; one after it is part of the kernels of floating types, but for half types, whose sum is
+// rounded first. Integer factors are plain loops. Pure functions, any thread.
 #include "coll/reduce_kernels.h"
 
 #include <float.h>
@@ -60,13 +60,13 @@ static void copy_elements(hvd_dtype_t dtype, void *dst, const void *src, size_t 
 }
 
 // --- Factors on integers -------------------------------------------------------------------------
-// Multiplied in double and truncated toward zero; what does not fit stops at the type's end, a NaN
-// becomes 0.
+// Multiplied and divided in double and truncated toward zero; what does not fit stops at the type's
+// end, a NaN becomes 0. A division, since a 49th of 49 is 1 and 49 times a 49th is not.
 
 // Loads and stores by memcpy: what lies in a link's memory need not be aligned.
 
 #define SCALE_INTEGERS(name, type, least, most, beyond)                                            \
-    static void name(void *dst_, const void *src_, size_t n, double factor)                        \
+    static void name(void *dst_, const void *src_, size_t n, double factor, double divisor)        \
     {                                                                                              \
         char *dst = dst_;                                                                          \
         const char *src = src_;                                                                    \
@@ -74,6 +74,7 @@ static void copy_elements(hvd_dtype_t dtype, void *dst, const void *src, size_t 
             type value;                                                                            \
             memcpy(&value, src + i * sizeof value, sizeof value);                                  \
             double x = factor * (double)value;                                                     \
+            x = divisor == 1.0 ? x : x / divisor;                                                  \
             value = x >= (beyond) ? (most) : x <= (least) ? (least) : x == x ? (type)x : 0;        \
             memcpy(dst + i * sizeof value, &value, sizeof value);                                  \
         }                                                                                          \
@@ -86,73 +87,112 @@ SCALE_INTEGERS(scale_i16, int16_t, INT16_MIN, INT16_MAX, 0x1p15)
 SCALE_INTEGERS(scale_i32, int32_t, INT32_MIN, INT32_MAX, 0x1p31)
 SCALE_INTEGERS(scale_i64, int64_t, INT64_MIN, INT64_MAX, 0x1p63)
 
-static void scale_flag(void *dst_, const void *src_, size_t n, double factor)
+static void scale_flag(void *dst_, const void *src_, size_t n, double factor, double divisor)
 {
     uint8_t *dst = dst_;
     const uint8_t *src = src_;
-    const bool keeps_true = factor >= 1 || factor <= -1; // what is left after truncation
+    const bool keeps_true = factor >= divisor || factor <= -divisor; // after truncation
     for (size_t i = 0; i < n; i++) {
         dst[i] = src[i] != 0 && keeps_true;
     }
 }
 
-static map_fn_t *const scale_integers[HVD_N_DTYPES] = {
+typedef void scale_integers_fn_t(void *dst, const void *src, size_t n, double factor,
+                                 double divisor);
+
+static scale_integers_fn_t *const scale_integers[HVD_N_DTYPES] = {
     [HVD_UINT8] = scale_u8,  [HVD_INT8] = scale_i8,   [HVD_UINT16] = scale_u16,
     [HVD_INT16] = scale_i16, [HVD_INT32] = scale_i32, [HVD_INT64] = scale_i64,
     [HVD_BOOL] = scale_flag,
 };
 
-void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, double factor)
+// --- Factors -------------------------------------------------------------------------------------
+
+// A factor as the framework would take it: float32 and half types are multiplied by a float32. In
+// the kernels of float32, which multiply in double, the product of two of them is still exact.
+static double own_factor(hvd_dtype_t dtype, double factor)
 {
-    if (factor == 1.0) {
+    return acc_dtype(dtype) == HVD_FLOAT32 ? (double)(float)factor : factor;
+}
+
+void reduce_finish(hvd_dtype_t dtype, void *dst, const void *src, size_t n, finish_t finish)
+{
+    const double factor = own_factor(dtype, finish.factor);
+    if (finish_is_nothing(finish)) {
         copy_elements(dtype, dst, src, n);
     } else if (dtype_is_floating(dtype)) {
-        best_kernels()->scale[dtype](dst, src, n, factor);
+        best_kernels()->scale[dtype](dst, src, n, factor / finish.divisor);
     } else {
-        scale_integers[dtype](dst, src, n, factor);
+        scale_integers[dtype](dst, src, n, factor, finish.divisor);
     }
+}
+
+void reduce_scale(hvd_dtype_t dtype, void *dst, const void *src, size_t n, double factor)
+{
+    reduce_finish(dtype, dst, src, n, (finish_t){factor, 1});
 }
 
 // --- Accumulators --------------------------------------------------------------------------------
 
-void acc_load(hvd_dtype_t dtype, void *acc, const void *src, size_t n, double factor)
-{
-    if (dtype_is_half(dtype)) {
-        best_kernels()->widen[dtype](acc, src, n, factor);
-    } else {
-        reduce_scale(dtype, acc, src, n, factor);
-    }
-}
+enum { BLOCK_BYTES = 4096 }; // of scaled elements or accumulators: two blocks stay in the cache
 
-void acc_store(hvd_dtype_t dtype, void *dst, const void *acc, size_t n, double factor)
+// Half types are rounded after a factor, as a tensor would be that the caller multiplies.
+static void widen_scaled(hvd_dtype_t dtype, float *acc, const char *src, size_t n, double factor)
 {
-    if (dtype_is_half(dtype)) {
-        best_kernels()->narrow[dtype](dst, acc, n, factor);
-    } else {
-        reduce_scale(dtype, dst, acc, n, factor);
-    }
-}
-
-enum { BLOCK_BYTES = 4096 }; // of accumulators: two blocks stay in the first-level cache
-
-void acc_add_scaled(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *src, size_t n,
-                    double factor)
-{
-    if (dtype_is_half(dtype)) {
-        best_kernels()->acc[dtype][fold_of[op]](acc, src, n, factor);
-        return;
-    }
-    if (factor == 1.0) {
-        reduce_pair(dtype, op, acc, acc, src, n);
-        return;
-    }
     const size_t elem_bytes = hvd_dtype_bytes(dtype), block = BLOCK_BYTES / elem_bytes;
     char scaled[BLOCK_BYTES] __attribute__((aligned(CACHE_LINE)));
     for (size_t at = 0; at < n; at += block) {
         const size_t count = MIN(block, n - at);
-        char *acc_at = (char *)acc + at * elem_bytes;
+        reduce_scale(dtype, scaled, src + at * elem_bytes, count, factor);
+        best_kernels()->widen[dtype](acc + at, scaled, count, 1.0);
+    }
+}
+
+void acc_load(hvd_dtype_t dtype, void *acc, const void *src, size_t n, double factor)
+{
+    if (!dtype_is_half(dtype)) {
+        reduce_scale(dtype, acc, src, n, factor);
+    } else if (factor == 1.0) {
+        best_kernels()->widen[dtype](acc, src, n, 1.0);
+    } else {
+        widen_scaled(dtype, acc, src, n, factor);
+    }
+}
+
+// The sum of half types is divided, rounded, then multiplied.
+void acc_store(hvd_dtype_t dtype, void *dst, const void *acc, size_t n, finish_t finish)
+{
+    if (!dtype_is_half(dtype)) {
+        reduce_finish(dtype, dst, acc, n, finish);
+        return;
+    }
+    best_kernels()->narrow[dtype](dst, acc, n, 1.0 / finish.divisor);
+    reduce_scale(dtype, dst, dst, n, finish.factor);
+}
+
+static void add(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *src, size_t n)
+{
+    if (dtype_is_half(dtype)) {
+        best_kernels()->acc[dtype][fold_of[op]](acc, src, n, 1.0);
+    } else {
+        reduce_pair(dtype, op, acc, acc, src, n);
+    }
+}
+
+void acc_add_scaled(hvd_dtype_t dtype, hvd_reduce_t op, void *acc, const void *src, size_t n,
+                    double factor)
+{
+    if (factor == 1.0) {
+        add(dtype, op, acc, src, n);
+        return;
+    }
+    const size_t elem_bytes = hvd_dtype_bytes(dtype), block = BLOCK_BYTES / elem_bytes;
+    const size_t acc_bytes = hvd_dtype_bytes(acc_dtype(dtype));
+    char scaled[BLOCK_BYTES] __attribute__((aligned(CACHE_LINE)));
+    for (size_t at = 0; at < n; at += block) {
+        const size_t count = MIN(block, n - at);
         reduce_scale(dtype, scaled, (const char *)src + at * elem_bytes, count, factor);
-        reduce_pair(dtype, op, acc_at, acc_at, scaled, count);
+        add(dtype, op, (char *)acc + at * acc_bytes, scaled, count);
     }
 }
 
@@ -165,10 +205,9 @@ void reduce_pair(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, const void *a, c
     best_kernels()->fold[dtype][fold_of[op]](dst, NULL, inputs, 2, n, 1.0);
 }
 
-// Whatever the kernels cannot do in one go: a factor on the inputs, or one on integers.
-static void fold_through_accumulators(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
-                                      const void *const *inputs, int k, size_t n, double pre,
-                                      double post)
+// With a factor on the inputs.
+static void fold_scaled(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
+                        const void *const *inputs, int k, size_t n, double pre, finish_t finish)
 {
     const size_t elem_bytes = hvd_dtype_bytes(dtype);
     const size_t block = BLOCK_BYTES / hvd_dtype_bytes(acc_dtype(dtype));
@@ -179,20 +218,46 @@ static void fold_through_accumulators(hvd_dtype_t dtype, hvd_reduce_t op, void *
         for (int j = 1; j < k; j++) {
             acc_add_scaled(dtype, op, acc, (const char *)inputs[j] + offset, count, pre);
         }
-        acc_store(dtype, (char *)dst + offset, acc, count, post);
+        acc_store(dtype, (char *)dst + offset, acc, count, finish);
         if (also_dst != NULL) {
             copy_elements(dtype, (char *)also_dst + offset, (char *)dst + offset, count);
         }
     }
 }
 
-void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
-                 const void *const *inputs, int k, size_t n, double pre, double post)
+// The part of `finish` that the kernels do on the way; *left_p: what is to be done after them.
+static double factor_of_fold(hvd_dtype_t dtype, finish_t finish, finish_t *left_p)
 {
-    if (pre == 1.0 && (post == 1.0 || dtype_is_floating(dtype))) {
-        best_kernels()->fold[dtype][fold_of[op]](dst, also_dst, inputs, k, n, post);
-    } else {
-        fold_through_accumulators(dtype, op, dst, also_dst, inputs, k, n, pre, post);
+    *left_p = FINISH_NOTHING;
+    if (dtype_is_half(dtype)) {
+        left_p->factor = finish.factor;
+        return 1.0 / finish.divisor;
+    }
+    if (dtype_is_floating(dtype)) {
+        return own_factor(dtype, finish.factor) / finish.divisor;
+    }
+    *left_p = finish;
+    return 1.0;
+}
+
+void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
+                 const void *const *inputs, int k, size_t n, double pre, finish_t finish)
+{
+    if (pre != 1.0) {
+        fold_scaled(dtype, op, dst, also_dst, inputs, k, n, pre, finish);
+        return;
+    }
+    finish_t left;
+    const double post = factor_of_fold(dtype, finish, &left);
+    fold_fn_t *fold = best_kernels()->fold[dtype][fold_of[op]];
+    if (finish_is_nothing(left)) {
+        fold(dst, also_dst, inputs, k, n, post);
+        return;
+    }
+    fold(dst, NULL, inputs, k, n, post);
+    reduce_finish(dtype, dst, dst, n, left);
+    if (also_dst != NULL) {
+        copy_elements(dtype, also_dst, dst, n);
     }
 }
 

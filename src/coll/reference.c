@@ -4,7 +4,8 @@
 //
 // One element at a time, members in order, no vectors, no blocks and nothing shared with the code
 // under test: float32 and float64 in double, integers modulo 2^64, half types in float32 with
-// conversions by plain arithmetic. Pure functions, any thread.
+// conversions by plain arithmetic. A factor multiplies what the tensor's type can hold, and what it
+// gives is rounded to that type. Pure functions, any thread.
 #include "coll/testing.h"
 
 #include <math.h>
@@ -118,14 +119,23 @@ static double beyond_of(hvd_dtype_t dtype)
     return least_of(dtype) + ldexp(1, 8 * (int)hvd_dtype_bytes(dtype));
 }
 
+// What is left of a value in its type.
+static element_t as_held(hvd_dtype_t dtype, element_t e)
+{
+    uint64_t memory = 0;
+    put(dtype, &memory, 0, e);
+    return get(dtype, &memory, 0);
+}
+
 static element_t scale(hvd_dtype_t dtype, element_t e, double factor)
 {
     if (factor == 1.0) {
         return e;
     }
     if (dtype_is_floating(dtype)) {
-        e.real = dtype_is_half(dtype) ? (double)((float)e.real * (float)factor) : e.real * factor;
-        return e;
+        const double held = as_held(dtype, e).real;
+        e.real = dtype == HVD_FLOAT64 ? held * factor : (double)((float)held * (float)factor);
+        return as_held(dtype, e);
     }
     const double scaled = trunc((double)e.whole * factor);
     if (isnan(scaled)) {
@@ -151,12 +161,9 @@ static double multiply_real(hvd_dtype_t dtype, double a, double b)
     return dtype_is_half(dtype) ? (double)((float)a * (float)b) : a * b;
 }
 
-// What is left of a whole number in an integer type.
 static int64_t wrap(hvd_dtype_t dtype, uint64_t bits)
 {
-    uint64_t memory = 0;
-    put(dtype, &memory, 0, (element_t){.whole = (int64_t)bits});
-    return get(dtype, &memory, 0).whole;
+    return as_held(dtype, (element_t){.whole = (int64_t)bits}).whole;
 }
 
 static element_t fold_real(hvd_dtype_t dtype, hvd_reduce_t reduce, element_t a, element_t b)

@@ -384,7 +384,7 @@ static void reduce(stream_t *s, uint64_t i, size_t in_at, size_t out_at, size_t 
             s->inputs[m] = m == s->me ? source : slot_of(s, m, i) + slot_at + done;
         }
         reduce_many(a->dtype, a->reduce, target, also_at != NULL ? also_at + done : NULL, s->inputs,
-                    s->n, n / element, s->run.prescale, s->run.postscale);
+                    s->n, n / element, s->run.prescale, s->run.finish);
         done += n;
     }
 }

@@ -306,7 +306,7 @@ static void add_up(const board_t *x, request_t *r)
         inputs[m] = contribution(x, r, r->board.place, r->board.local[m], r->board.round);
     }
     reduce_many(acc, op, r->payload, NULL, inputs, r->board.n_members,
-                r->payload_bytes / hvd_dtype_bytes(acc), 1.0, 1.0);
+                r->payload_bytes / hvd_dtype_bytes(acc), 1.0, FINISH_NOTHING);
 }
 
 // The number after the highest any member stands at; 0 when there is none left before the next

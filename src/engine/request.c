@@ -242,7 +242,7 @@ bool request_store(request_t *request, const void *result, int n_members)
 {
     const signature_t *signature = &request->signature;
     size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
-    double post = signature_postscale(signature, n_members);
+    finish_t finish = signature_finish(signature, n_members);
     const uint8_t *from = result;
     const int64_t *dims = signature->dims;
     for (int t = 0; t < signature->n_tensors; t++) {
@@ -251,7 +251,7 @@ bool request_store(request_t *request, const void *result, int n_members)
         if (output == NULL && n > 0) {
             return false;
         }
-        acc_store(signature->dtype, output, from, n, post);
+        acc_store(signature->dtype, output, from, n, finish);
         from += n * acc_bytes;
     }
     return true;

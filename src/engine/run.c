@@ -163,12 +163,12 @@ static coll_task_t task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_
 {
     const signature_t *sig = b->entries[0].signature;
     bool reduces = op_has(sig->op, OP_REDUCES);
-    double post = signature_postscale(sig, b->set->n);
+    finish_t finish = signature_finish(sig, b->set->n);
     return (coll_task_t){
         .args = {.op = sig->op,
                  .dtype = sig->dtype,
                  .reduce = sig->reduce == HVD_AVERAGE ? HVD_SUM : sig->reduce,
-                 .scale_after = post != 1.0,
+                 .scale_after = !finish_is_nothing(finish),
                  .member = b->set->member,
                  .size = b->set->n,
                  .root = op_has(sig->op, OP_ROOTED) ? member_of(b->set, sig->root) : 0,
@@ -177,7 +177,7 @@ static coll_task_t task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_
         .in = &r->in,
         .out = &r->out,
         .prescale = reduces ? sig->prescale : 1.0,
-        .postscale = post,
+        .finish = finish,
         .number = b->stream,
     };
 }

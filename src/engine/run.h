@@ -26,6 +26,7 @@ typedef struct plan_state {
     const vec_t *out;     // where the result belongs
     hvd_dtype_t dtype;    // of the tensors
     bool widened;         // runs on float32, although they are of a half type
+    finish_t finish;      // of a widened result, when it is narrowed
     uint8_t *unpack_from; // NULL: the result is where it belongs
 } plan_state_t;
 

@@ -16,7 +16,7 @@ hvd_status_t way_alone_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *tas
     (void)r;
     (void)err;
     hvd_dtype_t dtype = task->args.dtype;
-    bool scales = task->prescale != 1.0 || task->postscale != 1.0;
+    bool scales = task->prescale != 1.0 || !finish_is_nothing(task->finish);
     for (size_t done = 0; done < task->in->bytes;) {
         uint8_t *from;
         uint8_t *to;
@@ -25,7 +25,7 @@ hvd_status_t way_alone_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *tas
         if (scales) {
             const void *inputs[] = {from};
             reduce_many(dtype, HVD_SUM, to, NULL, inputs, 1, n / hvd_dtype_bytes(dtype),
-                        task->prescale, task->postscale);
+                        task->prescale, task->finish);
         } else if (to != from) {
             memmove(to, from, n);
         }

@@ -43,9 +43,9 @@ hvd_status_t way_mpi_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t 
     if (status != HVD_OK) {
         return status;
     }
-    if (r->task.postscale != 1.0) {
+    if (!r->plan.widened && !finish_is_nothing(r->task.finish)) {
         size_t n = r->out.bytes / hvd_dtype_bytes(r->task.args.dtype);
-        reduce_scale(r->mpi.args.dtype, r->mpi.output, r->mpi.output, n, r->task.postscale);
+        reduce_finish(r->mpi.args.dtype, r->mpi.output, r->mpi.output, n, r->task.finish);
     }
     plan_unpack(&r->plan);
     return HVD_OK;

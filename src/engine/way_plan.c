@@ -40,7 +40,7 @@ void plan_unpack(const plan_state_t *p)
         size_t bytes = vec_at(p->out, done, &at);
         size_t n = bytes / element;
         if (p->widened) {
-            acc_store(p->dtype, at, from, n, 1.0);
+            acc_store(p->dtype, at, from, n, p->finish);
         } else {
             memcpy(at, from, bytes);
         }
@@ -88,6 +88,7 @@ hvd_status_t plan_arrange(plan_state_t *p, const coll_task_t *task, double facto
         output = input;
     }
     p->out = out;
+    p->finish = task->finish;
     *input_p = input;
     *output_p = output;
     return HVD_OK;
@@ -116,6 +117,7 @@ static const algorithm_t *choose(const hvd_ctx_t *ctx, plan_state_t *p, coll_arg
     if (p->widened) {
         a->dtype = HVD_FLOAT32;
         a->bytes *= 2;
+        a->scale_after = false; // plan_unpack does it
     }
     return coll_choose(a, ctx->config.algorithm, err);
 }
@@ -146,7 +148,7 @@ hvd_status_t way_plan_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task
         .dtype = a.dtype,
         .reduce = a.reduce,
         .prescale = scales ? task->prescale : 1.0,
-        .postscale = task->postscale,
+        .finish = task->finish,
         .batch = task->number,
         .segment_bytes = a.segment_bytes,
         .link_of = link_of_member,

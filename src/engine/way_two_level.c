@@ -98,7 +98,7 @@ static hvd_status_t start_in_host(hvd_ctx_t *ctx, runner_t *r, err_t *err)
     task.in = reduces ? &r->in : &t->shard;
     task.out = reduces ? &t->shard : &r->out;
     task.prescale = reduces ? r->task.prescale : 1.0;
-    task.postscale = 1.0;
+    task.finish = FINISH_NOTHING;
     task.number += (uint64_t)t->phase;
     // A host with one member carries the whole tensor by itself.
     return r->split.n_local == 1 ? way_alone_start(ctx, r, &task, err)

@@ -76,7 +76,7 @@ static void store(hvd_dtype_t dtype, double value, void *at)
     switch (dtype) {
     case HVD_FLOAT16:
     case HVD_BFLOAT16:
-        acc_store(dtype, at, &single, 1, 1.0);
+        acc_store(dtype, at, &single, 1, FINISH_NOTHING);
         break;
     case HVD_FLOAT32:
         memcpy(at, &single, sizeof single);
@@ -166,12 +166,18 @@ static double combine(const op_case_t *c, double a, double b)
     }
 }
 
-// A factor on an integer: multiplied in double, cut toward zero, held at the ends of the type.
-static double scale(const op_case_t *c, double value, double factor)
+// A factor as float32 and half types have it, on a value that the type can hold. On an integer:
+// multiplied in double, cut toward zero, held at the ends of the type.
+static double scale(const op_case_t *c, double value, double factor, int divisor)
 {
-    double scaled = value * factor;
-    if (factor == 1.0 || is_floating(c->dtype)) {
-        return scaled;
+    if (is_floating(c->dtype)) {
+        double own = c->dtype == HVD_FLOAT64 ? factor : (double)(float)factor;
+        value = factor == 1.0 ? value / divisor : as_dtype(c->dtype, value / divisor) * own;
+        return factor == 1.0 ? value : as_dtype(c->dtype, value);
+    }
+    double scaled = value * factor / divisor;
+    if (scaled == value) {
+        return value;
     }
     double range = ldexp(1, 8 * (int)hvd_dtype_bytes(c->dtype));
     double least = is_unsigned(c->dtype) ? 0 : -range / 2;
@@ -180,13 +186,12 @@ static double scale(const op_case_t *c, double value, double factor)
 
 static double reduced_value(const op_case_t *c, int tensor, size_t i)
 {
-    double result = scale(c, value_of(c, 0, tensor, i), c->pre);
+    double result = scale(c, value_of(c, 0, tensor, i), c->pre, 1);
     for (int m = 1; m < c->n_members; m++) {
-        double next = combine(c, result, scale(c, value_of(c, m, tensor, i), c->pre));
+        double next = combine(c, result, scale(c, value_of(c, m, tensor, i), c->pre, 1));
         result = is_floating(c->dtype) ? next : as_dtype(c->dtype, next);
     }
-    double average = c->reduce == HVD_AVERAGE ? 1.0 / c->n_members : 1.0;
-    return scale(c, result, c->post * average);
+    return scale(c, result, c->post, c->reduce == HVD_AVERAGE ? c->n_members : 1);
 }
 
 // Sums of small numbers are exact, as are powers of two as factors. What remains is one rounding

@@ -382,7 +382,7 @@ static void set_up(const setting_t *s, world_t *world, group_t *g)
             .dtype = s->dtype,
             .reduce = s->reduce,
             .prescale = s->pre,
-            .postscale = s->post,
+            .finish = {s->post, 1},
             .batch = (uint32_t)s->seed,
             .segment_bytes = s->segment_bytes,
             .link_of = link_of,
@@ -857,7 +857,7 @@ static hvd_status_t run_two(uint32_t other_batch, size_t other_elements, bool cu
                                 .dtype = HVD_INT32,
                                 .reduce = HVD_SUM,
                                 .prescale = 1,
-                                .postscale = 1,
+                                .finish = FINISH_NOTHING,
                                 .batch = m == 0 ? 1 : other_batch,
                                 .link_of = link_of,
                                 .arg = &members[m].link_arg};

@@ -163,7 +163,7 @@ static void test_factors(void **state)
             }
             expect((hvd_dtype_t)dtype, reduce, inputs, 3, N, pre, post, expected);
             reduce_many((hvd_dtype_t)dtype, reduce, place(result_memory, 0), place(also_memory, 0),
-                        inputs, 3, N, pre, post);
+                        inputs, 3, N, pre, (finish_t){post, 1});
             check_bytes(place(result_memory, 0), bytes, "reduce_many", (hvd_dtype_t)dtype, reduce,
                         3, N);
             assert_memory_equal(place(also_memory, 0), expected, bytes);
@@ -187,7 +187,8 @@ static void test_result_in_place_of_an_input(void **state)
                     fill((hvd_dtype_t)dtype, j == target ? own : inputs_memory[j], N);
                 }
                 expect((hvd_dtype_t)dtype, HVD_SUM, inputs, 3, N, pre, 1, expected);
-                reduce_many((hvd_dtype_t)dtype, HVD_SUM, own, NULL, inputs, 3, N, pre, 1);
+                reduce_many((hvd_dtype_t)dtype, HVD_SUM, own, NULL, inputs, 3, N, pre,
+                            FINISH_NOTHING);
                 check_bytes(own, bytes, "in place", (hvd_dtype_t)dtype, HVD_SUM, 3, N);
             }
         }
@@ -214,7 +215,7 @@ static void test_accumulators(void **state)
             } else {
                 acc_add_scaled(dtype, reduces[i], acc, inputs[2], N, pre);
             }
-            acc_store(dtype, result_memory, acc, N, post);
+            acc_store(dtype, result_memory, acc, N, (finish_t){post, 1});
             expect(dtype, reduces[i], inputs, 3, N, pre, post, expected);
             check_bytes(result_memory, N * hvd_dtype_bytes(dtype), "accumulators", dtype,
                         reduces[i], 3, N);
@@ -240,8 +241,9 @@ static void test_sums_of_floats_are_near(void **state)
         }
     }
     const double pre = 0.7, post = 1.0 / MAX_K;
-    reduce_many(HVD_FLOAT32, HVD_SUM, out32, NULL, inputs32, MAX_K, N, pre, post);
-    reduce_many(HVD_FLOAT64, HVD_SUM, out64, NULL, inputs64, MAX_K, N, pre, post);
+    const finish_t finish = {post, 1};
+    reduce_many(HVD_FLOAT32, HVD_SUM, out32, NULL, inputs32, MAX_K, N, pre, finish);
+    reduce_many(HVD_FLOAT64, HVD_SUM, out64, NULL, inputs64, MAX_K, N, pre, finish);
     expect(HVD_FLOAT32, HVD_SUM, inputs32, MAX_K, N, pre, post, want32);
     expect(HVD_FLOAT64, HVD_SUM, inputs64, MAX_K, N, pre, post, want64);
     for (int i = 0; i < N; i++) {
@@ -259,8 +261,76 @@ static void test_an_average_of_equal_floats_is_that_float(void **state)
 {
     (void)state;
     float nine[3] = {9, 21, 33};
-    reduce_scale(HVD_FLOAT32, nine, nine, 3, 1.0 / 3);
+    reduce_finish(HVD_FLOAT32, nine, nine, 3, (finish_t){1, 3});
     assert_true(nine[0] == 3 && nine[1] == 7 && nine[2] == 11);
+}
+
+// For 49, 1 / n * n is not 1.
+static void test_an_average_of_equal_integers_is_that_integer(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n < 3000; n++) {
+        int32_t values[2] = {n, -7 * n};
+        reduce_finish(HVD_INT32, values, values, 2, (finish_t){1, n});
+        assert_int_equal(values[0], 1);
+        assert_int_equal(values[1], -7);
+    }
+}
+
+static float random_float(void)
+{
+    return (float)(int32_t)next_random() * 0x1p-20f;
+}
+
+// A factor does what `tensor * factor` does, where the factor is a float32.
+static void test_factors_of_float32_multiply_like_float32(void **state)
+{
+    (void)state;
+    static const double factors[] = {0.1, 1.0 / 3, 3.7, -0.3};
+    enum { N = 77 };
+    float a[N], b[N], before[N], after[N];
+    const void *inputs[2] = {a, b};
+    for (size_t f = 0; f < N_ELEMENTS(factors); f++) {
+        for (int i = 0; i < N; i++) {
+            a[i] = random_float();
+            b[i] = random_float();
+        }
+        const float factor = (float)factors[f];
+        reduce_many(HVD_FLOAT32, HVD_SUM, after, NULL, inputs, 2, N, 1, (finish_t){factors[f], 1});
+        reduce_many(HVD_FLOAT32, HVD_SUM, before, NULL, inputs, 2, N, factors[f], FINISH_NOTHING);
+        for (int i = 0; i < N; i++) {
+            const volatile float sum = a[i] + b[i], scaled_a = a[i] * factor,
+                                 scaled_b = b[i] * factor;
+            assert_true(after[i] == sum * factor);
+            assert_true(before[i] == scaled_a + scaled_b);
+        }
+    }
+}
+
+// The sum of half types is a tensor of half types before it is multiplied.
+static void test_factors_of_halves_multiply_what_a_tensor_can_hold(void **state)
+{
+    (void)state;
+    static const hvd_dtype_t halves[] = {HVD_FLOAT16, HVD_BFLOAT16};
+    enum { N = 77 };
+    uint16_t a[N], b[N], sum[N], got[N];
+    const void *inputs[2] = {a, b};
+    for (int h = 0; h < 2; h++) {
+        for (int i = 0; i < N; i++) {
+            const float x = random_float() * 0x1p-9f, y = random_float() * 0x1p-9f;
+            acc_store(halves[h], a + i, &x, 1, FINISH_NOTHING);
+            acc_store(halves[h], b + i, &y, 1, FINISH_NOTHING);
+        }
+        reduce_many(halves[h], HVD_SUM, sum, NULL, inputs, 2, N, 1, FINISH_NOTHING);
+        reduce_scale(halves[h], sum, sum, N, 0.1);
+        reduce_many(halves[h], HVD_SUM, got, NULL, inputs, 2, N, 1, (finish_t){0.1, 1});
+        assert_memory_equal(got, sum, sizeof sum);
+        reduce_many(halves[h], HVD_SUM, got, NULL, inputs, 2, N, 0.1, FINISH_NOTHING);
+        reduce_scale(halves[h], a, a, N, 0.1);
+        reduce_scale(halves[h], b, b, N, 0.1);
+        reduce_many(halves[h], HVD_SUM, sum, NULL, inputs, 2, N, 1, FINISH_NOTHING);
+        assert_memory_equal(got, sum, sizeof sum);
+    }
 }
 
 // --- Half types ----------------------------------------------------------------------------------
@@ -386,7 +456,7 @@ static void test_halves_round_once(void **state)
     for (size_t h = 0; h < N_ELEMENTS(halves); h++) {
         const void *inputs[3] = {&big[h], &one[h], &one[h]};
         uint16_t sum;
-        reduce_many(halves[h], HVD_SUM, &sum, NULL, inputs, 3, 1, 1, 1);
+        reduce_many(halves[h], HVD_SUM, &sum, NULL, inputs, 3, 1, 1, FINISH_NOTHING);
         assert_int_equal(sum, want[h]);
     }
 }
@@ -486,6 +556,9 @@ int main(void)
         cmocka_unit_test(test_accumulators),
         cmocka_unit_test(test_sums_of_floats_are_near),
         cmocka_unit_test(test_an_average_of_equal_floats_is_that_float),
+        cmocka_unit_test(test_an_average_of_equal_integers_is_that_integer),
+        cmocka_unit_test(test_factors_of_float32_multiply_like_float32),
+        cmocka_unit_test(test_factors_of_halves_multiply_what_a_tensor_can_hold),
         cmocka_unit_test(test_every_half_survives_widening),
         cmocka_unit_test(test_every_half_times_a_factor),
         cmocka_unit_test(test_ties_go_to_even),
