@@ -212,6 +212,8 @@ class Restricted(Namespace):
         log = self.completes()
         for rank in range(3):
             self.assertIn("hello from %d of 3 on" % rank, log)
+        pod = self.get("statefulset", JOB)["spec"]["template"]["spec"]["containers"][0]
+        self.assertNotIn("ports", pod)  # workers dial
         self.hold("install to finished job", self.took_s, 10)
         self.workers_go()
         self.hold("install to workers gone", time.monotonic() - self.began, 20)
@@ -417,11 +419,27 @@ class HostNetwork(Namespace):
             self.assertIn("hello from %d of 4 on" % rank, log)
         self.workers_go()
 
-    def test_too_few_nodes(self):
+    def test_more_workers_than_nodes(self):
         self.helm("install", hello(useHostNetwork=True, worker={"number": 4}, master={
-            "args": [HELLO.replace("-np 3", "-np 5")], "startTimeout": 30}))
+            "args": [HELLO.replace("-np 3", "-np 5")]}))
+        log = self.completes()  # no worker listens: two may share a node
+        for rank in range(5):
+            self.assertIn("hello from %d of 5 on" % rank, log)
+        self.workers_go()
+
+    def test_too_few_nodes(self):
+        self.helm("install", hello(
+            useHostNetwork=True, mode="ssh", ssh={"port": 32222}, worker={"number": 4},
+            master={"args": [HELLO.replace("-np 3", "-np 5")], "startTimeout": 30}))
         log = self.fails()
         self.assertRegex(log, r"waiting for %s-\d.%s: .*free ports" % (JOB, JOB))
+        self.workers_go()
+
+    def test_a_worker_that_no_node_takes(self):
+        self.helm("install", hello(worker={"nodeSelector": {"is": "nowhere"}},
+                                   master={"startTimeout": 30}))
+        log = self.fails()
+        self.assertRegex(log, r"waiting for %s-\d.%s: .*nodes are available" % (JOB, JOB))
         self.workers_go()
 
 

@@ -7,7 +7,7 @@
 #                                       again, until all have
 set -u
 . /horovod/generated/settings.sh
-export HOSTFILE PORT STATEFULSET NAMESPACE SLOTS
+export MODE HOSTFILE PORT STATEFULSET NAMESPACE SLOTS
 if [ "${1:-}" = --watch ]; then
     sleep "$2" >/dev/null 2>&1 # Python is loaded after that: it would slow the start of the job
 fi
@@ -50,9 +50,11 @@ def hosts_beyond(n_workers):
 
 
 def is_ready(host):
-    """As the readiness probe of the pod has it."""
+    """As the readiness probe of the pod has it; workers that dial have a name when they are ready."""
     if host == NAME + "-master":
         return True
+    if os.environ["MODE"] == "native":
+        return exists(host)
     try:
         socket.create_connection((host, PORT), 2).close()
         return True

@@ -18,7 +18,7 @@ watcher=$!
 # For the process of the command: the scripts end it where they fail, as a failing command would.
 prepare() {
     if [ "$MODE" = native ]; then
-        export HOROVODRUN_AGENT_PORT=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
+        export HOROVODRUN_AWAIT_AGENTS=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
         wait_for_statefulset
         left=$((deadline - $(date +%s)))
         export HOROVOD_START_TIMEOUT=$((left > 1 ? left : 1))
@@ -144,6 +144,13 @@ release_workers() {
         '{"spec":{"replicas":0}}' >/dev/null
 }
 
+# On the network of its node the master has the name of that: an agent stands for it, as for workers.
+agent=
+if [ "$MODE" = native ] && [ "$(hostname)" != "$STATEFULSET-master" ]; then
+    horovodrun --agent --redial --dial "127.0.0.1:$PORT" --secret-file /horovod/secret/secret \
+        --agent-name "$STATEFULSET-master" &
+    agent=$!
+fi
 if [ $# -eq 0 ]; then
     set -- "horovodrun -np $np python3 /horovod/examples/pytorch_mnist.py"
 fi
@@ -159,7 +166,7 @@ while kill -0 $child 2>/dev/null; do # the wait was interrupted by a signal
     wait $child
     code=$?
 done
-kill "$watcher" 2>/dev/null
+kill "$watcher" $agent 2>/dev/null
 if [ "$RELEASE_WORKERS" = yes ]; then
     release_workers $code ||
         echo "horovod: the workers were not released: the API did not answer, or they belong to" \

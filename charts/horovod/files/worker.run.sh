@@ -1,9 +1,10 @@
 #!/bin/sh
-# A worker: waits for the launcher, as its only process.
+# A worker: dials the launcher, or waits for it to come by ssh, as its only process.
 set -eu
 . /horovod/generated/settings.sh
 if [ "$MODE" = native ]; then
-    exec horovodrun --serve-agents --agent-port "$PORT" --secret-file /horovod/secret/secret
+    exec horovodrun --agent --redial --dial "$STATEFULSET-launcher:$PORT" \
+        --secret-file /horovod/secret/secret --agent-name "$POD_NAME.$STATEFULSET"
 fi
 . /horovod/generated/ssh-setup.sh
 mkdir -p /run/sshd 2>/dev/null || true
