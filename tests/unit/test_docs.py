@@ -375,11 +375,13 @@ class Info(unittest.TestCase):
     def routes_in(trace):
         names, routes = {}, {}
         for event in json.loads(trace.read_text()):
-            if event.get("name") == "process_name" and "name" in event["args"]:
-                names[event["pid"]] = event["args"]["name"]
-            elif event.get("ph") == "X" and "_" in event["name"]:  # not a mark, nor the queue
+            track = event["pid"], event.get("tid")
+            if event["name"] == "thread_name":
+                names[track] = event["args"]["name"]
+            elif (event["ph"] == "X" and "_" in event["name"] and
+                  not event["name"].startswith("NEGOTIATE_")):
                 route = event["name"].rpartition("_")[0].lower()
-                routes.setdefault(names[event["pid"]], set()).add(route)
+                routes.setdefault(names[track], set()).add(route)
         return routes
 
 
