@@ -92,7 +92,7 @@ def build_tree():
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     if not (BUILD / "CMakeCache.txt").is_file():  # Debug: compiles fast, and checks base/guard.h
         run("cmake", "-S", TREE, "-B", BUILD, *generator, "-DCMAKE_BUILD_TYPE=Debug",
-            "-DHVD_PYTHON=OFF")
+            "-DHVD_PYTHON=OFF", f"-DCURL_ROOT={ROOT / 'build-curl'}")
     run("cmake", "--build", BUILD, "--parallel", os.cpu_count(), "--target", "test_gather",
         "--target", "hvd-info", "--target", "hvd-bench")
 
