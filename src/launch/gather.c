@@ -99,12 +99,13 @@ typedef enum doubt { DOUBT_NONE, DOUBT_SOME, DOUBT_MUCH, N_DOUBTS } doubt_t;
 static const int patience_ms[N_DOUBTS] = {
     [DOUBT_NONE] = 100, [DOUBT_SOME] = 500, [DOUBT_MUCH] = 2000};
 
-// A crashed rank has not heard of others; one that gave up because of another says so.
+// A crashed rank has not heard of others; one that gave up because of another says so. What a rank
+// raised itself may still be how it noticed that another has crashed.
 static doubt_t doubt_of(const worker_t *worker)
 {
     const rank_end_t *end = &worker->end;
-    if (end->blames >= 0) {
-        return end->blames == worker->place.rank ? DOUBT_NONE : DOUBT_MUCH;
+    if (end->blames >= 0 && end->blames != worker->place.rank) {
+        return DOUBT_MUCH;
     }
     return end->signo != 0 && end->signo != SIGTERM ? DOUBT_NONE : DOUBT_SOME;
 }
