@@ -433,7 +433,7 @@ static const struct {
     {HVD_ALLREDUCE, no_shape, HVD_INVALID_ARGUMENT, "refused"},
     {HVD_BROADCAST, no_data, HVD_INVALID_ARGUMENT, "no data"},
     {HVD_ALLGATHER, no_tensors, HVD_INVALID_ARGUMENT, "tensors"},
-    {HVD_BARRIER, barrier_with_tensor, HVD_INVALID_ARGUMENT, "tensors"},
+    {HVD_BARRIER, barrier_with_tensor, HVD_INVALID_ARGUMENT, "has 1 tensor; it takes none"},
     {HVD_ALLREDUCE, unknown_dtype, HVD_INVALID_ARGUMENT, "dtype"},
     {HVD_ALLREDUCE, unknown_op, HVD_INVALID_ARGUMENT, "operation"},
     {HVD_ALLREDUCE, unknown_reduce, HVD_INVALID_ARGUMENT, "reduction"},
