@@ -7,8 +7,8 @@
 // agent does. One who does not say hello in time, or is gone, is forgotten. All descriptors are
 // behind one, so the session's loop watches that. One thread, the session's.
 #define _GNU_SOURCE
-#include "launch/dial.h"
 #include "launch/launch.h"
+#include "launch/link.h"
 
 #include <errno.h>
 #include <stdlib.h>

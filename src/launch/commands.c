@@ -143,17 +143,22 @@ void command_examine(agent_link_t *link, const frame_t *frame)
 
 // --- Stopping ------------------------------------------------------------------------------------
 
-bool link_is_running(const agent_link_t *link)
-{
-    return link->has_plan && link->phase == LINK_READY;
-}
-
 void session_stop_link(agent_link_t *link, int signo, int grace_ms)
 {
     if (link_is_running(link)) {
         command_stop(link, signo, grace_ms);
     }
     link->is_stopping = true;
+}
+
+void session_ask_where(session_t *session)
+{
+    for (int i = 0; i < session->n_links; i++) {
+        if (link_is_running(session->links[i]) && !session->links[i]->is_stopping) {
+            tell(session->links[i],
+                 &(frame_t){.kind = FRAME_WHERE, .where = {.rank = -1, .text = ""}});
+        }
+    }
 }
 
 void session_stop(session_t *session, int signo, int grace_ms)

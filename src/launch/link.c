@@ -51,6 +51,17 @@ const char *reach_name(reach_t reach)
     return reaches[reach].name;
 }
 
+bool link_is_coming(const agent_link_t *link)
+{
+    return link->phase == LINK_WAITING || link->phase == LINK_AWAITED ||
+           link->phase == LINK_CONNECTING;
+}
+
+bool link_is_running(const agent_link_t *link)
+{
+    return link->has_plan && link->phase == LINK_READY;
+}
+
 agent_link_t *link_new(const host_t *host, const options_t *options)
 {
     agent_link_t *link = calloc(1, sizeof *link);

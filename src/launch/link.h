@@ -1,15 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// link.h - the launcher's side of an agent, from starting it to its hello (link.c).
+// link.h - the launcher's side of an agent, from starting it to its hello: agents that dial
+// (await.c), and how any other is brought up (link.c).
 //
 // session.c watches the descriptors and calls these. Private to launch/. One thread.
 #ifndef HVD_LAUNCH_LINK_H
 #define HVD_LAUNCH_LINK_H
 
-#include "launch/dial.h"
-#include "launch/frame.h"
-#include "launch/plan.h"
-#include "launch/process.h"
+#include "agent/agent.h"
+#include "launch/output.h"
+
+// --- Agents that have dialled and wait for a host of that name to be wanted (await.c) ------------
+
+typedef struct awaited awaited_t;
+
+// Opens the door of --await-agents, and tells where it is.
+hvd_status_t awaited_open(const options_t *options, awaited_t **awaited_p, err_t *err);
+int awaited_fd(const awaited_t *awaited); // readable: there is something for awaited_progress
+void awaited_progress(awaited_t *awaited);
+void awaited_ping(awaited_t *awaited); // so that they know the launcher is there
+// The agent of this host (NULL: of any), with the lowest slot if there are several; false: none has
+// come. The channel, and what it said first, are the caller's.
+typedef struct introduction {
+    char version[32], host[256], about[8192];
+    int slot;
+} introduction_t;
+bool awaited_take(awaited_t *awaited, const char *host, channel_t *channel_p,
+                  introduction_t *introduction_p);
+bool awaited_has(const awaited_t *awaited, const char *host); // an agent that could be taken
+int awaited_port(const awaited_t *awaited);
+void awaited_close(awaited_t *awaited); // safe on NULL
+
+// --- The agent of a host (link.c) ----------------------------------------------------------------
 
 #define SSH_SAID_BYTES 2048
 
@@ -54,6 +76,8 @@ typedef enum reach {
 reach_t link_reach(const host_t *host, const options_t *options);
 const char *reach_name(reach_t reach);
 
+bool link_is_coming(const agent_link_t *link);                        // has not said hello yet
+bool link_is_running(const agent_link_t *link);                       // has ranks, or may have
 agent_link_t *link_new(const host_t *host, const options_t *options); // NULL: no memory
 // One that waits: starts the agent.
 void link_start(agent_link_t *link, const options_t *options, sink_t *sink);

@@ -7,7 +7,6 @@
 // mpirun is the child of a session that waits for all of them and carries its commands to their
 // hosts (carry.c). One thread, the session's.
 #define _GNU_SOURCE
-#include "launch/process.h"
 #include "launch/session.h"
 
 #include <errno.h>

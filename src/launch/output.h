@@ -6,9 +6,7 @@
 #ifndef HVD_LAUNCH_OUTPUT_H
 #define HVD_LAUNCH_OUTPUT_H
 
-#include "base/base.h"
-
-enum { STREAM_STDOUT = 0, STREAM_STDERR = 1, N_STREAMS };
+#include "agent/process.h"
 
 typedef struct sink sink_t;
 
@@ -20,7 +18,6 @@ bool sink_is_broken(sink_t *sink); // the reader of our output is gone
 void sink_stop(sink_t *sink);      // writes everything first, for as long as it takes
 
 #define TAIL_LINES 8
-#define BLAME_BYTES 512 // what a rank did that others gave up for
 #define TAIL_BYTES 400
 
 // Puts prefixes before the lines of one stream of one rank.

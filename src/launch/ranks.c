@@ -14,7 +14,6 @@
 // the first to fail is the cause, with one correction: reports of one moment may change places, and
 // a rank that a signal killed did not give up because of others. The block that says so has at most
 // REPORT_LINES lines: who, where, how, its last words, what to try, what became of the others.
-#include "launch/process.h"
 #include "launch/session.h"
 
 #include <signal.h>
@@ -206,6 +205,10 @@ void session_hear(session_t *session, agent_link_t *link, const frame_t *frame)
         break;
     case FRAME_PROBLEM:
         on_problem(session, link, frame);
+        break;
+    case FRAME_WHERE:
+        sink_say(session->sink, STREAM_STDERR, "%s: rank %d was %s", PROGRAM, frame->where.rank,
+                 frame->where.text);
         break;
     case FRAME_DONE:
         link->phase = LINK_DONE;

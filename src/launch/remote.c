@@ -177,19 +177,6 @@ static void add_ssh_options(buf_t *words, const options_t *options)
     }
 }
 
-bool is_in_path(const char *program)
-{
-    bool is_found = false;
-    char file[4096];
-    for (const char *at = environment("PATH"); at != NULL && *at != '\0' && !is_found;) {
-        size_t bytes = strcspn(at, ":");
-        int len = snprintf(file, sizeof file, "%.*s/%s", (int)bytes, at, program);
-        is_found = len < (int)sizeof file && access(file, X_OK) == 0;
-        at += bytes + (at[bytes] == ':');
-    }
-    return is_found;
-}
-
 // Ourselves instead of ssh: see relay.c.
 static char **dial_command(const options_t *options, const host_t *host, const char *own_path)
 {

@@ -160,6 +160,7 @@ static void on_signals(session_t *session)
                      signal_name((int)info.ssi_signo, name),
                      is_second ? "killing the ranks"
                                : "stopping the ranks; send it again to kill them");
+            session_ask_where(session);
         }
         session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : grace_ms(session));
     }
@@ -172,12 +173,6 @@ void session_lose(session_t *session, agent_link_t *link, const char *how)
 }
 
 // --- The loop ------------------------------------------------------------------------------------
-
-bool link_is_coming(const agent_link_t *link)
-{
-    return link->phase == LINK_WAITING || link->phase == LINK_AWAITED ||
-           link->phase == LINK_CONNECTING;
-}
 
 // An agent that was coming may have come, or never will.
 static void look_at(session_t *session, agent_link_t *link)

@@ -9,7 +9,6 @@
 #ifndef HVD_LAUNCH_SESSION_H
 #define HVD_LAUNCH_SESSION_H
 
-#include "launch/dial.h"
 #include "launch/launch.h"
 #include "launch/link.h"
 
@@ -147,8 +146,8 @@ void session_close(session_t *session);
 int session_refuse(session_t *session, const err_t *err); // it cannot begin: says why, closes
 
 // commands.c
-bool link_is_running(const agent_link_t *link); // has ranks, or may have
-bool link_is_coming(const agent_link_t *link);  // has not said hello yet
+// Ranks say where they are, each in a line; before they are stopped.
+void session_ask_where(session_t *session);
 void session_stop(session_t *session, int signo, int grace_ms);
 void session_stop_link(agent_link_t *link, int signo, int grace_ms);
 void session_stop_soon(session_t *session);

@@ -13,7 +13,7 @@
 //
 // With --secret-file there is neither ssh nor a gate: the worker itself is the agent, and dials.
 #define _GNU_SOURCE
-#include "launch/agent.h"
+#include "agent/agent.h"
 #include "pai/internal.h"
 
 #include <arpa/inet.h>

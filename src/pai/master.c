@@ -181,19 +181,20 @@ static hvd_status_t choose_interfaces(master_t *master, err_t *err)
     return HVD_OK;
 }
 
-// The tasks as -H has them; this one by its other name where it is not reached by ssh.
+// The tasks as -H has them; this one by its other name for a launcher that starts ranks here.
 static hvd_status_t list_hosts(master_t *master, err_t *err)
 {
     buf_t list = {0};
     for (int i = 0; i < master->tasks.n; i++) {
         const host_t *task = &master->tasks.list[i];
-        bool is_here = task->is_local && master->session.awaited == NULL;
+        bool is_here = task->is_local && master->launcher == elastic_run;
         buf_printf(&list, "%s%s:%d", i > 0 ? "," : "", is_here ? "localhost" : task->name,
                    task->slots);
     }
     buf_append(&list, "", 1);
     master->list = (char *)list.data;
     master->options.hosts = master->list;
+    master->options.num_proc = master->plan.n_ranks;
     master->options.pai = false;
     return list.failed ? fail(err, HVD_NO_MEMORY, "no memory for the hosts") : HVD_OK;
 }
@@ -243,15 +244,20 @@ static void on_ready(session_t *session, agent_link_t *link)
     }
 }
 
-// Before the job begins, it may come again.
+// Before the job begins it may come again, and whenever it likes if the job is elastic.
 static void on_lost(session_t *session, agent_link_t *link, const char *how)
 {
     master_t *master = master_of(session);
     const char *task = link->host->name;
-    if (how != NULL && !master->has_begun && !session->is_stopping) {
+    bool goes_on = master->has_begun && master->launcher == elastic_run;
+    if (how != NULL && (!master->has_begun || goes_on) && !session->is_stopping) {
         link_close(link);
         link->phase = LINK_WAITING;
         link->retry_at_ns = deadline_in_ms(AGAIN_MS);
+        if (goes_on) {
+            link->deadline_ns = NEVER_NS;
+            say("task %s was lost; the job goes on without it", task);
+        }
     } else if (how != NULL && master->launcher == NULL) {
         session_fail(session, EXIT_UNREACHABLE,
                      "lost the agent on host %s: %s; task %s was lost: look at its log", task, how,

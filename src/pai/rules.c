@@ -285,6 +285,34 @@ static int count_list(const walk_t *walk, const pai_node_t *list)
     return list != NULL && pai_type(list) == IS_LIST ? pai_count(walk->document, list) : 0;
 }
 
+// How many bytes "sleep 1000" takes at the beginning of a command; 0: none is there.
+static size_t sleep_bytes(const char *command)
+{
+    size_t blank = strspn(command, " \t\n");
+    size_t word = blank + (strncmp(command + blank, "sleep ", 6) == 0 ? 6 : 0);
+    size_t digits = strspn(command + word, "0123456789");
+    return word > blank && digits > 0 ? word + digits : 0;
+}
+
+// A command that sleeps and goes on hopes that the other tasks are up by then. One that only sleeps
+// waits for nobody.
+static void warn_of_sleep(const walk_t *walk, const pai_node_t *command, const pai_node_t *next,
+                          const char *path)
+{
+    const char *text = pai_text(command);
+    size_t slept = sleep_bytes(text);
+    size_t joint = slept + strspn(text + slept, " \t\n;&");
+    bool goes_on = joint > slept && text[joint] != '\0';
+    bool ends = text[joint] == '\0';
+    if (slept > 0 && (goes_on || (ends && next != NULL))) {
+        pai_find(walk->findings, command, path, true,
+                 "\"%.*s\" guesses when the other tasks are up; \"" PROGRAM
+                 " --pai COMMAND\" waits just until they are, if workers run \"" PROGRAM
+                 " --pai-worker\"",
+                 (int)slept, text);
+    }
+}
+
 static void check_v1_roles(const walk_t *walk)
 {
     const pai_node_t *roles = get(walk, walk->job, "taskRoles");
@@ -292,9 +320,11 @@ static void check_v1_roles(const walk_t *walk)
         const pai_node_t *role = pai_item(walk->document, roles, i);
         const pai_node_t *ports = get(walk, role, "portList");
         int64_t n_tasks = pai_int(get(walk, role, "taskNumber"), 1);
-        char path[64], ports_path[96];
+        char path[64], ports_path[96], command_path[96];
         snprintf(path, sizeof path, "taskRoles[%d]", i);
         snprintf(ports_path, sizeof ports_path, "%s.portList", path);
+        snprintf(command_path, sizeof command_path, "%s.command", path);
+        warn_of_sleep(walk, get(walk, role, "command"), NULL, command_path);
         check_twice(walk, roles, i, "name", "taskRoles");
         check_at_most(walk, role, path, "shmMB", "memoryMB",
                       pai_int(get(walk, role, "memoryMB"), 100));
@@ -375,6 +405,17 @@ static void check_v2_prerequisites(const walk_t *walk)
     }
 }
 
+static void check_v2_commands(const walk_t *walk, const char *name, const pai_node_t *commands)
+{
+    for (int i = 0; i < count_list(walk, commands); i++) {
+        char path[PAI_PATH_BYTES];
+        bool is_last = i + 1 == count_list(walk, commands);
+        snprintf(path, sizeof path, "taskRoles.%.100s.commands[%d]", name, i);
+        warn_of_sleep(walk, pai_item(walk->document, commands, i),
+                      is_last ? NULL : pai_item(walk->document, commands, i + 1), path);
+    }
+}
+
 static void check_v2_role(const walk_t *walk, const char *name, const pai_node_t *role)
 {
     static const struct {
@@ -397,6 +438,7 @@ static void check_v2_role(const walk_t *walk, const char *name, const pai_node_t
         snprintf(path, sizeof path, "taskRoles.%.100s.prerequisites[%d]", name, i);
         check_declared(walk, pai_item(walk->document, needs, i), path, NULL);
     }
+    check_v2_commands(walk, name, get(walk, role, "commands"));
     snprintf(path, sizeof path, "taskRoles.%.100s.completion", name);
     check_at_most(walk, completion, path, "minFailedInstances", "instances", n_tasks);
     check_at_most(walk, completion, path, "minSucceededInstances", "instances", n_tasks);

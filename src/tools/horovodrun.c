@@ -4,7 +4,7 @@
 //
 // Everything that is done instead of a job is a row; the rest chooses between the launchers. No
 // other file of the launcher writes to stdout by itself.
-#include "launch/agent.h"
+#include "agent/agent.h"
 #include "pai/pai.h"
 #include "tools/trial.h"
 

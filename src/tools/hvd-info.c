@@ -197,9 +197,10 @@ static way_id_t way_of(const scene_t *scene, const coll_args_t *args)
     return way_choose(&(way_case_t){
         .args = args,
         .algorithm = scene->config->algorithm,
-        .inline_bytes = scene->config->inline_bytes,
+        .inline_bytes = way_inline_bytes(scene->config, scene->ranks, scene->hosts),
         .one_host = scene->hosts == 1,
         .has_stream = true,
+        .all_bytes = args->bytes * (args->op == HVD_ALLTOALL ? (size_t)args->size : 1),
         .two_levels = scene->several,
     });
 }

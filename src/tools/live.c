@@ -6,29 +6,19 @@
 // ranks that do not have the operation another one waits with are those it waits for. All ranks of
 // a job are asked at once. One that does not answer within a second is shown as such, with what
 // the process table says of it: it has been stopped, or is very busy.
-//
-// Sockets are found in the kernel's list of names. Anybody can take such a name, so a rank is
-// believed only if its process belongs to the user whom the name tells, or to root.
-#define _GNU_SOURCE
 #include "tools/live.h"
 
 #include "base/peer.h"
 #include "observe/observe.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define MAX_RANKS_SHOWN 1024
-#define ANSWER_BYTES (256 * KIB)
 #define ANSWER_MS 1000
 #define CELL_BYTES 160
 #define N_COLUMNS 7
-#define JOB_BYTES 128        // of "hvd-<user>/<job>"
-#define IS_LISTENING 0x10000 // among the flags of a socket in /proc/net/unix
 
 typedef struct seen_flight {
     char state[16], op[16], name[128];
@@ -38,8 +28,6 @@ typedef struct seen_flight {
 
 typedef struct seen_rank {
     int rank, size, pid;
-    int fd; // its answer comes there; -1: it has come, or will not
-    buf_t text;
     bool answers;
     char state[16];
     char last[CELL_BYTES];
@@ -50,38 +38,10 @@ typedef struct seen_rank {
 
 // --- Finding -------------------------------------------------------------------------------------
 
-typedef struct found {
-    char name[LIVE_NAME_BYTES];
-    char job[JOB_BYTES];
-    unsigned uid;
-    int rank;
-} found_t;
-
-// A line of the kernel's list, if it is of a rank that listens. Exactly: what is read must give the
-// same name again.
-static bool read_name(const char *line, found_t *f)
-{
-    unsigned flags;
-    int at = 0;
-    char job[JOB_BYTES - 32];
-    if (sscanf(line, "%*s %*s %*s %x %*s %*s %*s @%n", &flags, &at) != 1 || at == 0 ||
-        (flags & IS_LISTENING) == 0 ||
-        sscanf(line + at, "hvd-%u/%95[^/\n]/rank-%d", &f->uid, job, &f->rank) != 3) {
-        return false;
-    }
-    snprintf(f->name, sizeof f->name, LIVE_NAME, f->uid, job, f->rank);
-    snprintf(f->job, sizeof f->job, "hvd-%u/%s", f->uid, job);
-    return f->rank >= 0 && strncmp(f->name, line + at, strcspn(line + at, "\n")) == 0 &&
-           strlen(f->name) == strcspn(line + at, "\n");
-}
-
 // By the job's name alone, with its user, or by the name of one of its ranks.
-static bool is_wanted(const found_t *f, const char *target)
+static bool is_wanted(const live_rank_t *f, const char *target)
 {
     size_t n = strlen(f->job);
-    if (geteuid() != 0 && geteuid() != f->uid) {
-        return false; // it would not answer
-    }
     if (target == NULL || strcmp(strchr(f->job, '/') + 1, target) == 0) {
         return true;
     }
@@ -91,26 +51,23 @@ static bool is_wanted(const found_t *f, const char *target)
 
 static int by_job_and_rank(const void *a, const void *b)
 {
-    const found_t *x = a, *y = b;
+    const live_rank_t *x = a, *y = b;
     int order = strcmp(x->job, y->job);
     return order != 0 ? order : x->rank - y->rank;
 }
 
 // In the order of jobs and ranks. Negative: the list cannot be read.
-static int find_ranks(const char *target, found_t *found)
+static int find_ranks(const char *target, live_rank_t *found)
 {
-    char line[512];
-    int n = 0;
-    FILE *list = fopen("/proc/net/unix", "re");
-    if (list == NULL) {
-        return -1;
+    int n_found = live_find(found, MAX_RANKS_SHOWN), n = 0;
+    for (int i = 0; i < n_found; i++) {
+        found[n] = found[i];
+        n += is_wanted(&found[n], target);
     }
-    while (n < MAX_RANKS_SHOWN && fgets(line, sizeof line, list) != NULL) {
-        n += read_name(line, &found[n]) && is_wanted(&found[n], target);
+    if (n > 0) {
+        qsort(found, (size_t)n, sizeof *found, by_job_and_rank);
     }
-    fclose(list);
-    qsort(found, (size_t)n, sizeof *found, by_job_and_rank);
-    return n;
+    return MIN(n, n_found);
 }
 
 // --- Asking --------------------------------------------------------------------------------------
@@ -140,8 +97,7 @@ static void read_last(seen_rank_t *r, const char *value)
 static void read_status(seen_rank_t *r, char *text)
 {
     char *save = NULL;
-    char *body = strstr(text, "\r\n\r\n");
-    for (char *line = body != NULL ? strtok_r(body, "\r\n", &save) : NULL; line != NULL;
+    for (char *line = strtok_r(text, "\r\n", &save); line != NULL;
          line = strtok_r(NULL, "\r\n", &save)) {
         char *value = strchr(line, '\t');
         if (value == NULL) {
@@ -166,84 +122,20 @@ static void read_status(seen_rank_t *r, char *text)
     }
 }
 
-// False: nobody is there, or somebody who is not what the name says.
-static bool ask(const found_t *found, seen_rank_t *r)
+static int ask_all(live_rank_t *found, int n_found, seen_rank_t *ranks)
 {
-    static const char request[] = "GET /status HTTP/1.0\r\n\r\n";
-    live_peer_t peer;
-    r->fd = live_connect(found->name);
-    if (r->fd < 0) {
-        return errno == EAGAIN; // so many wait there that it must be stuck
-    }
-    if (!live_peer_is(r->fd, found->uid, &peer)) {
-        close(r->fd);
-        return false;
-    }
-    r->pid = peer.pid;
-    if (send(r->fd, request, strlen(request), MSG_NOSIGNAL) != (ssize_t)strlen(request)) {
-        close(r->fd);
-        r->fd = -1;
-    }
-    return true;
-}
-
-// A part of its answer has come, or the end of it.
-static void hear(seen_rank_t *r)
-{
-    char part[16 * KIB];
-    ssize_t n = recv(r->fd, part, sizeof part, 0);
-    if (n > 0 && r->text.len < ANSWER_BYTES) {
-        buf_append(&r->text, part, (size_t)n);
-        return;
-    }
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return;
-    }
-    close(r->fd);
-    r->fd = -1;
-    buf_append(&r->text, "", 1);
-    r->answers =
-        n == 0 && !r->text.failed && strncmp((char *)r->text.data, "HTTP/1.0 200", 12) == 0;
-    if (r->answers) {
-        read_status(r, (char *)r->text.data);
-    }
-}
-
-static void hear_all(seen_rank_t *ranks, int n)
-{
-    struct pollfd polled[MAX_RANKS_SHOWN];
-    uint64_t deadline_ns = deadline_in_ms(ANSWER_MS), now_ns;
-    int n_open = n;
-    while (n_open > 0 && (now_ns = clock_ns()) < deadline_ns) {
-        n_open = 0;
-        for (int i = 0; i < n; i++) {
-            polled[i] = (struct pollfd){.fd = ranks[i].fd, .events = POLLIN};
-            n_open += ranks[i].fd >= 0;
-        }
-        int wait_ms = n_open > 0 ? (int)((deadline_ns - now_ns) / NS_PER_MS) + 1 : 0;
-        int n_heard = poll(polled, (nfds_t)n, wait_ms);
-        for (int i = 0; i < n && n_heard > 0; i++) {
-            if (polled[i].revents != 0) {
-                hear(&ranks[i]);
-            }
-        }
-    }
+    live_question_t question = {.page = "/status", .wait_ms = ANSWER_MS};
+    int n = live_ask(found, n_found, &question);
     for (int i = 0; i < n; i++) {
-        if (ranks[i].fd >= 0) {
-            close(ranks[i].fd);
+        ranks[i] = (seen_rank_t){.rank = found[i].rank,
+                                 .pid = found[i].pid,
+                                 .answers = found[i].answer != NULL,
+                                 .last = "-"};
+        if (found[i].answer != NULL) {
+            read_status(&ranks[i], found[i].answer);
         }
-        buf_free(&ranks[i].text);
     }
-}
-
-static int ask_all(const found_t *found, int n_found, seen_rank_t *ranks)
-{
-    int n = 0;
-    for (int i = 0; i < n_found; i++) {
-        ranks[n] = (seen_rank_t){.rank = found[i].rank, .last = "-"};
-        n += ask(&found[i], &ranks[n]);
-    }
-    hear_all(ranks, n);
+    live_forget(found, n);
     return n;
 }
 
@@ -329,7 +221,7 @@ static void print_rows(const live_row_t *rows, int n)
     }
 }
 
-static int print_job(const found_t *found, int n_found)
+static int print_job(live_rank_t *found, int n_found)
 {
     static const live_row_t heads = {
         {"rank", "pid", "state", "since", "in flight", "waits for", "last finished"}};
@@ -352,7 +244,7 @@ static int print_job(const found_t *found, int n_found)
 
 int print_live(const char *target)
 {
-    static found_t found[MAX_RANKS_SHOWN];
+    static live_rank_t found[MAX_RANKS_SHOWN];
     int n_found = find_ranks(target, found), n_shown = 0;
     for (int i = 0, n; i < n_found; i += n) {
         for (n = 1; i + n < n_found && strcmp(found[i].job, found[i + n].job) == 0; n++) {

@@ -4,8 +4,8 @@
 //
 // What was read points into the bytes it was read from, and can be written and read again with the
 // same meaning: the second writing equals the first. A plan has frames in it, which are read too.
+#include "agent/frame.h"
 #include "fuzz.h"
-#include "launch/frame.h"
 
 static void check_inside(bytes_t bytes, const uint8_t *data, const uint8_t *end)
 {

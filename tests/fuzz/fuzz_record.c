@@ -35,14 +35,14 @@ static void open_all(input_t *in, record_key_t *key, const sealed_t *sealed, int
     bool goes_on = true;
     while (goes_on && in->left > 0) {
         const sealed_t *from = &sealed[take_u8(in) % n];
-        size_t whole = from->bytes + RECORD_EXTRA_BYTES;
+        size_t whole = record_bytes(from->bytes);
         uint8_t record[sizeof from->record], plain[MAX_PLAIN_BYTES];
         memcpy(record, from->record, whole);
         size_t at = take_u16(in);
         uint8_t change = take_u8(in);
         record[at % whole] ^= change;
         size_t bytes = record_plain_bytes(record);
-        if (bytes > MAX_PLAIN_BYTES || bytes + RECORD_EXTRA_BYTES > whole) {
+        if (bytes > MAX_PLAIN_BYTES || record_bytes(bytes) > whole) {
             return; // its reader would wait for more, or refuse the length
         }
         goes_on = record_open(key, record, bytes, plain) == HVD_OK;

@@ -5,8 +5,8 @@
 // The first byte chooses the scheduler; the text up to the first '\0' is its list, the one behind
 // it every other variable it reads. What is taken has names that ssh cannot mistake for options,
 // and slots that can be added up; what is refused is an argument's fault.
+#include "cli/schedulers.h"
 #include "fuzz.h"
-#include "launch/schedulers.h"
 
 static const char *other; // what all other variables have
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is said while ranks wait: soon and once if none can go on, nothing if one is only busy.
+"""What is said while ranks wait: soon and once if none can go on, nothing if one is only busy, and
+where they were when somebody stops them.
 
 Usage: test_deadlock.py BUILD-DIRECTORY [unittest arguments]
 """
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +44,25 @@ for epoch in range(2):
 allgather_object(0, name="step")
 print("done", flush=True)
 """
+STOPPED = HEAD + """\
+
+
+def load():
+    time.sleep(100)
+
+
+def spin():
+    while True:
+        pass
+
+
+if rank == 0:
+    allgather_object(1, name="a")
+elif rank == 1:
+    load()
+else:
+    spin()
+"""
 
 
 def start(directory, size, script, *words):
@@ -71,14 +92,19 @@ class Deadlock(Case):
             said += job.communicate(timeout=30)[1]
         self.assertLess(took, 5 * SLACK, said)
         self.assertEqual(said.count("Deadlock:"), 1, said)
-        self.assertRegex(said, r"\[0\]<stderr>:.*Deadlock: every rank waits")
-        for rank in range(size):
+        lines = said.split("\n")
+        first = next(i for i, line in enumerate(lines) if "Deadlock:" in line)
+        self.assertRegex(lines[first], r"^\[0\]<stderr>:.*Deadlock: every rank waits")
+        for rank in range(size):  # the verdict, then a line for each rank
             line = 9 + 1 if rank == 1 else 9 + 4
             name = "b" if rank == 1 else "a"
-            self.assertRegex(said, rf"rank {rank}: it waits in 'allgather.{name}[^']*' "
-                                   rf"\([^)]*train.py:{line}\) for \d")
+            told = [i for i, text in enumerate(lines) if f"rank {rank}: it waits in" in text]
+            self.assertEqual(len(told), 1, said)
+            self.assertTrue(first < told[0] <= first + size, said)
+            self.assertRegex(lines[told[0]], rf"rank {rank}: it waits in 'allgather.{name}[^']*' "
+                                             rf"\([^)]*train.py:{line}\) for \d")
         self.assertIn("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", said)
-        self.assertLess(said.count("\n"), 15, said)
+        self.assertLess(said.count("\n"), 15 + size, said)
 
     def test_two_ranks(self):
         self.check_other_order(2)
@@ -102,6 +128,31 @@ class Deadlock(Case):
         lines = err.strip().split("\n")
         self.assertEqual(len(lines), 1, err)
         self.assertTrue(re.search(r"Rank 0 has not submitted '[^']*' for 1\d s", lines[0]), err)
+
+    def check_stopped(self, signo):
+        with tempfile.TemporaryDirectory() as directory:
+            job = start(directory, 3, STOPPED)
+            for _ in range(3):
+                job.stdout.readline()
+            time.sleep(1)
+            begin = time.monotonic()
+            job.send_signal(signo)
+            said = job.communicate(timeout=30)[1]
+            took = time.monotonic() - begin
+        self.assertEqual(job.returncode, 128 + signo, said)
+        self.assertLess(took, 4 * SLACK, said)
+        lines = [line for line in said.split("\n") if " was " in line]
+        self.assertEqual(len(lines), 3, said)
+        for rank, words in enumerate([r"at .*train.py:21, in allgather '[^']*' for \d+\.\d s",
+                                      "at .*train.py:12, in load, before its first operation",
+                                      "at .*train.py:1[67], in spin, before its first operation"]):
+            self.assertRegex(said, rf"horovodrun: rank {rank} was {words}\n")
+
+    def test_who_is_stopped_by_ctrl_c_says_where_it_was(self):
+        self.check_stopped(signal.SIGINT)
+
+    def test_who_is_stopped_by_a_scheduler_says_where_it_was(self):
+        self.check_stopped(signal.SIGTERM)
 
 
 if __name__ == "__main__":

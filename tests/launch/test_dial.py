@@ -50,10 +50,10 @@ class Dial(Case):
         path.chmod(0o600)
         return path
 
-    def start_agent(self, host, *words, name=None, secret=None, dial=LAUNCHER):
+    def start_agent(self, host, *words, name=None, secret=None, dial=LAUNCHER, env=None):
         """An agent on that host, which stands for `name` there."""
         agent = Job("--agent", "--dial", dial, "--secret-file", secret or self.secret,
-                    "--agent-name", name or host, *words, before=WORLD.inside(host))
+                    "--agent-name", name or host, *words, before=WORLD.inside(host), env=env)
         self.agents[name or host] = agent
         self.addCleanup(agent.process.communicate)
         self.addCleanup(agent.kill)
@@ -142,6 +142,14 @@ class Running(Dial):
         self.assertIn("[0]<stdout>:task-0 10.93.0.1\n", out)
         self.assertIn("[1]<stdout>:task-1 10.93.0.1\n", out)
         self.assertIn("The agent of host task-1 has connected. second", err)
+
+    def test_variables_that_ranks_keep(self):
+        for host in HOSTS:
+            self.start_agent(host, "--keep-env", "NONE,SIDE", env={"SIDE": host, "OTHER": host})
+        out, _ = self.end(self.launch("-H", "a:1,b:1", "sh", "-c", "echo $SIDE $OTHER $NONE",
+                                      env={"SIDE": "launcher", "OTHER": "launcher"}))
+        self.assertIn("[0]<stdout>:a launcher\n", out)
+        self.assertIn("[1]<stdout>:b launcher\n", out)
 
     def test_output_is_whole(self):
         n = 20000

@@ -129,7 +129,33 @@ class Files(Case):
     def test_the_seed_is_right(self):
         out, err = run("pai", "check", SEED)
         self.assertIn("no problems found in this v1 job", out)
-        self.assertEqual(err, "")
+        # It works as it is, by guessing a time; there is a better way.
+        self.assertEqual(err.count("\n"), 1, err)
+        self.assertIn('warning: taskRoles[0].command: "sleep 1000" guesses when the other tasks '
+                      'are up; "horovodrun --pai COMMAND" waits', err)
+
+    def test_sleeping_alone_is_no_waiting(self):
+        job = json.loads(SEED.read_text())
+        told = "guesses when the other tasks are up"
+        for command, is_told in [("sleep 1000", False), ("sleep infinity", False),
+                                 ("sleep 1000 ; ", False), ("./sleep 1000 && a", False),
+                                 ("echo a && sleep 10", False), ("sleeper 9 && a", False),
+                                 ("sleep 60 && python train.py", True), ("sleep 60; a", True),
+                                 ("sleep 60\npython train.py", True)]:
+            with self.subTest(command=command):
+                job["taskRoles"][0]["command"] = command
+                _, err = run("pai", "check", self.file("job.json", json.dumps(job)))
+                self.assertEqual(told in err, is_told, err)
+        text = new_job("v2")
+        line = next(line for line in text.splitlines() if "horovodrun --pai " in line)
+        indent = line[:line.index("-")]
+        for lines, is_told in [([line], False), ([f"{indent}- sleep 60"], False),
+                               ([f"{indent}- sleep 60", f"{indent}- python train.py"], True),
+                               ([f"{indent}- sleep 60 && python train.py"], True)]:
+            with self.subTest(lines=lines):
+                _, err = run("pai", "check", self.file(
+                    "job.yaml", text.replace(line, "\n".join(lines))))
+                self.assertEqual(told in err, is_told, err)
 
     def test_planted_errors_of_v1(self):
         seed = json.loads(SEED.read_text())

@@ -10,12 +10,14 @@ Usage: test_pai_job.py BUILD-DIRECTORY [unittest arguments]     (as root)
 """
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
+import sys
 import time
 
-from launching import (HVD_INFO, MARK, SLACK, Case, Job, eventually,
-                       main, variable)
+from launching import (BUILD, HVD_INFO, MARK, ROOT, SLACK, Case, Job, eventually, main,
+                       variable)
 from world import PORT, World
 
 # Task to interface: machines may have other names for theirs.
@@ -239,6 +241,61 @@ class Starting(Containers):
         out = self.run_mpirun(2)
         self.assertRegex(out, "^verbs;ofi_rxm eth7 eth7,ib0 -l ")
         self.assertNotIn("-iface", out)
+
+    def test_jsrun(self):
+        fake = WORLD.directory / "lsf"
+        fake.mkdir(exist_ok=True)
+        (fake / "jsrun").write_text("#!/bin/sh\ncat $2; shift 2; echo runs: $*; exit 6\n")
+        (fake / "jsrun").chmod(0o755)
+        worker = self.start_worker()
+        out, _ = self.end(self.start_master("--jsrun", "train", "me", env={
+            "PATH": f"{fake}:{os.environ['PATH']}"}), 6)
+        self.assertRegex(out, r"rank: 0: { hostname: master-0; .*\nrank: 1: { hostname: worker-0;")
+        self.assertIn("runs: train me\n", out)
+        self.end(worker, 6)
+
+
+class Elastic(Containers):
+    def setUp(self):
+        self.folder = WORLD.directory / "elastic"
+        self.folder.mkdir()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def read_until(self, master, part):
+        """Reads what ranks print until the part comes."""
+        line = " "
+        while part not in line:
+            line = master.process.stdout.readline().decode()
+            if not line:
+                self.fail(f"ended without {part!r}: {master.process.stderr.read().decode()}")
+
+    def test_task_is_lost_and_comes_again(self):
+        self.start_worker()
+        master = self.start_master(
+            "--min-np", 1, "--max-np", 2, "--blacklist-cooldown-range", 1, 2,
+            sys.executable, ROOT / "tests/launch/elastic_rank.py", self.folder,
+            env={"PYTHONPATH": str(BUILD / "python")})
+        self.read_until(master, "of 2 on ")
+        WORLD.kill("worker-0")
+        self.read_until(master, "rank 0 of 1 on ")
+        worker = self.start_worker()
+        self.read_until(master, "of 2 on worker-0")
+        (self.folder / "over").touch()
+        _, err = self.end(master, 0)
+        self.assertIn("task worker-0 was lost; the job goes on without it", err)
+        self.end(worker, 0)
+
+    def test_too_few_are_left(self):
+        self.start_worker()
+        master = self.start_master(
+            "--min-np", 2, "--max-np", 2, "--elastic-timeout", 5, sys.executable,
+            ROOT / "tests/launch/elastic_rank.py", self.folder,
+            env={"PYTHONPATH": str(BUILD / "python")})
+        self.read_until(master, "of 2 on ")
+        WORLD.kill("worker-0")
+        code, _, err = master.wait(90)
+        self.assertNotIn(code, (0, None))
+        self.assertIn("task worker-0 was lost; the job goes on without it", err.decode())
 
 
 class Missing(Containers):

@@ -62,6 +62,8 @@ def test_sixteen_ranks_on_four_hosts(cluster, tmp_path):
     script.write_text(DRIVER)
     cluster.wait_for_workers()
     lines = cluster.run_driver(str(script)).strip().split("\n")
+    if lines[0].startswith("Waiting for executors: "):  # of a machine that is busy
+        lines.pop(0)
     assert lines[0] == "Running 16 processes on 4 hosts..."
     assert sorted(lines[1:17]) == sorted(
         f"Hello, rank = {rank}, local_rank = {rank % 4}, size = 16, local_size = 4, "

@@ -89,7 +89,8 @@ class FakeContext:
 
     def executorList(self, _):
         listed = [types.SimpleNamespace(id=lambda: "driver", totalCores=lambda: 0)]
-        listed += [types.SimpleNamespace(id=str, hostPort=lambda i=i: f"10.0.0.{i}:1",
+        # Spark does not know the port of one that has just come.
+        listed += [types.SimpleNamespace(id=str, hostPort=lambda i=i: f"10.0.0.{i}{':1' * (i % 2)}",
                                          totalCores=lambda: 4) for i in range(self.counts[0] // 4)]
         return types.SimpleNamespace(size=lambda: len(listed), apply=listed.__getitem__)
 

@@ -108,4 +108,6 @@ def test_the_toy_in_a_shell_on_four_hosts(cluster):  # noqa: F811
     finally:
         shell.close()
     wanted[0] = wanted[0].replace("processes...", "processes on 4 hosts...")
+    if seen[0].startswith("Waiting for executors: "):  # of a machine that is busy
+        seen.pop(0)
     check(wanted, seen)

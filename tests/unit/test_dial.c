@@ -4,8 +4,8 @@
 //
 // The agents are processes that only say hello; the launcher's side is this one.
 #define _GNU_SOURCE
-#include "launch/dial.h"
 #include "launch/launch.h"
+#include "launch/link.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

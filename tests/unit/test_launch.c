@@ -7,10 +7,8 @@
 // moment it is written. Whole jobs are tested in tests/launch.
 #define _GNU_SOURCE
 #include "launch/elastic.h"
-#include "launch/frame.h"
 #include "launch/gather.h"
 #include "launch/launch.h"
-#include "launch/process.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -789,6 +787,7 @@ static const frame_t all_frames[] = {
      .exited = {.rank = 1, .code = 137, .signo = 9, .was_oom = true, .blames = -1, .what = ""}},
     {.kind = FRAME_PROBLEM, .problem = {.rank = -1, .code = 127, .text = ""}},
     {.kind = FRAME_STOP, .stop = {.signo = 15, .grace_ms = 5000}},
+    {.kind = FRAME_WHERE, .where = {.rank = 1, .text = "at train.py:7"}},
     {.kind = FRAME_EXAMINE,
      .examine = {.addresses = "::1",
                  .port = 65535,

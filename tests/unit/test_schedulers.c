@@ -5,8 +5,8 @@
 // Tables: what is in the variables, and the hosts with their slots, or a part of the refusal. The
 // values are what these schedulers set. Jobs that run there are in tests/launch/test_schedulers.py.
 #define _GNU_SOURCE
+#include "cli/schedulers.h"
 #include "launch/launch.h"
-#include "launch/schedulers.h"
 
 #include <setjmp.h>
 #include <stdlib.h>

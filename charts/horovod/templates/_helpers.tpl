@@ -140,6 +140,15 @@ heritage: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* Names of a worker's own variables, which its ranks keep where the master has them too. */}}
+{{- define "horovod.keptEnv" -}}
+{{- $names := keys .env | sortAlpha }}
+{{- range .extraEnv }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- join "," $names }}
+{{- end -}}
+
 {{/* Resources of a pod, with its RDMA device: (dict "own" ... "all" .Values). */}}
 {{- define "horovod.resources" -}}
 {{- $resources := coalesce .own.resources .all.resources | default dict | deepCopy -}}

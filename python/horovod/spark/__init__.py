@@ -11,18 +11,14 @@
 
 This file stays light: every rank imports it.
 """
+import importlib
 from typing import Any
 
 __all__ = ["run", "run_elastic"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":
-        from horovod.spark.launch import run
-
-        return run
-    if name == "run_elastic":
-        from horovod.spark.elastic import run_elastic
-
-        return run_elastic
-    raise AttributeError(f"module 'horovod.spark' has no attribute {name!r}")
+    homes = {"run": "launch", "run_elastic": "elastic"}
+    if name not in homes:
+        raise AttributeError(f"module 'horovod.spark' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"horovod.spark.{homes[name]}"), name)

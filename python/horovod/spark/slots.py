@@ -69,8 +69,8 @@ def executors(sc: Any) -> Tuple[int, int]:
     listed = sc._jsc.sc().statusStore().executorList(True)
     found = [listed.apply(i) for i in range(listed.size())]
     found = [executor for executor in found if executor.id() != "driver"]
-    return (sum(executor.totalCores() for executor in found),
-            len({executor.hostPort().rpartition(":")[0] for executor in found}))
+    hosts = {re.sub(r":\d+$", "", executor.hostPort()) for executor in found}  # ports come later
+    return sum(executor.totalCores() for executor in found), len(hosts)
 
 
 def promised_cores(sc: Any) -> Tuple[int, str]:
@@ -126,7 +126,7 @@ def workers_of(sc: Any, address: str) -> List[Any]:
 
 
 def plural(n: int, word: str) -> str:
-    return f"{n} {word}{'' if n == 1 else 's'}"
+    return f"{n} {word}{'' if n == 1 else 'es' if word.endswith('s') else 's'}"
 
 
 # --- Waiting -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 //
 // While ranks run, their output and ours leave through the sink (output.c) instead, so that lines
 // do not mix. Any thread. hints.def has what to try when a job fails as many do.
-#include "launch/launch.h"
+#include "cli/cli.h"
 
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ const char *hint_for_line(const char *line)
     static const hint_t hints[] = {
 #define HINT(part, advice) {part, advice},
 #define FOREIGN(flag, instead)
-#include "launch/hints.def"
+#include "cli/hints.def"
 #undef HINT
 #undef FOREIGN
     };
@@ -51,7 +51,7 @@ const char *hint_for_flag(const char *flag)
     static const hint_t flags[] = {
 #define HINT(part, advice)
 #define FOREIGN(flag, instead) {flag, instead},
-#include "launch/hints.def"
+#include "cli/hints.def"
 #undef HINT
 #undef FOREIGN
     };

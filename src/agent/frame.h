@@ -4,8 +4,8 @@
 //
 // Who says what, with which fields, is the table in frame.c; frame_put and frame_get are the only
 // writer and reader. A channel belongs to one thread.
-#ifndef HVD_LAUNCH_FRAME_H
-#define HVD_LAUNCH_FRAME_H
+#ifndef HVD_AGENT_FRAME_H
+#define HVD_AGENT_FRAME_H
 
 #include "boot/boot.h"
 #include "wire/codec.h"
@@ -19,6 +19,7 @@ typedef enum frame_kind {
     FRAME_EXITED,    // agent: how a rank ended
     FRAME_PROBLEM,   // agent: of a rank, or of the host (rank -1)
     FRAME_STOP,      // launcher
+    FRAME_WHERE,     // launcher: ranks are about to be stopped, where are they? agent: one is here
     FRAME_EXAMINE,   // launcher: the doctor asks; addresses and port to try
     FRAME_FINDING,   // agent: one line of the doctor's report
     FRAME_PING,      // both, when there is nothing else to say
@@ -31,6 +32,7 @@ typedef enum frame_kind {
 } frame_kind_t;
 
 #define FRAME_LIMIT ((size_t)1 << 30)
+#define BLAME_BYTES 512 // what a rank did that others gave up for
 
 typedef struct bytes {
     const uint8_t *data;
@@ -89,6 +91,10 @@ typedef struct frame {
         struct {
             int32_t signo, grace_ms;
         } stop;
+        struct {
+            int32_t rank;     // as the program knows it; -1 from the launcher
+            const char *text; // "" likewise
+        } where;
         struct {
             const char *addresses;
             int32_t port;

@@ -8,8 +8,8 @@
 // or an address of it is; what cannot be looked up may be an alias that only ssh knows, and is
 // remote.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/schedulers.h"
+#include "cli/cli.h"
+#include "cli/schedulers.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

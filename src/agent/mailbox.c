@@ -9,7 +9,7 @@
 // another name first and then renamed, so nobody reads half of one; the agent learns of new ones by
 // inotify. docs/elastic.md tells what they mean.
 #define _GNU_SOURCE
-#include "launch/agent.h"
+#include "agent/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

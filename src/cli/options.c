@@ -8,7 +8,7 @@
 // over the file, the file over the environment. The first word that is not an option begins the
 // command. The only file of the launcher that reads the environment.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "cli/cli.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -39,13 +39,13 @@ static const option_t own_options[N_OWN_OPTIONS] = {
                          .group = group_,                                                          \
                          .placeholder = placeholder_,                                              \
                          .traits = traits_},
-#include "launch/options.def"
+#include "cli/options.def"
 #undef OPTION
 };
 
 static const size_t places[N_OWN_OPTIONS] = {
 #define OPTION(kind_, field_, ...) [OPTION_##field_] = offsetof(options_t, field_),
-#include "launch/options.def"
+#include "cli/options.def"
 #undef OPTION
 };
 

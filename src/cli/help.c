@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// help.c - what horovodrun can do, in words: help, man page, completions, --print-config, and
-// --check-build.
+// help.c - what horovodrun can do, in words: help, man page, completions, --print-config.
 //
-// The first four walk option_at(); a new row appears in all of them. Pure but for the FILE. The
-// last tries each framework in a Python of its own, since importing one may take long or crash.
+// All of them walk option_at(); a new row appears in each. Pure but for the FILE.
 #define _GNU_SOURCE
-#include "launch/launch.h"
-#include "launch/process.h"
+#include "cli/cli.h"
 
 #include <stdlib.h>
 
 #define INDENT 30
 #define WIDTH 96
-#define IMPORT_TIMEOUT_MS 60000
 
 static const struct {
     const char *group, *title;
@@ -270,64 +266,4 @@ void config_print(const options_t *options, FILE *out)
                     options->origins[i] == BY_ENVIRONMENT ? option.info.env : "");
         }
     }
-}
-
-// --- What this installation has ------------------------------------------------------------------
-
-// The library needs no MPI and has its own operations, which take the place of Gloo's.
-
-static bool can_import(const char *python, const char *module)
-{
-    char code[128], text[64];
-    char *argv[] = {(char *)python, "-c", code, NULL};
-    snprintf(code, sizeof code, "import %s", module);
-    return run_program(argv, IMPORT_TIMEOUT_MS, text, sizeof text) == 0;
-}
-
-// The interpreter that would run a script here.
-static const char *find_python(void)
-{
-    static const char *const names[] = {"python", "python3"};
-    char text[64];
-    for (size_t i = 0; i < N_ELEMENTS(names); i++) {
-        char *argv[] = {(char *)names[i], "-c", "", NULL};
-        if (run_program(argv, IMPORT_TIMEOUT_MS, text, sizeof text) == 0) {
-            return names[i];
-        }
-    }
-    return NULL;
-}
-
-static void item(FILE *out, bool is_there, const char *name)
-{
-    fprintf(out, "    [%s] %s\n", is_there ? "X" : " ", name);
-}
-
-int check_build(FILE *out)
-{
-    // A framework counts when both it and our binding to it can be imported.
-    static const char *const frameworks[][2] = {{"TensorFlow", "horovod.tensorflow"},
-                                                {"PyTorch", "horovod.torch"},
-                                                {"MXNet", "horovod.mxnet"}};
-    static const struct {
-        const char *name;
-        bool is_there;
-    } operations[] = {
-        {"NCCL", false}, {"DDL", false},
-        {"CCL", false},  {"MPI", true},
-        {"Gloo", false}, {"Horovod's own, over TCP, shared memory and libfabric", true}};
-    const char *python = find_python();
-
-    fprintf(out, "Horovod v%s:\n\nAvailable Frameworks:\n", hvd_version());
-    for (size_t i = 0; i < N_ELEMENTS(frameworks); i++) {
-        item(out, python != NULL && can_import(python, frameworks[i][1]), frameworks[i][0]);
-    }
-    fprintf(out, "\nAvailable Controllers:\n");
-    item(out, true, "MPI");
-    item(out, true, "Gloo");
-    fprintf(out, "\nAvailable Tensor Operations:\n");
-    for (size_t i = 0; i < N_ELEMENTS(operations); i++) {
-        item(out, operations[i].is_there, operations[i].name);
-    }
-    return 0;
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// shell_words.c - text into words and words into text, as a shell would, without one.
+// shell_words.c - what a shell would do, without one: text into words, words into text, and looking
+// programs up.
 //
 // Blanks separate words; '...' keeps everything, "..." everything but backslashes, a backslash the
-// next character. Nothing is expanded. Pure; results are the caller's.
-#include "launch/launch.h"
+// next character. Nothing is expanded. Results are the caller's.
+#include "cli/cli.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 void free_words(char **words)
 {
@@ -77,4 +79,17 @@ void quote_word(const char *word, buf_t *out)
         }
     }
     buf_append(out, "'", 1);
+}
+
+bool is_in_path(const char *program)
+{
+    bool is_found = false;
+    char file[4096];
+    for (const char *at = environment("PATH"); at != NULL && *at != '\0' && !is_found;) {
+        size_t bytes = strcspn(at, ":");
+        int len = snprintf(file, sizeof file, "%.*s/%s", (int)bytes, at, program);
+        is_found = len < (int)sizeof file && access(file, X_OK) == 0;
+        at += bytes + (at[bytes] == ':');
+    }
+    return is_found;
 }

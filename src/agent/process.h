@@ -3,12 +3,14 @@
 // process.h - processes and signals (process.c).
 //
 // Any thread.
-#ifndef HVD_LAUNCH_PROCESS_H
-#define HVD_LAUNCH_PROCESS_H
+#ifndef HVD_AGENT_PROCESS_H
+#define HVD_AGENT_PROCESS_H
 
-#include "launch/output.h"
+#include "base/base.h"
 
 #include <sys/types.h>
+
+enum { STREAM_STDOUT = 0, STREAM_STDERR = 1, N_STREAMS };
 
 typedef struct child {
     pid_t pid;

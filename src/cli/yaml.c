@@ -5,7 +5,7 @@
 // A value's key is its path with dots ("params.cycle_time_ms"), which is looked up in the table of
 // options. A list of values counts as one value with commas; null as not said. Positions are told
 // in errors. Nothing is kept.
-#include "launch/options.h"
+#include "cli/options.h"
 
 #include <errno.h>
 #include <stdlib.h>

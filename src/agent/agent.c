@@ -14,11 +14,10 @@
 //
 // One thread, one poll. No order is trusted beyond its length: what cannot be read ends the agent.
 #define _GNU_SOURCE
-#include "launch/agent.h"
-#include "launch/dial.h"
-#include "launch/launch.h"
+#include "agent/internal.h"
 
 #include "base/peer.h"
+#include "observe/observe.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +32,8 @@
 #define BACKLOG_BYTES (4 * MIB) // unsent output above which ranks are not read
 #define PING_MS 5000
 #define ORPHANED_GRACE_MS 1000 // the launcher is gone: ranks end within two seconds
+#define MAX_FOUND 1024         // ranks of all jobs on this host
+#define WHERE_MS 1500          // to say where a rank is; one that keeps the GIL needs a second
 #define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
 #define N_OWN_FDS 5 // polled besides the output of ranks: signals, orders, reports, mailbox, life
 
@@ -203,6 +204,36 @@ static void on_ready(void *arg, int id, uint32_t generation)
                                  .ready = {.rank = id, .generation = (int32_t)generation}});
 }
 
+// A rank is a session of its own; what shows its state may be a child of what we started.
+static bool is_of_a_rank(void *arg, int pid)
+{
+    const agent_t *agent = arg;
+    for (int i = 0; i < agent->n_ranks; i++) {
+        if (agent->ranks[i].is_running && getsid(pid) == agent->ranks[i].child.pid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void tell_where_ranks_are(agent_t *agent)
+{
+    live_rank_t *found = calloc(MAX_FOUND, sizeof *found);
+    int n = found != NULL ? live_find(found, MAX_FOUND) : 0;
+    live_question_t question = {"/where", WHERE_MS, is_of_a_rank, agent};
+    n = n > 0 ? live_ask(found, n, &question) : 0;
+    for (int i = 0; i < n; i++) {
+        if (found[i].answer != NULL) {
+            found[i].answer[strcspn(found[i].answer, "\n")] = '\0';
+            agent_report(agent,
+                         &(frame_t){.kind = FRAME_WHERE,
+                                    .where = {.rank = found[i].rank, .text = found[i].answer}});
+        }
+    }
+    live_forget(found, n);
+    free(found);
+}
+
 static void on_stop(agent_t *agent, int signo, int grace_ms)
 {
     if (signo > 0 && signo < NSIG) {
@@ -220,6 +251,9 @@ static void on_frame(agent_t *agent, const frame_t *frame)
         if (!agent->has_plan) {
             agent_start_plan(agent, frame);
         }
+        break;
+    case FRAME_WHERE:
+        tell_where_ranks_are(agent);
         break;
     case FRAME_STOP:
         on_stop(agent, frame->stop.signo, frame->stop.grace_ms);
@@ -424,6 +458,7 @@ static int run(const options_t *options, bool stays, bool *is_told_p)
     agent_t agent = {.mailbox_fd = -1,
                      .stays = stays,
                      .life_fd = (int)options->life_fd,
+                     .keeps = options->keep_env,
                      .kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
                      .ping_ns = PING_MS * NS_PER_MS,
@@ -445,7 +480,7 @@ static int run(const options_t *options, bool stays, bool *is_told_p)
     code = agent.signal_fd < 0 ? EXIT_INTERNAL : serve(&agent);
     kill_leftovers(&agent);
     if (agent.has_supervisor) {
-        supervisor_stop(&agent.supervisor);
+        supervisor_stop(&agent.supervisor, agent.directory);
     }
     channel_close(&agent.channel);
     free(agent.ranks);

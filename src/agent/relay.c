@@ -10,10 +10,7 @@
 // server, and there are at most MAX_GUESTS: others wait at the door. When either end goes, the
 // other is closed, and the agent cleans up as it always does.
 #define _GNU_SOURCE
-#include "launch/agent.h"
-#include "launch/dial.h"
-#include "launch/launch.h"
-#include "launch/process.h"
+#include "agent/agent.h"
 
 #include "boot/boot.h"
 

@@ -6,8 +6,7 @@
 // Python is the one that ranks would get, with their environment and directory, and imports what
 // they would import. One thread.
 #define _GNU_SOURCE
-#include "launch/agent.h"
-#include "launch/launch.h"
+#include "agent/agent.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// agent.h - the agent of a host, and what it works with there.
+// internal.h - the agent, and what it works with on its host.
 //
 // agent.c has its loop, agent_plan.c starts the ranks; supervisor.c removes what a killed agent
-// would leave, mailbox.c carries notes to and from ranks, examine.c looks at the host. One thread.
-#ifndef HVD_LAUNCH_AGENT_H
-#define HVD_LAUNCH_AGENT_H
+// would leave, mailbox.c carries notes to and from ranks. Private to agent/. One thread.
+#ifndef HVD_AGENT_INTERNAL_H
+#define HVD_AGENT_INTERNAL_H
 
-#include "launch/frame.h"
-#include "launch/options.h"
-#include "launch/process.h"
-
-int agent_main(const options_t *options);
-// One that stays when its ranks have ended, until the launcher says how everything did: that exit
-// code. *is_told_p false: the launcher is gone instead.
-int agent_stay(const options_t *options, bool *is_told_p);
+#include "agent/agent.h"
 
 #define AGENT_DIRECTORY "hvd-agent-" // the name begins with it
 
@@ -28,7 +21,8 @@ typedef struct supervisor {
 hvd_status_t supervisor_start(const char *directory, supervisor_t *supervisor_p, err_t *err);
 void supervisor_add(supervisor_t *supervisor, pid_t group);
 void supervisor_remove(supervisor_t *supervisor, pid_t group);
-void supervisor_stop(supervisor_t *supervisor); // it acts, and has ended when this returns
+// It acts, and has ended when this returns; its directory is gone even if it was killed before.
+void supervisor_stop(supervisor_t *supervisor, const char *directory);
 
 // Notes between the agent and ranks of an elastic job (mailbox.c). The descriptor is readable when
 // there may be something for mailbox_read.
@@ -41,12 +35,7 @@ bool mailbox_write_news(const char *directory, uint32_t number, uint32_t what);
 // terminated). False: nothing.
 bool mailbox_read_blame(const char *path, int *rank_p, char *what, size_t bytes);
 
-// Checks of the doctor on this host; a finding for each through report().
-typedef void (*finding_fn)(void *arg, const finding_t *finding);
-void examine_host(const frame_t *asked, finding_fn report, void *arg);
-extern const char *const examined_packages[]; // those with a version; the last is NULL
-
-// --- The agent itself: private to agent.c and agent_plan.c ---------------------------------------
+// --- The agent itself ----------------------------------------------------------------------------
 
 typedef struct agent_rank {
     int rank;
@@ -64,6 +53,7 @@ typedef struct agent {
     char directory[96], program[4096];
     const char *launcher; // its address as seen from here, up to a blank; NULL: not known
     char dialled[64];     // the same, if we have dialled
+    const char *keeps;    // --keep-env
     agent_rank_t *ranks;
     int n_ranks, n_running;
     bool has_plan, is_stopping, was_killed, is_done;

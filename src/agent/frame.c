@@ -12,7 +12,7 @@
 // whoever can write to it may run what he likes as this user anyway, so it carries the job's
 // secret. One thread; a channel belongs to its loop.
 #define _GNU_SOURCE
-#include "launch/frame.h"
+#include "agent/frame.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -60,6 +60,7 @@ static const struct {
     [FRAME_PROBLEM] = {false,
                        {HAS(INT, problem.rank), HAS(INT, problem.code), HAS(TEXT, problem.text)}},
     [FRAME_STOP] = {false, {HAS(INT, stop.signo), HAS(INT, stop.grace_ms)}},
+    [FRAME_WHERE] = {false, {HAS(INT, where.rank), HAS(TEXT, where.text)}},
     [FRAME_EXAMINE] = {false,
                        {HAS(TEXT, examine.addresses), HAS(INT, examine.port),
                         HAS(LONG, examine.time_s), HAS(TEXT, examine.directory),

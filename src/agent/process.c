@@ -8,8 +8,8 @@
 // rank also asks the kernel to die with the agent. Whether exec worked is told through a pipe that
 // closes by itself when it did. Descriptors are closed on exec everywhere. One thread.
 #define _GNU_SOURCE
-#include "launch/process.h"
-#include "launch/launch.h"
+#include "agent/process.h"
+#include "cli/cli.h"
 
 #include <errno.h>
 #include <fcntl.h>

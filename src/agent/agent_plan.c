@@ -6,8 +6,7 @@
 // The directory holds the secret, in a file that only this user can read, the payload and the
 // results. Nothing of the plan is trusted beyond its length.
 #define _GNU_SOURCE
-#include "launch/agent.h"
-#include "launch/launch.h"
+#include "agent/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -99,6 +98,7 @@ static char **environment_of(const agent_t *agent, const frame_t *plan, const ag
                               .is_elastic = plan->plan.is_elastic};
     buf_t list = {0};
     put_bytes(&list, plan->plan.env.data, plan->plan.env.len);
+    environ_keep(agent->keeps, &list);
     put_bytes(&list, own.data, own.len);
     environ_of_host(&host, &list);
     char **env = list.failed ? NULL : environ_merge(environ, list.data, list.len);

@@ -3,10 +3,10 @@
 // plan.h - hosts, which ranks they get, and what each rank is told.
 //
 // hosts.c finds the hosts, plan.c places the ranks (pure) and makes their environment.
-#ifndef HVD_LAUNCH_PLAN_H
-#define HVD_LAUNCH_PLAN_H
+#ifndef HVD_CLI_PLAN_H
+#define HVD_CLI_PLAN_H
 
-#include "launch/options.h"
+#include "cli/options.h"
 
 // --- Hosts (hosts.c) -----------------------------------------------------------------------------
 
@@ -100,6 +100,8 @@ void environ_of_job(const options_t *options, const char *addresses, bool is_ela
                     buf_t *list);
 void environ_of_rank(const rank_info_t *rank, buf_t *list);
 void environ_of_host(const rank_host_t *host, buf_t *list);
+// This process's own values of variables, by their names with commas between; those that it has.
+void environ_keep(const char *names, buf_t *list);
 // Appends NAME=value, printed, with its '\0'.
 void environ_put(buf_t *list, const char *format, ...) PRINTF_LIKE(2, 3);
 // Is this variable carried to other hosts?

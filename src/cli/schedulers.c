@@ -7,8 +7,8 @@
 // what a user says: lengths, numbers and names, with the offending piece in the error. Cost: hosts
 // squared for lists with a line per slot, hence the limit on hosts.
 #define _GNU_SOURCE
-#include "launch/schedulers.h"
-#include "launch/launch.h"
+#include "cli/schedulers.h"
+#include "cli/cli.h"
 
 #include <errno.h>
 #include <stdlib.h>

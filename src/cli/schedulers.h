@@ -4,10 +4,10 @@
 //
 // schedulers.c owns the table of schedulers. hosts.c asks it where no flag names hosts; tests and
 // fuzz targets call the readers with texts of their own.
-#ifndef HVD_LAUNCH_SCHEDULERS_H
-#define HVD_LAUNCH_SCHEDULERS_H
+#ifndef HVD_CLI_SCHEDULERS_H
+#define HVD_CLI_SCHEDULERS_H
 
-#include "launch/plan.h"
+#include "cli/plan.h"
 
 // A list of hosts as a scheduler leaves it.
 typedef struct host_list {

@@ -11,7 +11,7 @@
 // If the supervisor is killed as well, as with a whole container or a machine out of memory, the
 // next one finds the directory: nobody holds its lock any more.
 #define _GNU_SOURCE
-#include "launch/agent.h"
+#include "agent/internal.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -160,9 +160,10 @@ void supervisor_remove(supervisor_t *supervisor, pid_t group)
     tell(supervisor, -group);
 }
 
-void supervisor_stop(supervisor_t *supervisor)
+void supervisor_stop(supervisor_t *supervisor, const char *directory)
 {
     close(supervisor->fd);
     while (waitpid(supervisor->pid, NULL, 0) < 0 && errno == EINTR) {
     }
+    remove_directory(directory); // is still there if somebody has killed the supervisor
 }

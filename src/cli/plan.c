@@ -9,11 +9,11 @@
 // This is the one place where the environment of a rank is put together, in the order in which
 // later ones win: what the agent has (the launcher's own environment on this host, that of an ssh
 // session on others); what all ranks of the job are told (environ_of_job: the launcher's exportable
-// variables, then options, then where to meet); what makes a process this rank (environ_of_rank);
-// what only its host knows (environ_of_host, which the agent calls). A list of changes is
-// NAME=value after NAME=value, each with its '\0'.
+// variables, then options, then where to meet); what the agent was told to keep of its own
+// (environ_keep); what makes a process this rank (environ_of_rank); what only its host knows
+// (environ_of_host). A list of changes is NAME=value after NAME=value, each with its '\0'.
 #define _GNU_SOURCE
-#include "launch/launch.h"
+#include "cli/cli.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>
@@ -253,6 +253,20 @@ void environ_of_host(const rank_host_t *host, buf_t *list)
     }
     if (host->launcher != NULL) {
         prefer_address(host->launcher, list);
+    }
+}
+
+void environ_keep(const char *names, buf_t *list)
+{
+    char name[256];
+    for (; *names != '\0'; names += strspn(names, ",")) {
+        size_t bytes = strcspn(names, ",");
+        snprintf(name, sizeof name, "%.*s", (int)bytes, names);
+        const char *value = environment(name);
+        if (value != NULL) {
+            environ_put(list, "%s=%s", name, value);
+        }
+        names += bytes;
     }
 }
 

@@ -4,8 +4,8 @@
 //
 // options.c owns them; yaml.c reads the configuration file, help.c prints. Read once, by the thread
 // that starts; constant from then on.
-#ifndef HVD_LAUNCH_OPTIONS_H
-#define HVD_LAUNCH_OPTIONS_H
+#ifndef HVD_CLI_OPTIONS_H
+#define HVD_CLI_OPTIONS_H
 
 #include "base/base.h"
 
@@ -17,7 +17,7 @@ typedef enum origin { BY_DEFAULT, BY_ENVIRONMENT, BY_FILE, BY_FLAG } origin_t;
 
 enum option_id {
 #define OPTION(kind, field, ...) OPTION_##field,
-#include "launch/options.def"
+#include "cli/options.def"
 #undef OPTION
     N_OWN_OPTIONS
 };
@@ -33,7 +33,7 @@ typedef struct option {
 
 typedef struct options {
 #define OPTION(kind, field, ...) KNOB_TYPE_##kind field;
-#include "launch/options.def"
+#include "cli/options.def"
 #undef OPTION
     double start_timeout, peer_timeout; // of the knobs, in seconds
     char *texts[N_OPTIONS];             // as the environment would have it; NULL: default

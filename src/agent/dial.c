@@ -7,8 +7,7 @@
 // --start-timeout. Somebody else may have that address, so another secret is no reason to give up
 // either. One thread; nothing is left behind.
 #define _GNU_SOURCE
-#include "launch/dial.h"
-#include "launch/launch.h"
+#include "agent/dial.h"
 
 #include <errno.h>
 #include <netdb.h>
