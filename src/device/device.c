@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// device.c - copies between a GPU and pinned memory of the host.
+//
+// Two streams of our own, so that copies in do not wait for copies out. The order of the user's
+// stream is taken over by an event: recorded there, waited for in `in`. Waits take an event as it
+// is when they are queued, so one event serves all copies in, one after the other. Copies out are
+// followed by the event of the block they read.
+//
+// Pinned memory is taken in powers of two and kept: to pin it may wait for the whole device, so
+// that happens in the first steps of a training and then no more. No lock is held meanwhile. It is
+// ordinary memory that the driver is told of, not the driver's own: ranks of a host may read it
+// from each other.
+#define _GNU_SOURCE
+#include "device/device.h"
+
+#include "device/driver.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#define LEAST_BLOCK_BYTES ((size_t)4096)
+#define NON_BLOCKING 1u // a stream that the default stream does not wait for
+#define NO_TIMING 2u    // an event that only orders
+#define NO_MEMORY 2     // the driver's number for it
+#define PORTABLE 1u     // pinned for all contexts
+#define FIRST_NAP_NS 20000
+#define LONGEST_NAP_NS 1000000
+
+struct device {
+    gpu_driver_t driver;
+    int ordinal;
+    void *context; // the primary one, that frameworks use
+    void *in, *out;
+    void *ready;     // recorded in the user's stream, waited for in `in`
+    lock_t in_lock;  // what a fetch queues stays together
+    lock_t out_lock; // the same for a store
+    lock_t pool_lock;
+    pinned_t *pool; // not in use; some may still be read
+};
+
+// --- Calls of the driver -------------------------------------------------------------------------
+
+static hvd_status_t refused(const device_t *device, int code, const char *what, err_t *err)
+{
+    const char *why = NULL;
+    if (device->driver.error_text(code, &why) != 0 || why == NULL) {
+        why = "unknown error";
+    }
+    return fail(err, HVD_SYSTEM,
+                "%s failed on GPU %d (%s error %d: %s); if a kernel of the program did that, "
+                "CUDA_LAUNCH_BLOCKING=1 shows which",
+                what, device->ordinal, device->driver.name, code, why);
+}
+
+#define CALL(device, what, call)                                                                   \
+    do {                                                                                           \
+        int code = (device)->driver.call;                                                          \
+        if (UNLIKELY(code != 0)) {                                                                 \
+            status = refused(device, code, what, err);                                             \
+            goto out;                                                                              \
+        }                                                                                          \
+    } while (0)
+
+static hvd_status_t enter(const device_t *device, err_t *err)
+{
+    int code = device->driver.push_context(device->context);
+    return code == 0 ? HVD_OK : refused(device, code, "making its context current", err);
+}
+
+static void leave(const device_t *device)
+{
+    void *context;
+    device->driver.pop_context(&context);
+}
+
+// --- Life ----------------------------------------------------------------------------------------
+
+static hvd_status_t make_streams(device_t *device, err_t *err)
+{
+    hvd_status_t status = enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    CALL(device, "making a stream", stream_create(&device->in, NON_BLOCKING, 0));
+    CALL(device, "making a stream", stream_create(&device->out, NON_BLOCKING, 0));
+    CALL(device, "making an event", event_create(&device->ready, NO_TIMING));
+out:
+    leave(device);
+    return status;
+}
+
+hvd_status_t device_open(int ordinal, device_t **device_p, err_t *err)
+{
+    device_t *device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to open GPU %d", ordinal);
+    }
+    lock_init(&device->in_lock);
+    lock_init(&device->out_lock);
+    lock_init(&device->pool_lock);
+    device->ordinal = ordinal;
+    hvd_status_t status = driver_open(&device->driver, err);
+    if (status == HVD_OK) {
+        int code = device->driver.retain_context(&device->context, ordinal);
+        status = code != 0 ? refused(device, code, "opening", err) : make_streams(device, err);
+    }
+    if (status != HVD_OK) {
+        device_close(device);
+        return status;
+    }
+    *device_p = device;
+    return HVD_OK;
+}
+
+void device_close(device_t *device)
+{
+    if (device == NULL) {
+        return;
+    }
+    if (device->context != NULL && enter(device, NULL) == HVD_OK) {
+        while (device->pool != NULL) {
+            pinned_t *block = device->pool;
+            device->pool = block->next;
+            device->driver.event_destroy(block->event);
+            device->driver.host_unregister(block->data); // after all that is queued
+            free(block->data);
+            free(block);
+        }
+        if (device->ready != NULL) {
+            device->driver.event_destroy(device->ready);
+        }
+        if (device->out != NULL) {
+            device->driver.stream_destroy(device->out);
+        }
+        if (device->in != NULL) {
+            device->driver.stream_destroy(device->in);
+        }
+        leave(device);
+        device->driver.release_context(device->ordinal);
+    }
+    lock_free(&device->in_lock);
+    lock_free(&device->out_lock);
+    lock_free(&device->pool_lock);
+    free(device);
+}
+
+int device_ordinal(const device_t *device)
+{
+    return device->ordinal;
+}
+
+const char *device_driver_name(const device_t *device)
+{
+    return device->driver.name;
+}
+
+// --- Pinned memory -------------------------------------------------------------------------------
+
+static pinned_t *take_from_pool(device_t *device, size_t bytes)
+{
+    lock_take(&device->pool_lock);
+    pinned_t **link = &device->pool;
+    while (*link != NULL &&
+           ((*link)->bytes != bytes ||
+            ((*link)->is_read && device->driver.event_query((*link)->event) != 0))) {
+        link = &(*link)->next;
+    }
+    pinned_t *block = *link;
+    if (block != NULL) {
+        *link = block->next;
+    }
+    lock_release(&device->pool_lock);
+    return block;
+}
+
+static hvd_status_t make_block(device_t *device, size_t bytes, pinned_t **block_p, err_t *err)
+{
+    pinned_t *block = calloc(1, sizeof *block);
+    if (block == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to copy from GPU %d", device->ordinal);
+    }
+    block->bytes = bytes;
+    void *data = NULL;
+    int code = posix_memalign(&data, LEAST_BLOCK_BYTES, bytes) != 0
+                   ? NO_MEMORY
+                   : device->driver.host_register(data, bytes, PORTABLE);
+    if (code != 0) {
+        free(data);
+        free(block);
+        return fail(err, HVD_NO_MEMORY,
+                    "the driver has no %zu bytes of pinned memory to copy from GPU %d (error %d); "
+                    "raise the limit of locked memory (ulimit -l), or use smaller tensors",
+                    bytes, device->ordinal, code);
+    }
+    block->data = data;
+    code = device->driver.event_create(&block->event, NO_TIMING);
+    if (code != 0) {
+        device->driver.host_unregister(block->data);
+        free(block->data);
+        free(block);
+        return refused(device, code, "making an event", err);
+    }
+    *block_p = block;
+    return HVD_OK;
+}
+
+hvd_status_t device_take(device_t *device, size_t bytes, pinned_t **block_p, err_t *err)
+{
+    size_t whole = LEAST_BLOCK_BYTES;
+    while (whole < bytes) {
+        whole *= 2;
+    }
+    hvd_status_t status = enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    pinned_t *block = take_from_pool(device, whole);
+    status = block != NULL ? HVD_OK : make_block(device, whole, &block, err);
+    leave(device);
+    if (status == HVD_OK) {
+        block->is_read = false;
+        *block_p = block;
+    }
+    return status;
+}
+
+void device_give_back(device_t *device, pinned_t *block)
+{
+    if (block == NULL) {
+        return;
+    }
+    lock_take(&device->pool_lock);
+    block->next = device->pool;
+    device->pool = block;
+    lock_release(&device->pool_lock);
+}
+
+// --- Copies --------------------------------------------------------------------------------------
+
+static hvd_status_t check_capture(device_t *device, void *stream, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    int capturing;
+    CALL(device, "looking at a stream", stream_is_capturing(stream, &capturing));
+    if (capturing != 0) {
+        status = fail(err, HVD_UNSUPPORTED,
+                      "a collective cannot be captured into a CUDA graph: submit it outside of the "
+                      "capture");
+    }
+out:
+    return status;
+}
+
+hvd_status_t device_fetch(device_t *device, void *stream, const device_copy_t *copies, int n,
+                          void (*arrived)(void *arg), void *arg, err_t *err)
+{
+    hvd_status_t status = enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    lock_take(&device->in_lock);
+    TRY(check_capture(device, stream, err), out);
+    CALL(device, "recording an event", event_record(device->ready, stream));
+    CALL(device, "waiting for an event", stream_wait(device->in, device->ready, 0));
+    for (int i = 0; i < n; i++) {
+        if (copies[i].device != NULL && copies[i].bytes > 0) {
+            CALL(device, "copying to the host",
+                 copy_to_host(copies[i].host, copies[i].device, copies[i].bytes, device->in));
+        }
+    }
+    CALL(device, "queueing a call", call_host(device->in, arrived, arg));
+out:
+    lock_release(&device->in_lock);
+    leave(device);
+    return status;
+}
+
+static hvd_status_t queue_copies(device_t *device, const device_copy_t *copies, int n, void *stream,
+                                 pinned_t *block, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    for (int i = 0; i < n; i++) {
+        if (copies[i].device != NULL && copies[i].bytes > 0) {
+            CALL(device, "copying to the device",
+                 copy_to_device(copies[i].device, copies[i].host, copies[i].bytes, stream));
+        }
+    }
+    CALL(device, "recording an event", event_record(block->event, stream));
+    block->is_read = true;
+out:
+    return status;
+}
+
+hvd_status_t device_store(device_t *device, const device_copy_t *copies, int n, pinned_t *block,
+                          err_t *err)
+{
+    hvd_status_t status = enter(device, err);
+    if (status == HVD_OK) {
+        lock_take(&device->out_lock);
+        status = queue_copies(device, copies, n, device->out, block, err);
+        lock_release(&device->out_lock);
+        leave(device);
+    }
+    return status;
+}
+
+hvd_status_t device_store_on(device_t *device, const device_copy_t *copy, void *stream,
+                             pinned_t *block, err_t *err)
+{
+    hvd_status_t status = enter(device, err);
+    if (status == HVD_OK) {
+        status = queue_copies(device, copy, 1, stream, block, err);
+        leave(device);
+    }
+    return status;
+}
+
+hvd_status_t device_order(device_t *device, void *stream, const pinned_t *block, err_t *err)
+{
+    hvd_status_t status = enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    CALL(device, "waiting for an event", stream_wait(stream, block->event, 0));
+out:
+    leave(device);
+    return status;
+}
+
+// A driver's own wait would have no deadline.
+hvd_status_t device_settle(device_t *device, const pinned_t *block, uint64_t deadline_ns,
+                           err_t *err)
+{
+    hvd_status_t status = enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    long nap_ns = FIRST_NAP_NS;
+    int code;
+    while ((code = device->driver.event_query(block->event)) == DRIVER_NOT_READY &&
+           clock_ns() < deadline_ns) {
+        nanosleep(&(struct timespec){.tv_nsec = nap_ns}, NULL);
+        nap_ns = MIN(2 * nap_ns, LONGEST_NAP_NS);
+    }
+    leave(device);
+    return code == 0                  ? HVD_OK
+           : code == DRIVER_NOT_READY ? HVD_TIMEOUT
+                                      : refused(device, code, "copying to the device", err);
+}
+
+hvd_status_t device_health(device_t *device, err_t *err)
+{
+    hvd_status_t status = enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    int code = device->driver.stream_query(device->in);
+    leave(device);
+    return code == 0 || code == DRIVER_NOT_READY ? HVD_OK
+                                                 : refused(device, code, "a kernel or copy", err);
+}

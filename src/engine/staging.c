@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// staging.c - tensors in the memory of a GPU: brought to the host, run like any other, and brought
+// back.
+//
+// hvd_submit() queues copies to pinned memory behind what the user's stream has to do, and returns.
+// When they have arrived the request is handed to the engine, and not before: a rank that still
+// computes counts as one that has not submitted. From there on its tensors are host memory, and
+// every way serves them. When it is done the results are queued to be copied back, and the request
+// is complete: launched. hvd_wait_on() orders a stream of the user's behind the copies, hvd_wait()
+// waits until they have landed. Results whose size only the agreement tells stay in pinned memory
+// until hvd_fetch() says where on the device they belong.
+//
+// Threads: a request is the device's (held_by_device) until its copies have arrived, which a thread
+// of the driver's tells; then the engine's. If the device breaks before, nobody calls: housekeeping
+// looks at it, and whoever claims the request first completes it.
+#include "engine/staging.h"
+
+#include "coll/reduce.h"
+#include "device/device.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#define CLOSE_NS (10 * NS_PER_S)
+#define LOOK_NS (100 * NS_PER_MS) // at the device, while copies are under way
+#define TENSOR_ALIGN ((size_t)64)
+
+// Outlives the context if the device never answers: what it still may call must find it.
+struct staging {
+    lock_t lock;
+    device_t *device; // NULL: no tensor of one has come
+    staged_t *held;   // whose copies have not arrived
+    atomic_int n_held;
+    atomic_bool is_closed;
+};
+
+struct staged {
+    staging_t *staging;
+    hvd_ctx_t *ctx;
+    request_t *request;
+    staged_t *next, **link; // among those held
+    atomic_bool is_claimed; // by whoever ends its stay with the device
+    bool is_launched;
+    pinned_t *block; // inputs, end to end; results, where they have the same size
+    int n;
+    device_copy_t *copies; // by tensor
+    void **targets;        // by tensor: where the result belongs; NULL: hvd_fetch() will tell
+    pinned_t **outputs;    // by tensor: results of another size
+};
+
+// --- Life ----------------------------------------------------------------------------------------
+
+hvd_status_t staging_new(staging_t **staging_p, err_t *err)
+{
+    *staging_p = calloc(1, sizeof **staging_p);
+    if (*staging_p == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to start");
+    }
+    lock_init(&(*staging_p)->lock);
+    return HVD_OK;
+}
+
+void staging_close(staging_t *staging)
+{
+    if (staging == NULL) {
+        return;
+    }
+    uint64_t deadline_ns = clock_ns() + CLOSE_NS;
+    while (atomic_load(&staging->n_held) > 0 && clock_ns() < deadline_ns) {
+        nanosleep(&(struct timespec){.tv_nsec = (long)NS_PER_MS}, NULL);
+    }
+    atomic_store(&staging->is_closed, true);
+}
+
+void staging_free(staging_t *staging)
+{
+    if (staging != NULL && atomic_load(&staging->n_held) == 0) {
+        device_close(staging->device);
+        lock_free(&staging->lock);
+        free(staging);
+    }
+}
+
+// The device of this rank: that of its first tensor.
+static hvd_status_t open_device(staging_t *staging, int ordinal, device_t **device_p, err_t *err)
+{
+    lock_take(&staging->lock);
+    hvd_status_t status =
+        staging->device == NULL ? device_open(ordinal, &staging->device, err) : HVD_OK;
+    *device_p = staging->device;
+    lock_release(&staging->lock);
+    if (status == HVD_OK && device_ordinal(*device_p) != ordinal) {
+        status = fail(err, HVD_UNSUPPORTED,
+                      "a tensor is on GPU %d, but this rank has used GPU %d before: one rank uses "
+                      "one GPU; call torch.cuda.set_device(hvd.local_rank()) first",
+                      ordinal, device_ordinal(*device_p));
+    }
+    return status;
+}
+
+// --- To the host ---------------------------------------------------------------------------------
+
+static size_t tensor_bytes(const request_t *request, int t)
+{
+    size_t bytes = hvd_dtype_bytes(request->signature.dtype);
+    for (int d = 0; d < request->tensors[t].n_dims; d++) {
+        bytes *= (size_t)request->tensors[t].shape[d];
+    }
+    return bytes;
+}
+
+static staged_t *staged_new(hvd_ctx_t *ctx, request_t *request)
+{
+    size_t n = (size_t)request->signature.n_tensors;
+    size_t each = sizeof(device_copy_t) + sizeof(void *) + sizeof(pinned_t *);
+    staged_t *staged = calloc(1, sizeof *staged + n * each);
+    if (staged != NULL) {
+        staged->staging = ctx->staging;
+        staged->ctx = ctx;
+        staged->request = request;
+        staged->n = (int)n;
+        staged->copies = (device_copy_t *)(staged + 1);
+        staged->targets = (void **)(staged->copies + n);
+        staged->outputs = (pinned_t **)(staged->targets + n);
+    }
+    return staged;
+}
+
+// Points the request's tensors to memory of the host, and notes what is to be copied.
+static hvd_status_t lay_out(staged_t *staged, device_t *device, err_t *err)
+{
+    request_t *request = staged->request;
+    const signature_t *sig = &request->signature;
+    bool same_size = op_infos[sig->op].layout == LAYOUT_WHOLE;
+    bool brings = !(same_size && op_has(sig->op, OP_ROOTED)) || sig->root == staged->ctx->job.rank;
+    size_t total = 0;
+    for (int t = 0; t < staged->n; t++) {
+        total += (tensor_bytes(request, t) + TENSOR_ALIGN - 1) & ~(TENSOR_ALIGN - 1);
+    }
+    hvd_status_t status = device_take(device, total, &staged->block, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    uint8_t *at = staged->block->data;
+    for (int t = 0; t < staged->n; t++) {
+        hvd_tensor_t *tensor = &request->tensors[t];
+        size_t bytes = tensor_bytes(request, t);
+        staged->copies[t] = (device_copy_t){
+            .host = at, .device = brings ? (void *)(uintptr_t)tensor->input : NULL, .bytes = bytes};
+        staged->targets[t] = tensor->output;
+        tensor->input = at;
+        tensor->output = same_size ? at : NULL;
+        at += (bytes + TENSOR_ALIGN - 1) & ~(TENSOR_ALIGN - 1);
+    }
+    return HVD_OK;
+}
+
+// The stay with the device is over: to the engine, or, if the job has ended meanwhile, to its end.
+static void hand_over(staged_t *staged, const err_t *broken)
+{
+    hvd_ctx_t *ctx = staged->ctx;
+    request_t *request = staged->request;
+    err_t end = {.status = HVD_OK};
+    if (broken != NULL) {
+        end = *broken;
+    }
+    lock_take(&ctx->lock);
+    if (end.status == HVD_OK) {
+        check_running(ctx, &end);
+    }
+    if (end.status == HVD_OK) {
+        request_load_payload(ctx, request);
+        atomic_store(&request->held_by_device, false);
+        request_enqueue(ctx, request);
+    } else {
+        atomic_fetch_add_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
+    }
+    lock_release(&ctx->lock);
+    if (end.status != HVD_OK) {
+        request_complete(ctx, request, end.status, end.text);
+        requests_wake(ctx);
+    }
+    engine_notify(ctx);
+}
+
+static void hold(staged_t *staged)
+{
+    staging_t *staging = staged->staging;
+    lock_take(&staging->lock);
+    staged->next = staging->held;
+    staged->link = &staging->held;
+    if (staged->next != NULL) {
+        staged->next->link = &staged->next;
+    }
+    staging->held = staged;
+    atomic_fetch_add(&staging->n_held, 1);
+    lock_release(&staging->lock);
+}
+
+// True for one caller only, who then ends its stay.
+static bool claim(staged_t *staged)
+{
+    staging_t *staging = staged->staging;
+    lock_take(&staging->lock);
+    bool claimed = !atomic_exchange(&staged->is_claimed, true);
+    if (claimed) {
+        *staged->link = staged->next;
+        if (staged->next != NULL) {
+            staged->next->link = staged->link;
+        }
+    }
+    lock_release(&staging->lock);
+    return claimed;
+}
+
+// On a thread of the driver's, which must not use the device.
+static void on_arrived(void *arg)
+{
+    staged_t *staged = arg;
+    staging_t *staging = staged->staging;
+    if (!atomic_load(&staging->is_closed) && claim(staged)) {
+        hand_over(staged, NULL);
+        atomic_fetch_sub(&staging->n_held, 1); // the last touch: the context may go now
+    }
+}
+
+hvd_status_t staging_begin(hvd_ctx_t *ctx, const hvd_request_t *asked, request_t *request,
+                           err_t *err)
+{
+    device_t *device;
+    hvd_status_t status = open_device(ctx->staging, asked->device, &device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    staged_t *staged = staged_new(ctx, request);
+    if (staged == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", request->name);
+    }
+    request->staged = staged;
+    status = lay_out(staged, device, err);
+    if (status != HVD_OK) {
+        atomic_store(&staged->is_claimed, true);
+        return status;
+    }
+    hold(staged);
+    status =
+        device_fetch(device, asked->stream, staged->copies, staged->n, on_arrived, staged, err);
+    if (status != HVD_OK && !claim(staged)) {
+        return HVD_OK; // housekeeping has seen that the device is broken, and completed it
+    }
+    if (status != HVD_OK) {
+        atomic_fetch_sub(&ctx->staging->n_held, 1);
+    }
+    return status;
+}
+
+// --- And back ------------------------------------------------------------------------------------
+
+void *staging_output(request_t *request, int t, size_t bytes)
+{
+    staged_t *staged = request->staged;
+    pinned_t **block = &staged->outputs[t];
+    return device_take(staged->staging->device, bytes, block, NULL) == HVD_OK ? (*block)->data
+                                                                              : NULL;
+}
+
+hvd_status_t staging_end(request_t *request, err_t *err)
+{
+    staged_t *staged = request->staged;
+    for (int t = 0; t < staged->n; t++) {
+        staged->copies[t] = (device_copy_t){.host = request->tensors[t].output,
+                                            .device = staged->targets[t],
+                                            .bytes = tensor_bytes(request, t)};
+    }
+    hvd_status_t status =
+        device_store(staged->staging->device, staged->copies, staged->n, staged->block, err);
+    staged->is_launched = status == HVD_OK;
+    for (int t = 0; status == HVD_OK && t < staged->n; t++) {
+        if (staged->outputs[t] != NULL && staged->targets[t] != NULL) {
+            // Its own event: a block is used again when what reads it is over.
+            status = device_store(staged->staging->device, NULL, 0, staged->outputs[t], err);
+        }
+    }
+    return status;
+}
+
+hvd_status_t staging_settle(request_t *request, uint64_t deadline_ns)
+{
+    const staged_t *staged = request->staged;
+    return staged->is_launched
+               ? device_settle(staged->staging->device, staged->block, deadline_ns, NULL)
+               : HVD_OK;
+}
+
+void staging_release(request_t *request)
+{
+    staged_t *staged = request->staged;
+    device_t *device = staged->staging->device;
+    request->staged = NULL;
+    if (!atomic_load(&staged->is_claimed)) {
+        return; // the device never answered, and may still do
+    }
+    for (int t = 0; t < staged->n; t++) {
+        device_give_back(device, staged->outputs[t]);
+    }
+    device_give_back(device, staged->block);
+    free(staged);
+}
+
+uint64_t staging_next_look(const staging_t *staging)
+{
+    bool is_busy = atomic_load_explicit(&staging->n_held, memory_order_relaxed) > 0;
+    return UNLIKELY(is_busy) ? clock_ns() + LOOK_NS : NEVER_NS;
+}
+
+void staging_watch(hvd_ctx_t *ctx)
+{
+    HELD(ctx);
+    err_t err;
+    staging_t *staging = ctx->staging;
+    if (LIKELY(atomic_load_explicit(&staging->n_held, memory_order_relaxed) == 0) ||
+        staging->device == NULL || device_health(staging->device, &err) == HVD_OK) {
+        return;
+    }
+    engine_fail(ctx, &err, ctx->job.rank);
+    for (;;) {
+        lock_take(&staging->lock);
+        staged_t *staged = staging->held;
+        lock_release(&staging->lock);
+        if (staged == NULL) {
+            return;
+        }
+        if (claim(staged)) { // nobody but a call that has failed could be faster
+            hand_over(staged, &err);
+            atomic_fetch_sub(&staging->n_held, 1);
+        }
+    }
+}
+
+// --- The public functions ------------------------------------------------------------------------
+
+hvd_status_t hvd_wait_on(hvd_ctx_t *ctx, hvd_handle_t handle, void *stream, int64_t timeout_ms)
+{
+    request_t *request;
+    hvd_status_t status = request_of_handle(ctx, handle, &request);
+    if (status != HVD_OK) {
+        return status;
+    }
+    if (atomic_load_explicit(&request->state, memory_order_acquire) != REQUEST_DONE &&
+        !engine_wait(ctx, &request->state, deadline_in_ms(timeout_ms))) {
+        return HVD_TIMEOUT;
+    }
+    const staged_t *staged = request->staged;
+    if (request->status != HVD_OK || staged == NULL || !staged->is_launched) {
+        return request->status;
+    }
+    return device_order(staged->staging->device, stream, staged->block, NULL);
+}
+
+hvd_status_t hvd_fetch(hvd_ctx_t *ctx, hvd_handle_t handle, int tensor, void *to, void *stream)
+{
+    request_t *request;
+    hvd_status_t status = request_of_handle(ctx, handle, &request);
+    if (status != HVD_OK) {
+        return status;
+    }
+    staged_t *staged = request->staged;
+    if (atomic_load_explicit(&request->state, memory_order_acquire) != REQUEST_DONE ||
+        staged == NULL || tensor < 0 || tensor >= staged->n) {
+        return HVD_INVALID_ARGUMENT;
+    }
+    if (request->status != HVD_OK) {
+        return request->status;
+    }
+    device_copy_t copy = {.host = request->tensors[tensor].output,
+                          .device = to,
+                          .bytes = tensor_bytes(request, tensor)};
+    pinned_t *block = staged->outputs[tensor] != NULL ? staged->outputs[tensor] : staged->block;
+    return copy.bytes > 0 ? device_store_on(staged->staging->device, &copy, stream, block, NULL)
+                          : HVD_OK;
+}
