@@ -40,13 +40,14 @@ static inline PyObject *Py_XNewRef(PyObject *object)
 
 // What may be said of a submission, by keyword; NULL: nothing, which None is too, but for a process
 // set. References are borrowed from the caller.
-#define CORE_N_KEYWORDS 14
+#define CORE_N_KEYWORDS 16
 typedef union core_args {
     struct {
         PyObject *op, *name, *dtype, *reduce, *root, *process_set, *prescale, *postscale;
         PyObject *inputs, *outputs; // a tensor, or a tuple of them; without outputs memory is made
         PyObject *splits, *waits;
         PyObject *result, *finish; // what wait() returns: the result, or finish(handle)
+        PyObject *device, *stream; // of tensors on a GPU: its number, the stream that wrote them
     };
     PyObject *by_keyword[CORE_N_KEYWORDS]; // in the order core_request.c has them in
 } core_args_t;
@@ -88,6 +89,7 @@ typedef struct handle {
     core_job_t *job;
     uint64_t life;        // of the job
     submission_t *flight; // NULL once done
+    int device;           // of its tensors; -1: the host
     PyObject *output;
     PyObject *finish; // NULL: none, or already called
     PyObject *received_splits;
@@ -119,6 +121,7 @@ typedef struct core {
     PyObject *package;     // folder of the package: frames below it are not the user's
     PyObject *internal_error;
     PyObject *not_initialized_error;
+    PyObject *current_stream; // current_stream(device): the stream's address; NULL: no GPU is used
     PyTypeObject *handle_type;
     PyTypeObject *memory_type;
     PyTypeObject *channel_type;
@@ -161,8 +164,11 @@ static inline bool core_is_given(const PyObject *value)
 bool core_make_keywords(void);
 // Keywords, as a METH_FASTCALL function gets them: their names, or NULL, and as many values.
 bool core_read_keywords(PyObject *const *values, PyObject *names, core_args_t *args);
-// Writes what the keywords say over what the request has. Its name lives as long as args->name.
+// Writes what the keywords say over what the request has. Its name lives as long as args->name, its
+// series until the thread asks again.
 bool core_read_request(const core_args_t *args, hvd_request_t *request);
+PyObject *core_count_with_main_thread(PyObject *module, PyObject *ignored);
+PyObject *core_n_reductions(PyObject *module, PyObject *ignored);
 
 // A sequence of numbers, as ranks or splits; *values_p is to be freed.
 bool core_read_ints(PyObject *sequence, int32_t **values_p, int *n_p);
@@ -179,6 +185,7 @@ extern PyType_Spec core_in_place_spec;
 // core_handle.c: a handle of nothing yet, or NULL with an exception set.
 handle_t *core_handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args);
 PyObject *core_wait_all(PyObject *module, PyObject *handles);
+PyObject *core_set_current_stream(PyObject *module, PyObject *function);
 extern PyType_Spec core_handle_spec;
 
 // core_hook.c

@@ -16,6 +16,28 @@
 #define WAIT_SLICE_MS 100
 #define SHUT_DOWN "Horovod has been shut down."
 
+// --- Streams -------------------------------------------------------------------------------------
+
+// False with an exception set.
+static bool core_current_stream(int device, void **stream_p)
+{
+    PyObject *address = core.current_stream != NULL
+                            ? PyObject_CallFunction(core.current_stream, "i", device)
+                            : PyErr_Format(PyExc_RuntimeError, "nobody told the current stream");
+    *stream_p = address != NULL ? PyLong_AsVoidPtr(address) : NULL;
+    Py_XDECREF(address);
+    return !PyErr_Occurred();
+}
+
+PyObject *core_set_current_stream(PyObject *module, PyObject *function)
+{
+    (void)module;
+    PyObject *before = core.current_stream;
+    core.current_stream = Py_NewRef(function);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
 // --- Making --------------------------------------------------------------------------------------
 
 handle_t *core_handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args)
@@ -29,6 +51,7 @@ handle_t *core_handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args)
     handle->job = job;
     handle->life = job->life;
     handle->flight = NULL;
+    handle->device = -1;
     handle->output = Py_NewRef(args->result != NULL ? args->result : Py_None);
     handle->finish = core_is_given(args->finish) ? Py_NewRef(args->finish) : NULL;
     handle->received_splits = NULL;
@@ -71,11 +94,35 @@ static PyObject *splits_as_tuple(const hvd_result_t *result)
     return tuple;
 }
 
-// The operation has ended: keeps what it brought and lets the library forget it.
+// Results that finish() fetches to a device, the library keeps until then.
+static bool is_kept(const handle_t *handle)
+{
+    return handle->device >= 0 && handle->flight != NULL && handle->flight->n_outputs > 0;
+}
+
+// Its results are under way to the device: the stream that the caller uses now waits for them.
+static hvd_status_t order_stream(const handle_t *handle)
+{
+    void *stream;
+    if (!core_current_stream(handle->device, &stream)) {
+        PyErr_Clear();
+        return hvd_wait(handle->job->ctx, handle->flight->id, HVD_FOREVER);
+    }
+    return hvd_wait_on(handle->job->ctx, handle->flight->id, stream, HVD_FOREVER);
+}
+
+// The operation has ended: keeps what it brought and lets the library forget it, unless finish()
+// will fetch its results to a device.
 static void settle(handle_t *handle, const hvd_result_t *result)
 {
     hvd_handle_t id = handle->flight->id;
-    if (result->status != HVD_OK) {
+    hvd_status_t status = result->status;
+    if (handle->device >= 0 && status == HVD_OK) {
+        status = order_stream(handle);
+    }
+    if (status != result->status) {
+        settle_failure(handle, status, NULL);
+    } else if (result->status != HVD_OK) {
         settle_failure(handle, result->status, result->text);
     } else {
         handle->last_joined = result->last_joined;
@@ -84,7 +131,9 @@ static void settle(handle_t *handle, const hvd_result_t *result)
         }
         handle->state = ARRIVED;
     }
-    hvd_release(handle->job->ctx, id);
+    if (!is_kept(handle)) {
+        hvd_release(handle->job->ctx, id);
+    }
 }
 
 // What became of the operation; HVD_IN_PROGRESS: nothing yet.
@@ -140,6 +189,18 @@ static bool bring_home(handle_t *handle, double timeout_s)
     return true;
 }
 
+static void forget_flight(handle_t *handle)
+{
+    if (handle->flight == NULL) {
+        return;
+    }
+    if (is_kept(handle) && of_this_life(handle)) {
+        hvd_release(handle->job->ctx, handle->flight->id);
+    }
+    core_submission_free(handle->flight);
+    handle->flight = NULL;
+}
+
 static PyObject *handle_result(handle_t *handle)
 {
     if (handle->state == FAILED) {
@@ -156,10 +217,7 @@ static PyObject *handle_result(handle_t *handle)
             Py_DECREF(handle->output);
             handle->output = result;
         }
-        if (handle->flight != NULL) {
-            core_submission_free(handle->flight);
-            handle->flight = NULL;
-        }
+        forget_flight(handle);
     }
     return Py_NewRef(handle->output);
 }
@@ -246,6 +304,45 @@ static PyObject *shape_as_tuple(const struct output *output)
     return tuple;
 }
 
+static bool has_result(const handle_t *handle, long i)
+{
+    if (handle->flight == NULL || handle->state == IN_FLIGHT || i < 0 ||
+        i >= handle->flight->n_outputs || handle->device < 0) {
+        PyErr_Format(PyExc_IndexError, "the handle has no output %ld on a device", i);
+        return false;
+    }
+    return true;
+}
+
+static PyObject *handle_shape(PyObject *self, PyObject *index)
+{
+    const handle_t *handle = (handle_t *)self;
+    long i = PyLong_AsLong(index);
+    if (PyErr_Occurred() || !has_result(handle, i)) {
+        return NULL;
+    }
+    struct output *output = &handle->flight->outputs[i];
+    void *data;
+    hvd_status_t status =
+        hvd_output(handle->job->ctx, handle->flight->id, (int)i, &data, output->shape);
+    return status == HVD_OK ? shape_as_tuple(output) : core_raise(status, NULL, handle->where);
+}
+
+static PyObject *handle_fetch(PyObject *self, PyObject *args)
+{
+    const handle_t *handle = (handle_t *)self;
+    int i;
+    unsigned long long to;
+    void *stream;
+    if (!PyArg_ParseTuple(args, "iK", &i, &to) || !has_result(handle, i) ||
+        !core_current_stream(handle->device, &stream)) {
+        return NULL;
+    }
+    hvd_status_t status =
+        hvd_fetch(handle->job->ctx, handle->flight->id, i, (void *)(uintptr_t)to, stream);
+    return status == HVD_OK ? Py_NewRef(Py_None) : core_raise(status, NULL, handle->where);
+}
+
 static PyObject *handle_memory(PyObject *self, PyObject *index)
 {
     handle_t *handle = (handle_t *)self;
@@ -315,8 +412,8 @@ static void handle_dealloc(PyObject *self)
         flight->next = core.dropped;
         core.dropped = flight;
         core_sweep_dropped();
-    } else if (flight != NULL) {
-        core_submission_free(flight);
+    } else {
+        forget_flight(handle);
     }
     Py_XDECREF(handle->output);
     Py_XDECREF(handle->finish);
@@ -332,6 +429,9 @@ static PyMethodDef handle_methods[] = {
     {"poll", handle_poll, METH_NOARGS, "poll(): True when wait() would not block."},
     {"memory", handle_memory, METH_O,
      "memory(i): (Memory, shape) of output i, for finish functions; to be taken once."},
+    {"shape", handle_shape, METH_O, "shape(i): of output i, for one on a device."},
+    {"fetch", handle_fetch, METH_VARARGS,
+     "fetch(i, address): copies output i to the device, in the order of the current stream."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -478,7 +478,14 @@ static PyMethodDef methods[] = {
      "process_set: a ProcessSet or its number.\n"
      "inputs: a tensor, a tuple of them, or None; outputs: the same, or None to allocate.\n"
      "The handle's wait() returns result, or finish(handle)."},
+    {"set_current_stream", core_set_current_stream, METH_O,
+     "set_current_stream(function): function(device) gives the address of the current stream"},
     {"wait_all", core_wait_all, METH_O, "wait_all(handles) -> list of results"},
+    {"n_reductions", core_n_reductions, METH_NOARGS,
+     "n_reductions() -> how many submissions of this process were to be reduced"},
+    {"count_with_main_thread", core_count_with_main_thread, METH_NOARGS,
+     "count_with_main_thread(): what the calling thread submits without a name is counted with\n"
+     "the main thread's from now on; both keep an order, the same on all ranks."},
     {"rendezvous_start", core_rendezvous_start, METH_VARARGS,
      "rendezvous_start(address, port, secret) -> (server, port)"},
     {"rendezvous_stop", core_rendezvous_stop, METH_O, "rendezvous_stop(server)"},

@@ -6,11 +6,14 @@
 // each is found by its address, at the first look if the caller wrote them in the order below.
 #include "bind/core.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
+#define SERIES_ROOM 100
+
 static const char *const keywords[] = {
-    "op",        "name",   "dtype",   "reduce", "root",  "process_set", "prescale",
-    "postscale", "inputs", "outputs", "splits", "waits", "result",      "finish",
+    "op",     "name",    "dtype",  "reduce", "root",   "process_set", "prescale", "postscale",
+    "inputs", "outputs", "splits", "waits",  "result", "finish",      "device",   "stream",
 };
 _Static_assert(sizeof keywords / sizeof keywords[0] == CORE_N_KEYWORDS, "those of core_args_t");
 
@@ -85,6 +88,52 @@ static int as_process_set(PyObject *set)
     return value;
 }
 
+// --- Operations without a name -------------------------------------------------------------------
+// Ranks match them by the order of the calls, which threads keep only each for itself.
+
+static _Thread_local bool counts_with_main;
+static _Thread_local char series_of_thread[SERIES_ROOM];
+
+PyObject *core_count_with_main_thread(PyObject *module, PyObject *ignored)
+{
+    (void)module;
+    (void)ignored;
+    counts_with_main = true;
+    return Py_NewRef(Py_None);
+}
+
+// What common/threads.py makes of the calling thread; NULL: it counts with the main thread, or an
+// exception is set.
+static const char *series_of_caller(void)
+{
+    PyObject *threads = PyImport_ImportModule("horovod.common.threads");
+    PyObject *series = threads != NULL ? PyObject_CallMethod(threads, "series", NULL) : NULL;
+    const char *text = core_is_given(series) ? PyUnicode_AsUTF8AndSize(series, NULL) : NULL;
+    if (text != NULL) {
+        snprintf(series_of_thread, sizeof series_of_thread, "%s", text);
+    }
+    counts_with_main = series == Py_None;
+    Py_XDECREF(series);
+    Py_XDECREF(threads);
+    return text != NULL ? series_of_thread : NULL;
+}
+
+static bool has_tensors(hvd_op_t op)
+{
+    return op != HVD_BARRIER && op != HVD_JOIN;
+}
+
+// --- Requests ------------------------------------------------------------------------------------
+
+static uint64_t n_reductions; // under the GIL
+
+PyObject *core_n_reductions(PyObject *module, PyObject *ignored)
+{
+    (void)module;
+    (void)ignored;
+    return PyLong_FromUnsignedLongLong(n_reductions);
+}
+
 bool core_read_request(const core_args_t *args, hvd_request_t *request)
 {
     request->op = (hvd_op_t)as_int(args->op, (int)request->op);
@@ -95,8 +144,16 @@ bool core_read_request(const core_args_t *args, hvd_request_t *request)
     if (args->waits == Py_True) {
         request->flags |= HVD_WAITS;
     }
+    n_reductions += request->op == HVD_ALLREDUCE || request->op == HVD_REDUCESCATTER;
+    if (core_is_given(args->device)) {
+        request->flags |= HVD_ON_DEVICE;
+        request->device = as_int(args->device, 0);
+        request->stream = core_is_given(args->stream) ? PyLong_AsVoidPtr(args->stream) : NULL;
+    }
     if (core_is_given(args->name)) {
         request->name = PyUnicode_AsUTF8AndSize(args->name, NULL);
+    } else if (!counts_with_main && has_tensors(request->op) && !PyErr_Occurred()) {
+        request->series = series_of_caller();
     }
     if (args->process_set != NULL && !PyErr_Occurred()) {
         request->process_set = as_process_set(args->process_set);

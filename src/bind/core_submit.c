@@ -61,7 +61,9 @@ void core_sweep_dropped(void)
     while (*at != NULL) {
         submission_t *submission = *at;
         hvd_ctx_t *ctx = submission->job->ctx;
-        if (ctx != NULL && hvd_poll(ctx, submission->id) == HVD_IN_PROGRESS) {
+        // On a device it may be launched, and not have landed: hvd_wait() tells.
+        if (ctx != NULL && (hvd_poll(ctx, submission->id) == HVD_IN_PROGRESS ||
+                            hvd_wait(ctx, submission->id, 0) == HVD_TIMEOUT)) {
             at = &submission->next;
             continue;
         }
@@ -241,7 +243,12 @@ PyObject *core_start(hvd_request_t *request, const core_args_t *args)
     if (flight != NULL && read_tensors(flight, args, &lent, request)) {
         char text[HVD_TEXT_BYTES];
         request->where = handle->where;
-        request->alloc = flight->n_outputs > 0 ? alloc_output : NULL;
+        bool on_device = (request->flags & HVD_ON_DEVICE) != 0;
+        handle->device = on_device ? request->device : -1;
+        for (int i = 0; on_device && i < flight->n_outputs; i++) {
+            flight->outputs[i].n_dims = request->tensors[i].n_dims;
+        }
+        request->alloc = flight->n_outputs > 0 && !on_device ? alloc_output : NULL;
         request->arg = flight;
         hvd_status_t status = hvd_submit(job->ctx, request, &flight->id, text, sizeof text);
         lent_free(&lent);

@@ -101,6 +101,8 @@ typedef void (*tf_shape_fn)(TF_ShapeInferenceContext *context, TF_Status *status
       (TF_OpKernelConstruction *, const char *name, int *value_p, TF_Status *))                    \
     X(void, OpKernelConstruction_GetAttrInt32,                                                     \
       (TF_OpKernelConstruction *, const char *name, int32_t *value_p, TF_Status *))                \
+    X(void, OpKernelConstruction_GetAttrInt64,                                                     \
+      (TF_OpKernelConstruction *, const char *name, int64_t *value_p, TF_Status *))                \
     X(void, OpKernelConstruction_GetAttrFloat,                                                     \
       (TF_OpKernelConstruction *, const char *name, float *value_p, TF_Status *))                  \
     X(void, OpKernelConstruction_GetAttrBool,                                                      \

@@ -95,7 +95,7 @@ typedef struct collective_kernel {
     const tf_collective_t *row;
     hvd_request_t request; // everything that is the same in each run
     int tf_dtype;
-    char *name; // NULL: by order of submission
+    char *name; // or series; what the request points to
 } collective_kernel_t;
 
 static const struct {
@@ -145,8 +145,9 @@ static char *full_name(const tf_collective_t *row, const char *name, size_t len)
     return full;
 }
 
-static char *name_of(TF_OpKernelConstruction *construction, const tf_collective_t *row,
-                     TF_Status *status)
+// Either a name or, for what is counted, the series; NULL: the one of the main thread.
+static void read_name(TF_OpKernelConstruction *construction, collective_kernel_t *kernel,
+                      TF_Status *status)
 {
     unsigned char by_order = 0;
     unsigned char ignore_scope = 0;
@@ -154,9 +155,10 @@ static char *name_of(TF_OpKernelConstruction *construction, const tf_collective_
     tf_api.OpKernelConstruction_GetAttrBool(construction, "ignore_name_scope", &ignore_scope,
                                             status);
     char *given = text_attribute(construction, "tensor_name", status);
-    if (given == NULL || (given[0] == '\0' && by_order)) {
-        free(given);
-        return NULL;
+    if (given == NULL || by_order) {
+        kernel->name = given;
+        kernel->request.series = given != NULL && given[0] != '\0' ? given : NULL;
+        return;
     }
     tf_text_t name = {given, strlen(given)};
     if (name.len == 0) {
@@ -168,22 +170,33 @@ static char *name_of(TF_OpKernelConstruction *construction, const tf_collective_
             break;
         }
     }
-    char *full = full_name(row, name.data, name.len);
+    kernel->name = full_name(kernel->row, name.data, name.len);
+    kernel->request.name = kernel->name;
     free(given);
-    return full;
+}
+
+// An attribute of TensorFlow is a float32 at most; a factor for float64 also comes as the bits of a
+// double, 0 if the float32 says it all.
+static double factor_of(TF_OpKernelConstruction *construction, const char *attribute,
+                        const char *bits_attribute, TF_Status *status)
+{
+    float rounded = 1;
+    int64_t bits = 0;
+    double exact;
+    tf_api.OpKernelConstruction_GetAttrFloat(construction, attribute, &rounded, status);
+    tf_api.OpKernelConstruction_GetAttrInt64(construction, bits_attribute, &bits, status);
+    memcpy(&exact, &bits, sizeof exact);
+    return bits == 0 ? (double)rounded : exact;
 }
 
 static void read_reduction(TF_OpKernelConstruction *construction, hvd_request_t *request,
                            TF_Status *status)
 {
     int32_t reduce = 0;
-    float prescale = 1;
-    float postscale = 1;
     tf_api.OpKernelConstruction_GetAttrInt32(construction, "reduce_op", &reduce, status);
-    tf_api.OpKernelConstruction_GetAttrFloat(construction, "prescale_factor", &prescale, status);
-    tf_api.OpKernelConstruction_GetAttrFloat(construction, "postscale_factor", &postscale, status);
     request->reduce = (hvd_reduce_t)reduce;
-    request_set_scales(request, prescale, postscale);
+    request_set_scales(request, factor_of(construction, "prescale_factor", "prescale_bits", status),
+                       factor_of(construction, "postscale_factor", "postscale_bits", status));
 }
 
 void *tf_collective_create(TF_OpKernelConstruction *construction, const tf_collective_t *row)
@@ -196,7 +209,7 @@ void *tf_collective_create(TF_OpKernelConstruction *construction, const tf_colle
         int32_t process_set = 0;
         int32_t root = 0;
         kernel->row = row;
-        kernel->name = name_of(construction, row, status);
+        read_name(construction, kernel, status);
         tf_api.OpKernelConstruction_GetAttrInt32(construction, "process_set_id", &process_set,
                                                  status);
         if (row->output != OUTPUT_NONE) {
@@ -210,7 +223,6 @@ void *tf_collective_create(TF_OpKernelConstruction *construction, const tf_colle
             tf_api.OpKernelConstruction_GetAttrInt32(construction, "root_rank", &root, status);
         }
         kernel->request.op = row->op;
-        kernel->request.name = kernel->name;
         kernel->request.process_set = process_set;
         kernel->request.root = root;
     }

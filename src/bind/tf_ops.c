@@ -192,8 +192,9 @@ static void describe_tensors(TF_OpDefinitionBuilder *builder, const tf_collectiv
 
 static void describe_own(TF_OpDefinitionBuilder *builder, const tf_collective_t *row)
 {
-    static const char *const reducing[] = {"reduce_op: int", "prescale_factor: float = 1.0",
-                                           "postscale_factor: float = 1.0", NULL};
+    static const char *const reducing[] = {
+        "reduce_op: int",         "prescale_factor: float = 1.0", "postscale_factor: float = 1.0",
+        "prescale_bits: int = 0", "postscale_bits: int = 0",      NULL};
     if (row->reduces) {
         add_attributes(builder, reducing);
     }
@@ -218,8 +219,8 @@ static bool register_operation(TF_OpDefinitionBuilder *builder, tf_shape_fn shap
 
 static bool register_collective(int i, TF_Status *status)
 {
-    // tensor_name: what ranks know the tensor by; "" means the name of the node in the graph, or,
-    // with by_order, the how-manieth it is (eager calls without a name).
+    // tensor_name: what ranks know the tensor by; "" means the name of the node in the graph. With
+    // by_order (eager calls without a name) it is the series that the calling thread counts in.
     static const char *const common[] = {"tensor_name: string = ''", "by_order: bool = false",
                                          "ignore_name_scope: bool = false",
                                          "process_set_id: int = 0", NULL};

@@ -60,12 +60,14 @@ static void copy_elements(hvd_dtype_t dtype, void *dst, const void *src, size_t 
 }
 
 // --- Factors on integers -------------------------------------------------------------------------
-// Multiplied and divided in double and truncated toward zero; what does not fit stops at the type's
-// end, a NaN becomes 0. A division, since a 49th of 49 is 1 and 49 times a 49th is not.
+// Multiplied and divided in double and truncated toward zero. What does not fit becomes what
+// PyTorch and NumPy make of it: types of at most 32 bits keep the low bits of an int32, and what is
+// no int32 (or int64, for that type) becomes the least one. A division, since a 49th of 49 is 1 and
+// 49 times a 49th is not.
 
 // Loads and stores by memcpy: what lies in a link's memory need not be aligned.
 
-#define SCALE_INTEGERS(name, type, least, most, beyond)                                            \
+#define SCALE_INTEGERS(name, type, wide, least, beyond)                                            \
     static void name(void *dst_, const void *src_, size_t n, double factor, double divisor)        \
     {                                                                                              \
         char *dst = dst_;                                                                          \
@@ -75,17 +77,18 @@ static void copy_elements(hvd_dtype_t dtype, void *dst, const void *src, size_t 
             memcpy(&value, src + i * sizeof value, sizeof value);                                  \
             double x = factor * (double)value;                                                     \
             x = divisor == 1.0 ? x : x / divisor;                                                  \
-            value = x >= (beyond) ? (most) : x <= (least) ? (least) : x == x ? (type)x : 0;        \
+            wide whole = x > (double)(least) - 1 && x < (beyond) ? (wide)x : (least);              \
+            value = (type)whole;                                                                   \
             memcpy(dst + i * sizeof value, &value, sizeof value);                                  \
         }                                                                                          \
     }
 
-SCALE_INTEGERS(scale_u8, uint8_t, 0, UINT8_MAX, 0x1p8)
-SCALE_INTEGERS(scale_i8, int8_t, INT8_MIN, INT8_MAX, 0x1p7)
-SCALE_INTEGERS(scale_u16, uint16_t, 0, UINT16_MAX, 0x1p16)
-SCALE_INTEGERS(scale_i16, int16_t, INT16_MIN, INT16_MAX, 0x1p15)
-SCALE_INTEGERS(scale_i32, int32_t, INT32_MIN, INT32_MAX, 0x1p31)
-SCALE_INTEGERS(scale_i64, int64_t, INT64_MIN, INT64_MAX, 0x1p63)
+SCALE_INTEGERS(scale_u8, uint8_t, int32_t, INT32_MIN, 0x1p31)
+SCALE_INTEGERS(scale_i8, int8_t, int32_t, INT32_MIN, 0x1p31)
+SCALE_INTEGERS(scale_u16, uint16_t, int32_t, INT32_MIN, 0x1p31)
+SCALE_INTEGERS(scale_i16, int16_t, int32_t, INT32_MIN, 0x1p31)
+SCALE_INTEGERS(scale_i32, int32_t, int32_t, INT32_MIN, 0x1p31)
+SCALE_INTEGERS(scale_i64, int64_t, int64_t, INT64_MIN, 0x1p63)
 
 static void scale_flag(void *dst_, const void *src_, size_t n, double factor, double divisor)
 {

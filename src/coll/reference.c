@@ -107,16 +107,12 @@ static void put(hvd_dtype_t dtype, void *data, size_t i, element_t e)
 #undef PUT
 }
 
-// The ends of an integer type, for factors that lead beyond them.
-static double least_of(hvd_dtype_t dtype)
+// A whole number in the type in which integers are converted: int64 for its own, else int32. What
+// does not fit becomes the least one.
+static int64_t convert(hvd_dtype_t dtype, double whole)
 {
-    const bool is_unsigned = dtype == HVD_UINT8 || dtype == HVD_UINT16 || dtype == HVD_BOOL;
-    return is_unsigned ? 0 : -ldexp(1, 8 * (int)hvd_dtype_bytes(dtype) - 1);
-}
-
-static double beyond_of(hvd_dtype_t dtype)
-{
-    return least_of(dtype) + ldexp(1, 8 * (int)hvd_dtype_bytes(dtype));
+    const double beyond = dtype == HVD_INT64 ? 0x1p63 : 0x1p31;
+    return whole >= -beyond && whole < beyond ? (int64_t)whole : (int64_t)-beyond;
 }
 
 // What is left of a value in its type.
@@ -138,16 +134,8 @@ static element_t scale(hvd_dtype_t dtype, element_t e, double factor)
         return as_held(dtype, e);
     }
     const double scaled = trunc((double)e.whole * factor);
-    if (isnan(scaled)) {
-        e.whole = 0;
-    } else if (dtype == HVD_BOOL) {
-        e.whole = scaled != 0;
-    } else if (scaled >= beyond_of(dtype)) {
-        e.whole = dtype == HVD_INT64 ? INT64_MAX : (int64_t)beyond_of(dtype) - 1;
-    } else {
-        e.whole = (int64_t)MAX(scaled, least_of(dtype));
-    }
-    return e;
+    e.whole = dtype == HVD_BOOL ? scaled != 0 && !isnan(scaled) : convert(dtype, scaled);
+    return as_held(dtype, e);
 }
 
 // Sums and products in the accumulator's own width: half types round to float32 at each step.

@@ -92,3 +92,19 @@ void vec_scatter_past_cache(const vec_t *v, size_t offset, const void *from, siz
         done += n;
     }
 }
+
+void vec_copy(const vec_t *to, size_t to_at, const vec_t *from, size_t from_at, size_t bytes,
+              bool past_cache)
+{
+    for (size_t done = 0; done < bytes;) {
+        uint8_t *source, *target;
+        size_t n = MIN(vec_at(from, from_at + done, &source), bytes - done);
+        n = MIN(vec_at(to, to_at + done, &target), n);
+        if (source != target && past_cache) {
+            copy_past_cache(target, source, n);
+        } else if (source != target) {
+            memcpy(target, source, n);
+        }
+        done += n;
+    }
+}

@@ -38,5 +38,8 @@ void vec_gather(const vec_t *v, size_t offset, void *to, size_t bytes);
 void vec_scatter(const vec_t *v, size_t offset, const void *from, size_t bytes);
 // The same for pieces that will not be read soon (see copy.h).
 void vec_scatter_past_cache(const vec_t *v, size_t offset, const void *from, size_t bytes);
+// From one vector to another, except where both are the same memory.
+void vec_copy(const vec_t *to, size_t to_at, const vec_t *from, size_t from_at, size_t bytes,
+              bool past_cache);
 
 #endif

@@ -167,7 +167,8 @@ static double combine(const op_case_t *c, double a, double b)
 }
 
 // A factor as float32 and half types have it, on a value that the type can hold. On an integer:
-// multiplied in double, cut toward zero, held at the ends of the type.
+// multiplied in double, cut toward zero, and of an int32 (or int64, for that type; the least one if
+// it does not fit) the bits that the type has.
 static double scale(const op_case_t *c, double value, double factor, int divisor)
 {
     if (is_floating(c->dtype)) {
@@ -179,9 +180,9 @@ static double scale(const op_case_t *c, double value, double factor, int divisor
     if (scaled == value) {
         return value;
     }
-    double range = ldexp(1, 8 * (int)hvd_dtype_bytes(c->dtype));
-    double least = is_unsigned(c->dtype) ? 0 : -range / 2;
-    return MAX(MIN(trunc(scaled), least + range - 1), least);
+    double beyond = c->dtype == HVD_INT64 ? 0x1p63 : 0x1p31;
+    double whole = trunc(scaled);
+    return as_dtype(c->dtype, whole >= -beyond && whole < beyond ? whole : -beyond);
 }
 
 static double reduced_value(const op_case_t *c, int tensor, size_t i)

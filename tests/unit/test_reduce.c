@@ -493,7 +493,8 @@ static void test_any_byte_but_zero_is_true(void **state)
     assert_memory_equal(result, both, 4);
 }
 
-static void test_integer_factors_truncate_and_stop_at_the_ends(void **state)
+// As PyTorch and NumPy convert a double: by int32 and its low bits, or by int64.
+static void test_integer_factors_truncate_and_wrap(void **state)
 {
     (void)state;
     const int32_t values[6] = {7, -7, 1, INT32_MAX, INT32_MIN, 0};
@@ -501,19 +502,21 @@ static void test_integer_factors_truncate_and_stop_at_the_ends(void **state)
     reduce_scale(HVD_INT32, result, values, 6, 0.5);
     assert_true(result[0] == 3 && result[1] == -3 && result[2] == 0);
     reduce_scale(HVD_INT32, result, values, 6, 4);
-    assert_true(result[3] == INT32_MAX && result[4] == INT32_MIN && result[0] == 28);
+    assert_true(result[3] == INT32_MIN && result[4] == INT32_MIN && result[0] == 28);
     reduce_scale(HVD_INT32, result, values, 6, NAN);
-    assert_true(result[0] == 0 && result[4] == 0);
+    assert_true(result[0] == INT32_MIN && result[4] == INT32_MIN);
     const uint8_t small[2] = {200, 3};
     uint8_t scaled[2];
     reduce_scale(HVD_UINT8, scaled, small, 2, 2);
-    assert_true(scaled[0] == 255 && scaled[1] == 6);
+    assert_true(scaled[0] == (200 * 2) % 256 && scaled[1] == 6);
     reduce_scale(HVD_UINT8, scaled, small, 2, -1);
-    assert_true(scaled[0] == 0);
+    assert_true(scaled[0] == 256 - 200 && scaled[1] == 256 - 3);
+    reduce_scale(HVD_UINT8, scaled, small, 2, 1e10);
+    assert_true(scaled[0] == 0 && scaled[1] == 0);
     const int64_t large = INT64_MAX;
     int64_t kept;
     reduce_scale(HVD_INT64, &kept, &large, 1, 2);
-    assert_true(kept == INT64_MAX);
+    assert_true(kept == INT64_MIN);
 }
 
 static void test_adasum(void **state)
@@ -566,7 +569,7 @@ int main(void)
         cmocka_unit_test(test_halves_round_once),
         cmocka_unit_test(test_a_nan_wins_min_and_max),
         cmocka_unit_test(test_any_byte_but_zero_is_true),
-        cmocka_unit_test(test_integer_factors_truncate_and_stop_at_the_ends),
+        cmocka_unit_test(test_integer_factors_truncate_and_wrap),
         cmocka_unit_test(test_adasum),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

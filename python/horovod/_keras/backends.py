@@ -11,6 +11,7 @@ A backend is a class with
   elastic_run(func)              the framework's elastic loop
   allreduce, allgather, broadcast, reducescatter     of one value
 """
+from horovod.common import basics
 from horovod.common.groups import check_groups, grouped_positions
 
 
@@ -99,6 +100,7 @@ class _TorchReducer:
 
     def reduce(self, grads, variables):
         result = list(grads)
+        basics.check_not_left_out()
         if not self._set.included() or self._set.size() == 1:
             return result
         shared = []

@@ -2,9 +2,9 @@
 """Where a script meets what Keras 3 or XLA no longer allow, it is told what to do, or helped.
 
 Keras calls nothing of ours at these points, so methods of it are wrapped: compile() of a model, to
-keep collectives away from XLA; the beginning of training, to find copies that lost their
-distributed optimizer; and the constructor of optimizers that scale the loss, to keep overflows on
-all ranks. In Keras 3 words of Keras 2 are looked after as well.
+keep collectives away from XLA; the beginning of training, to find models whose optimizer is not
+distributed, or no longer; and the constructor of optimizers that scale the loss, to keep overflows
+on all ranks. In Keras 3 words of Keras 2 are looked after as well.
 
 Importing changes nothing. The methods are wrapped from init(), or from the first distributed
 optimizer if that comes earlier, and put back by shutdown().
@@ -46,16 +46,33 @@ def _was_distributed(optimizer):
         getattr(one, "name", None) == name_of_twin(type(one)) for one in (optimizer, inner))
 
 
+def _has_own_train_step(model):
+    """A user's may reduce gradients with a tape."""
+    owner = next(base for base in type(model).__mro__ if "train_step" in vars(base))
+    return not owner.__module__.startswith(("keras.", "tf_keras.", "tensorflow."))
+
+
+def _look_at_optimizer(model):
+    optimizer = getattr(model, "optimizer", None)
+    if _was_distributed(optimizer):
+        say_once("this model's optimizer is no longer distributed (it was copied or loaded), "
+                 "so each rank trains alone. Load with hvd.load_model(), or compile() the "
+                 "model with hvd.DistributedOptimizer(...)")
+    elif (optimizer is not None and not _is_distributed(optimizer) and basics.rank() == 0
+          and not _has_own_train_step(model) and basics.training_checks_are_on()):
+        say_once(f"fit() with an ordinary optimizer ({type(optimizer).__name__}) in a job of "
+                 f"{basics.size()} ranks: each rank trains a model of its own. Compile the model "
+                 "with hvd.DistributedOptimizer(...) (HOROVOD_TRAINING_CHECKS=0 turns this check "
+                 "off)")
+
+
 def _looking_for_copies(method):
     """A copy of a model, however it was made, has an ordinary optimizer."""
 
     @functools.wraps(method)
     def train_with_all_ranks(self, *args, **kwargs):
-        if (_was_distributed(getattr(self, "optimizer", None)) and basics.is_initialized()
-                and basics.size() > 1):
-            say_once("this model's optimizer is no longer distributed (it was copied or loaded), "
-                     "so each rank trains alone. Load with hvd.load_model(), or compile() the "
-                     "model with hvd.DistributedOptimizer(...)")
+        if basics.is_initialized() and basics.size() > 1:
+            _look_at_optimizer(self)
         return method(self, *args, **kwargs)
 
     return train_with_all_ranks

@@ -139,6 +139,25 @@ def _as_communicator(comm):
     return _communicators.of_ranks(list(comm))
 
 
+def training_checks_are_on():
+    """Are mistakes that let each rank train by itself to be told?"""
+    return _core.config("HOROVOD_TRAINING_CHECKS")[0] == "1"
+
+
+# What launchers say, each in its own words.
+_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def check_not_left_out():
+    """Refuses to train alone in a process that was launched together with others."""
+    sizes = [os.environ.get(name, "") for name in _SIZES]
+    if not is_initialized() and any(size.isdigit() and int(size) > 1 for size in sizes):
+        raise NotInitializedError(
+            "Horovod has not been initialized; use hvd.init(). Without it, each of the ranks that "
+            "were launched would train a model of its own: call hvd.init() before the model is "
+            "built.")
+
+
 def _shut_down_at_exit():
     global _exit_hook_of
     if _exit_hook_of != os.getpid():  # a forked child that calls init() needs its own

@@ -116,6 +116,7 @@ class GradientReducer:
 
     def communicates(self):
         """Is there anybody to talk to? False in a job of one, unless it may grow."""
+        basics.check_not_left_out()
         if is_elastic():
             return bool(self.process_set.included())
         return bool(self.process_set.included()) and self.process_set.size() > 1

@@ -10,11 +10,12 @@ keeps unique. An eager call has the name the user gave it, or none: ranks then c
 import ctypes
 import os
 import re
+import struct
 
 import tensorflow as tf
 
 from horovod import _core
-from horovod.common import basics
+from horovod.common import basics, threads
 from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import *  # noqa: F401,F403 - exported
@@ -117,7 +118,7 @@ def _attributes(operation, tensor, name, process_set, ignore_name_scope=False):
         "process_set_id": id_of(process_set),
     }
     if tf.executing_eagerly():
-        attributes["tensor_name"] = name or ""
+        attributes["tensor_name"] = name or threads.series() or ""
         attributes["by_order"] = not name
     elif name:
         attributes["name"] = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name).lstrip("_\\/>-")
@@ -133,6 +134,31 @@ def _rows_open(output, tensor):
     return output
 
 
+# --- Factors --------------------------------------------------------------------------------------
+
+
+def _bits(factor):
+    """Of a factor that float32, the most an attribute can hold, does not hold; else 0."""
+    number = struct.unpack("<q", struct.pack("<d", factor))[0]
+    return 0 if factor == struct.unpack("<f", struct.pack("<f", factor))[0] else number
+
+
+def _factors(prescale, postscale):
+    """As attributes of an operation."""
+    return {"prescale_factor": prescale, "prescale_bits": _bits(prescale),
+            "postscale_factor": postscale, "postscale_bits": _bits(postscale)}
+
+
+def _factors_of(op):
+    """(prescale, postscale) of an operation."""
+    def factor(which):
+        bits = op.get_attr(which + "_bits")
+        return struct.unpack("<d", struct.pack("<q", bits))[0] if bits else op.get_attr(
+            which + "_factor")
+
+    return factor("prescale"), factor("postscale")
+
+
 # --- Operations -----------------------------------------------------------------------------------
 
 
@@ -140,7 +166,7 @@ def _allreduce(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_factor=
                ignore_name_scope=False, process_set=global_process_set):
     tensor = tf.convert_to_tensor(tensor)
     return _operations.horovod_allreduce(
-        tensor, reduce_op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        tensor, reduce_op=op, **_factors(prescale_factor, postscale_factor),
         **_attributes("Allreduce", tensor, name, process_set, ignore_name_scope))
 
 
@@ -163,8 +189,7 @@ def _grouped_allreduce(tensors, name=None, op=Sum, prescale_factor=1.0, postscal
                        ignore_name_scope=False, process_set=global_process_set):
     def run(group, group_name):
         return _operations.horovod_grouped_allreduce(
-            group, reduce_op=op, prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            group, reduce_op=op, **_factors(prescale_factor, postscale_factor),
             **_attributes("GroupedAllreduce", group[0], group_name, process_set,
                           ignore_name_scope))
 
@@ -237,7 +262,7 @@ def _reducescatter(tensor, name=None, op=Sum, prescale_factor=1.0, postscale_fac
                    ignore_name_scope=False, process_set=global_process_set):
     tensor = tf.convert_to_tensor(tensor)
     output = _operations.horovod_reducescatter(
-        tensor, reduce_op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        tensor, reduce_op=op, **_factors(prescale_factor, postscale_factor),
         **_attributes("Reducescatter", tensor, name, process_set, ignore_name_scope))
     return _rows_open(output, tensor)
 
@@ -246,8 +271,7 @@ def _grouped_reducescatter(tensors, name=None, op=Sum, prescale_factor=1.0, post
                            ignore_name_scope=False, process_set=global_process_set):
     def run(group, group_name):
         outputs = _operations.horovod_grouped_reducescatter(
-            group, reduce_op=op, prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            group, reduce_op=op, **_factors(prescale_factor, postscale_factor),
             **_attributes("GroupedReducescatter", group[0], group_name, process_set,
                           ignore_name_scope))
         return [_rows_open(output, tensor) for output, tensor in zip(outputs, group)]
@@ -343,8 +367,9 @@ def _common(op, suffix="grad"):
 
 
 def _reduction_of(op):
-    return {"op": op.get_attr("reduce_op"), "prescale_factor": op.get_attr("prescale_factor"),
-            "postscale_factor": op.get_attr("postscale_factor"), **_common(op)}
+    prescale, postscale = _factors_of(op)
+    return {"op": op.get_attr("reduce_op"), "prescale_factor": prescale,
+            "postscale_factor": postscale, **_common(op)}
 
 
 @tf.RegisterGradient("HorovodAllreduce")
@@ -391,9 +416,10 @@ def _alltoall_grad(op, grad, _grad_of_splits):
 
 def _spread(op, grads):
     """Gradients of what was reduced and scattered: everybody's, scaled as the values were."""
-    factor = op.get_attr("prescale_factor") * op.get_attr("postscale_factor")
+    prescale, postscale = _factors_of(op)
+    factor = tf.constant(prescale * postscale, tf.float64)
     if op.get_attr("reduce_op") == Sum:
-        factor *= tf.cast(size_now(_set_of(op)), tf.float32)
+        factor *= tf.cast(size_now(_set_of(op)), tf.float64)
     return [allgather(grad * tf.cast(factor, grad.dtype), **_common(op, f"grad_{i}"))
             for i, grad in enumerate(grads)]
 

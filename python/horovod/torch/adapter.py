@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How PyTorch tensors meet the core: which dtypes it knows, and memory it can use.
 
-Most tensors go as they are: dense, contiguous, on the host, of a dtype of the table. The others are
-made so by to_wire(), and from_wire() makes the results like the tensor again: complex numbers
-travel as pairs, dtypes the core has no arithmetic for as integers of their size, tensors of a GPU
-through pinned host memory.
+Most tensors go as they are: dense, contiguous, on the host or on a GPU, of a dtype of the table.
+The others are made so by to_wire(), and from_wire() makes the results like the tensor again:
+complex numbers travel as pairs, dtypes the core has no arithmetic for as integers of their size,
+tensors of devices that the core does not know through host memory.
 """
 import torch
 
@@ -50,6 +50,25 @@ def is_plain(tensor):
             and tensor.is_contiguous())
 
 
+def is_usable(tensor):
+    """Can the core use the tensor's own memory, on the host or on a GPU?"""
+    return (tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda)
+            and tensor.dtype in DTYPES and tensor.is_contiguous())
+
+
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+if _current_stream is not None:
+    _core.set_current_stream(_current_stream)
+
+
+def where(tensor):
+    """The keywords that tell submit() where a tensor is: none for the host."""
+    if not tensor.is_cuda:
+        return {}
+    device = tensor.get_device()
+    return {"device": device, "stream": _current_stream(device)}
+
+
 def _refuse(tensor, what):
     raise ValueError(f"Tensor type {tensor.dtype} ({tensor.layout}) is not supported{what}.")
 
@@ -72,16 +91,9 @@ def to_wire(tensor, reduce=None):
         tensor = tensor.contiguous().view(MOVED_AS[tensor.dtype])
     elif tensor.dtype not in DTYPES:
         _refuse(tensor, "")
-    if not tensor.is_cpu:
-        tensor = _to_host(tensor)
+    if not (tensor.is_cpu or tensor.is_cuda):
+        tensor = tensor.cpu()  # blocks until the device has written it
     return tensor.contiguous()
-
-
-def _to_host(tensor):
-    pinned = tensor.device.type == "cuda"
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-    host.copy_(tensor)  # blocks until the device's stream has written it
-    return host
 
 
 def _as_dtype(wire, like):
@@ -102,6 +114,15 @@ def write_back(wire, output):
         value = _as_dtype(wire, output)
         if value.data_ptr() != output.data_ptr():
             output.copy_(value)  # on a device: in the order of its current stream
+    return output
+
+
+def from_handle(handle, i, dtype, device):
+    """Output i of an operation whose result only the agreement knew, as it travelled."""
+    if device.type != "cuda":
+        return from_memory(*handle.memory(i), dtype)
+    output = torch.empty(handle.shape(i), dtype=dtype, device=device)
+    handle.fetch(i, output.data_ptr())
     return output
 
 

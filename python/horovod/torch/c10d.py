@@ -196,6 +196,7 @@ class _Finisher:
 
     def _run(self, before):
         me = threading.current_thread()
+        _core.count_with_main_thread()  # as callbacks that run where they were put behind a work
         while self._thread is me and (work := self._queue.get()) is not None:
             work.finish()
             del work  # its tensors are not to live on until the next comes
@@ -227,6 +228,12 @@ class _Collectives:
         if _patched_works is not None:
             _patched_works.add_group()
 
+    @property
+    def _ordered_set(self):
+        """The process set, for an operation. A group has one order, whichever threads keep it."""
+        _core.count_with_main_thread()
+        return self._set
+
     def _set_group_name(self, name):
         self._name = name
 
@@ -252,17 +259,17 @@ class _Collectives:
     def allreduce(self, tensors, opts=None):
         reduce = _reduction(opts) if opts is not None else _core.SUM
         tensor = tensors[0]
-        handle = mpi_ops.allreduce_async_(tensor, op=reduce, process_set=self._set)
+        handle = mpi_ops.allreduce_async_(tensor, op=reduce, process_set=self._ordered_set)
         return _finisher.complete(handle, tensors)
 
     def allreduce_coalesced(self, tensors, opts=None):
         reduce = _reduction(opts) if opts is not None else _core.SUM
-        handle = mpi_ops.grouped_allreduce_async_(tensors, op=reduce, process_set=self._set)
+        handle = mpi_ops.grouped_allreduce_async_(tensors, op=reduce, process_set=self._ordered_set)
         return _finisher.complete(handle, tensors)
 
     def reduce(self, tensors, opts):
         tensor = tensors[0]
-        handle = mpi_ops.allreduce_async(tensor, op=_reduction(opts), process_set=self._set)
+        handle = mpi_ops.allreduce_async(tensor, op=_reduction(opts), process_set=self._ordered_set)
         is_root = opts.rootRank == self._rank
         return _finisher.complete(handle, tensors, tensor.copy_ if is_root else None)
 
@@ -270,11 +277,11 @@ class _Collectives:
         reduce = _reduction(opts) if opts is not None else _core.SUM
         rows = input.view(self._size, -1) if input.is_contiguous() else \
             input.reshape(self._size, -1)
-        handle = _into(_core.REDUCESCATTER, rows, output.view(1, -1), self._set, reduce) \
+        handle = _into(_core.REDUCESCATTER, rows, output.view(1, -1), self._ordered_set, reduce) \
             if output.is_contiguous() else None
         if handle is not None:
             return _finisher.complete(handle, [output])
-        handle = mpi_ops.reducescatter_async(rows, op=reduce, process_set=self._set)
+        handle = mpi_ops.reducescatter_async(rows, op=reduce, process_set=self._ordered_set)
         return _finisher.complete(handle, [output],
                                   lambda result: output.copy_(result.view(output.shape)))
 
@@ -294,14 +301,14 @@ class _Collectives:
     # --- movements ---
 
     def broadcast(self, tensors, opts):
-        handle = mpi_ops.broadcast_async_(tensors[0], opts.rootRank, process_set=self._set)
+        handle = mpi_ops.broadcast_async_(tensors[0], opts.rootRank, process_set=self._ordered_set)
         return _finisher.complete(handle, tensors)
 
     def _gather(self, input):
-        return mpi_ops.allgather_async(input.reshape(-1), process_set=self._set)
+        return mpi_ops.allgather_async(input.reshape(-1), process_set=self._ordered_set)
 
     def _allgather_base(self, output, input, opts=None):
-        handle = _into(_core.ALLGATHER, input.view(-1), output.view(-1), self._set) \
+        handle = _into(_core.ALLGATHER, input.view(-1), output.view(-1), self._ordered_set) \
             if input.is_contiguous() and output.is_contiguous() else None
         if handle is not None:
             return _finisher.complete(handle, [output])
@@ -349,13 +356,13 @@ class _Collectives:
         if opts.rootRank == self._rank:
             n_rows = [output.numel()] * self._size
             rows = torch.cat([input.reshape(-1) for input in input_lists[0]])
-        handle = mpi_ops.alltoall_async(rows, n_rows, process_set=self._set)
+        handle = mpi_ops.alltoall_async(rows, n_rows, process_set=self._ordered_set)
         return _finisher.complete(handle, outputs,
                                   lambda result: output.copy_(result[0].view(output.shape)))
 
     def alltoall_base(self, output, input, output_splits, input_splits, opts=None):
         splits = list(input_splits) or None
-        handle = mpi_ops.alltoall_async(input, splits, process_set=self._set)
+        handle = mpi_ops.alltoall_async(input, splits, process_set=self._ordered_set)
         return _finisher.complete(handle, [output],
                                   lambda result: output.copy_(result[0].view(output.shape)))
 
@@ -364,7 +371,7 @@ class _Collectives:
     def alltoall(self, outputs, inputs, opts=None):
         handle = mpi_ops.alltoall_async(torch.cat([input.reshape(-1) for input in inputs]),
                                         [input.numel() for input in inputs],
-                                        process_set=self._set)
+                                        process_set=self._ordered_set)
 
         def put(result):
             for output, row in zip(outputs, result[0].split([o.numel() for o in outputs])):
@@ -373,7 +380,7 @@ class _Collectives:
         return _finisher.complete(handle, outputs, put)
 
     def barrier(self, opts=None):
-        handle = _core.submit(op=_core.BARRIER, process_set=self._set)
+        handle = _core.submit(op=_core.BARRIER, process_set=self._ordered_set)
         return _finisher.complete(handle, [torch.empty(0)])
 
 

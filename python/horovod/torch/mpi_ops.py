@@ -18,8 +18,9 @@ from horovod.common.util import (  # noqa: F401 - exported, some of them
     check_adasum, check_extension, check_installed_version, check_op,
     get_average_backwards_compatibility_fun, gpu_available, handle_average_backwards_compatibility,
     num_rank_is_power_2)
-from horovod.torch.adapter import (DTYPES, check_tensor, from_memory, from_wire, is_plain, to_wire,
-                                   write_back)
+from horovod.torch.adapter import (  # noqa: F401 - from_memory is exported
+    DTYPES, check_tensor, from_handle, from_memory, from_wire, is_plain, is_usable, to_wire, where,
+    write_back)
 
 _submit = _core.submit
 _Handle = _core.Handle
@@ -69,10 +70,15 @@ def _same_shape(op, name, tensor, output, reduce, root, process_set, pre=1.0, po
         return _submit(op=op, name=name, dtype=code, reduce=reduce, root=root,
                        process_set=process_set, prescale=pre, postscale=post, inputs=tensor,
                        outputs=output, waits=waits, result=output)
+    if is_usable(tensor) and (output is tensor or is_usable(output)):
+        return _submit(op=op, name=name, dtype=code, reduce=reduce, root=root,
+                       process_set=process_set, prescale=pre, postscale=post, inputs=tensor,
+                       outputs=output, waits=waits, result=output, **where(tensor))
     wire, into = _wires(tensor, output, reduce)
     return _submit(op=op, name=name, dtype=DTYPES[wire.dtype], reduce=reduce, root=root,
                    process_set=process_set, prescale=pre, postscale=post, inputs=wire,
-                   outputs=into, waits=waits, finish=lambda _: write_back(into, output))
+                   outputs=into, waits=waits, finish=lambda _: write_back(into, output),
+                   **where(wire))
 
 
 def _wires(tensor, output, reduce):
@@ -85,7 +91,7 @@ def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post
     """A group: one submission for each dtype, which nearly always is one."""
     parts = {}
     for i, (tensor, output) in enumerate(zip(tensors, outputs)):
-        if is_plain(tensor) and (output is tensor or is_plain(output)):
+        if is_usable(tensor) and (output is tensor or is_usable(output)):
             wire, into = tensor, output
         else:
             wire, into = _wires(tensor, output, reduce)
@@ -96,7 +102,8 @@ def _same_shape_group(op, name, tensors, outputs, reduce, process_set, pre, post
         _, wires, intos = zip(*part)
         handles.append(_submit(op=op, name=None if name is None else name + suffix,
                                dtype=DTYPES[dtype], reduce=reduce, process_set=process_set,
-                               prescale=pre, postscale=post, inputs=wires, outputs=intos))
+                               prescale=pre, postscale=post, inputs=wires, outputs=intos,
+                               **where(wires[0])))
     outputs = tuple(outputs)
 
     def assemble(_):
@@ -273,17 +280,17 @@ def _other_shape(op, name, tensors, reduce, process_set, pre=1.0, post=1.0, spli
     originals = list(tensors) if many else [tensors]
     if reduce is not None:
         check_op(reduce)
-    wires = [tensor if is_plain(tensor) else to_wire(tensor, reduce) for tensor in originals]
-    dtype = wires[0].dtype
+    wires = [tensor if is_usable(tensor) else to_wire(tensor, reduce) for tensor in originals]
+    dtype, device = wires[0].dtype, wires[0].device
 
     def collect(handle):
-        outputs = [from_wire(from_memory(*handle.memory(i), dtype), original)
+        outputs = [from_wire(from_handle(handle, i, dtype, device), original)
                    for i, original in enumerate(originals)]
         return finish(handle, outputs) if finish is not None else outputs[0]
 
     return _submit(op=op, name=name, dtype=DTYPES[dtype], reduce=reduce, process_set=process_set,
                    prescale=pre, postscale=post, inputs=tuple(wires) if many else wires[0],
-                   splits=splits, waits=waits, finish=collect)
+                   splits=splits, waits=waits, finish=collect, **where(wires[0]))
 
 
 def _other_shape_group(op, kind, name, tensors, reduce, process_set, as_result, pre=1.0, post=1.0):

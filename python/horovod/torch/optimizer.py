@@ -7,7 +7,8 @@ shares the state and the parameter groups of the original. Each parameter has a 
 them at once and runs the user's step.
 
 What a rank submits for a parameter its own backward pass has not used must match the others, so
-ranks agree at the first step which gradients are sparse (_agree_on_sparse).
+ranks agree at the first step which gradients are sparse (_agree_on_sparse). What they exchange then
+also shows whether they train one model on different data (self_check.py).
 
 Parameters keep their hooks in a way the garbage collector of Python does not see, so hooks do not
 hold the optimizer: it goes when its user lets it go, and takes its hooks along. Only after its
@@ -29,6 +30,7 @@ from horovod.common.process_sets import global_process_set
 from horovod.common.util import check_adasum, check_op, split_list
 from horovod.torch.adapter import DTYPES
 from horovod.torch.compression import Compression
+from horovod.torch.self_check import FirstStep, warn_of_ddp
 from horovod.torch.mpi_ops import (allreduce_async_, era, grouped_allreduce_async_,
                                    sparse_allreduce_async, synchronize)
 
@@ -155,6 +157,11 @@ def _held_by(holder, method):
     return call
 
 
+def is_distributed(optimizer):
+    """Is it one, or does one reduce the gradients of its parameters?"""
+    return isinstance(optimizer, _Wrapper) or any(p in _attached for p in _parameters(optimizer))
+
+
 def _remove_all(handles):
     for handle in handles:
         handle.remove()
@@ -190,6 +197,7 @@ class _DistributedOptimizer(_Wrapper):
         self._agreed = set()  # parameters of which all ranks know whether they are in _sparse,
         self._agreed_in = era()  # in this era
         self._agreement = None  # on its way: parameters, handle
+        self._first_step = FirstStep(process_set)
         self._groups = {}  # parameter -> _Group
         self._synchronized = False
         self._should_synchronize = True
@@ -250,6 +258,8 @@ class _DistributedOptimizer(_Wrapper):
     def _submit_slowly(self, hook, p):
         """Everything that is not the allreduce of a plain gradient in place; returns a handle."""
         self._notice_a_new_era()
+        if p not in self._agreed:
+            self._first_step.note_gradient(p)
         hook.handle = self._submit_its_way(hook, p)
         if len(self._agreed) < len(self._hooks) and self._agreement is None \
                 and self._has_all_gradients():
@@ -345,11 +355,14 @@ class _DistributedOptimizer(_Wrapper):
             if self._agreement is None:
                 self._start_agreement()
             (new, handle), self._agreement = self._agreement, None
-            for p, (sparse_dim, is_dense) in zip(new, synchronize(handle).tolist()):
+            rows = dict(zip(new, synchronize(handle).tolist()))
+            for p, (sparse_dim, is_dense, *_) in rows.items():
                 if sparse_dim:
                     self._has_sparse_gradients(p, sparse_dim, is_dense)
                 self._hooks[p].always_slow = self._is_always_slow(p)
             self._agreed.update(new)
+            self._first_step.look_at([(self._parameter_names[p], rows[p][2:])
+                                      for p in self._hooks if p in rows])
 
     def _notice_a_new_era(self):
         if self._agreed_in != era():
@@ -360,7 +373,8 @@ class _DistributedOptimizer(_Wrapper):
     def _start_agreement(self):
         new = [p for p in self._hooks if p not in self._agreed]
         new.sort(key=self._parameter_names.get)  # ranks may have built their models differently
-        seen = torch.tensor([self._seen(p) for p in new], dtype=torch.uint8)
+        seen = torch.tensor([[*self._seen(p), *self._first_step.row(p)] for p in new],
+                            dtype=torch.uint8)
         name = f"sparse_gradients.{self._parameter_names[new[0]]}"
         self._agreement = new, allreduce_async_(seen, name=name, op=Max,
                                                 process_set=self.process_set)
@@ -581,8 +595,14 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if isinstance(optimizer, _Wrapper):
         raise ValueError("the optimizer is a DistributedOptimizer already: use it as it is, or "
                          "wrap the one it was made of once more, with other arguments")
+    if not hasattr(optimizer, "param_groups"):
+        kind = type(optimizer)
+        raise TypeError(f"horovod.torch takes optimizers of PyTorch, not {kind.__module__}."
+                        f"{kind.__qualname__}; those of Keras go to horovod.keras or "
+                        "horovod.tensorflow.keras")
     groups = _check_groups(num_groups, groups)
     names = _check_names(named_parameters, optimizer)
+    warn_of_ddp(names.values())
     check_adasum(check_op(op), process_set, size())
     if process_set.process_set_id is None:
         raise ValueError("Process set provided does not exist, or has not been registered.")
