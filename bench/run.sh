@@ -17,7 +17,8 @@ out=${OUT:-$build/bench}
 mkdir -p "$out"
 sets=${SETS:-local2,local4,colls,types,many}
 if [ -z "${SETS:-}" ] && [ "$(id -u)" = 0 ]; then
-    sets=$sets,veth,veth-encrypted,veth1g # two network namespaces, which only root may make
+    # Two network namespaces, which only root may make.
+    sets=$sets,veth,veth-colls,veth-encrypted,veth1g,veth10g
 fi
 if [ -z "${LAB:-}" ]; then
     echo "LAB is not set: the other libraries are left out; only ours and memcpy are measured." >&2

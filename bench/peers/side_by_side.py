@@ -72,6 +72,7 @@ def allreduce(*sizes):
 
 
 SIZES = (4, KI, 64 * KI, MI, 16 * MI, 64 * MI, 256 * MI)
+NET_SIZES = (4, 96, KI, 4 * KI, 12 * KI, 64 * KI, 300 * KI, MI, 5 * MI, 16 * MI, 100 * MI)
 SETS = {
     "local2": Set(2, "local", allreduce(*SIZES), floor=True),
     "local4": Set(4, "local", allreduce(*SIZES)),
@@ -81,9 +82,13 @@ SETS = {
     "types": Set(2, "local", tuple(
         Test("allreduce", 16 * MI, d) for d in ("float32", "float16", "bfloat16"))),
     "many": Set(2, "local", (Test("many", 10 * KI), Test("many", 40))),
-    "veth": Set(2, "veth", allreduce(*SIZES[:-1])),
-    "veth-encrypted": Set(2, "veth", allreduce(*SIZES[:-1]), ("ours", "ours-encrypted"), False),
-    "veth1g": Set(2, "veth1g", allreduce(*SIZES[:-2])),
+    "veth": Set(2, "veth", allreduce(*NET_SIZES)),
+    "veth-colls": Set(2, "veth", tuple(
+        Test(op, s) for op in ("allgather", "broadcast", "alltoall", "reducescatter")
+        for s in (4 * KI, 300 * KI, 5 * MI))),
+    "veth-encrypted": Set(2, "veth", allreduce(*NET_SIZES[:-1]), ("ours", "ours-encrypted"), False),
+    "veth1g": Set(2, "veth1g", allreduce(*NET_SIZES[:-2])),
+    "veth10g": Set(2, "veth10g", allreduce(*NET_SIZES[:-1])),
 }
 
 # What we want to reach: subject / reference, at most, by size of the test.
@@ -97,8 +102,9 @@ TARGETS = (
                               256 * MI: 0.8}),
     ("colls", "ours", BEST, {MI: 0.9, 16 * MI: 0.9}),
     ("types", "ours", "ours float32", {16 * MI: 1.2}),
-    ("veth", "ours", BEST, {4: 2.0, KI: 2.0, 64 * KI: 1.5, MI: 0.9, 16 * MI: 0.9, 64 * MI: 0.9}),
-    ("veth-encrypted", "ours-encrypted", "ours", {16 * MI: 1.4, 64 * MI: 1.4}),
+    ("veth", "ours", BEST, {4: 1.0, 96: 1.0, 12 * KI: 1.0, 300 * KI: 0.9, 5 * MI: 0.7,
+                            100 * MI: 0.65}),
+    ("veth-encrypted", "ours-encrypted", "ours", {16 * MI: 1.4}),
     ("veth1g", "ours", BEST, {16 * MI: 1.0}),
 )
 
@@ -207,7 +213,7 @@ esac
 exec ip netns exec "$name" unshare --uts sh -c "hostname $host; $*"
 """
 
-SHAPES = {"veth": None, "veth1g": "1gbit"}
+SHAPES = {"veth": None, "veth1g": "1gbit", "veth10g": "10gbit"}
 
 
 def ip(*args):

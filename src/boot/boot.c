@@ -172,22 +172,19 @@ void boot_close(boot_t *boot)
     }
 }
 
-void boot_place(boot_job_t *job, const int *host_of)
+void boot_place(boot_job_t *job, const int *host_of, int *host_sizes)
 {
-    int local_rank = 0, local_size = 0, cross_rank = 0, cross_size = 0;
-    for (int r = 0; r < job->size; r++) {
-        local_size += host_of[r] == host_of[job->rank];
-        local_rank += host_of[r] == host_of[job->rank] && r < job->rank;
+    int local_rank = 0, cross_rank = 0, cross_size = 0;
+    for (int r = 0; r < job->rank; r++) {
+        local_rank += host_of[r] == host_of[job->rank];
     }
     // Ranks with this local rank, one on each host that is large enough.
     for (int r = 0; r < job->size; r++) {
-        int local = 0;
-        for (int q = 0; q < r && local <= local_rank; q++) {
-            local += host_of[q] == host_of[r];
-        }
+        int local = host_sizes[host_of[r]]++;
         cross_size += local == local_rank;
         cross_rank += local == local_rank && r < job->rank;
     }
+    int local_size = host_sizes[host_of[job->rank]];
     job->local_rank = job->local_rank >= 0 ? job->local_rank : local_rank;
     job->local_size = job->local_size >= 0 ? job->local_size : local_size;
     job->cross_rank = job->cross_rank >= 0 ? job->cross_rank : cross_rank;

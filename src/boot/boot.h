@@ -45,7 +45,8 @@ void boot_describe(const config_t *config, const char **name_p, const char **tit
 
 // Fills the local and cross values that are -1 from the host index of every rank, as a launcher
 // would have set them: ranks of a host are counted in order, and so are hosts by first rank.
-void boot_place(boot_job_t *job, const int *host_of);
+// host_sizes: zeros, which become the number of ranks on each host.
+void boot_place(boot_job_t *job, const int *host_of, int *host_sizes);
 
 // Text that is equal for two processes exactly if they may share memory: kernel boot id, the
 // identity of /dev/shm (device and inode of its root mount) and HOROVOD_HOSTNAME where set.

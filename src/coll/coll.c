@@ -46,7 +46,7 @@ static const struct {
     int max_members;
     const char *algorithm;
 } choices[] = {
-    {HVD_ALLREDUCE, 128 * KIB, 2, "recursive_doubling"}, // two members: one exchange, not two
+    {HVD_ALLREDUCE, 512 * KIB, 2, "recursive_doubling"}, // two members: one exchange, not two
     {HVD_ALLREDUCE, 16 * KIB, INT_MAX, "recursive_doubling"},
     {HVD_ALLREDUCE, 512 * KIB, INT_MAX, "halving_doubling"},
     {HVD_ALLREDUCE, SIZE_MAX, 16, "ring"},
@@ -63,7 +63,7 @@ static const struct {
 };
 
 // Names that may be forced too but stand for ways of the engine that need no plan.
-static const char *const other_ways[] = {"stream", "two_level"};
+static const char *const other_ways[] = {"direct", "stream", "two_level"};
 
 // --- What fits -----------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ extern const int coll_n_algorithms;
 // says several things; both NULL: nothing.
 typedef struct coll_forced {
     const algorithm_t *plan;
-    const char *way; // of the engine, which needs no plan: "stream", "two_level"
+    const char *way; // of the engine, which needs no plan: "direct", "stream", "two_level"
 } coll_forced_t;
 
 hvd_status_t coll_forced(hvd_op_t op, const char *text, coll_forced_t *forced_p, err_t *err);

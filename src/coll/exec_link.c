@@ -74,6 +74,7 @@ hvd_status_t exec_send_to(exec_t *exec, peer_t *peer)
                                 MIN(limit - state->done, budget));
             if (n > 0) {
                 exec_pass(exec, s, (size_t)n);
+                budget -= MIN(budget, (size_t)n); // headers cost none: segments stay whole
             }
         } else {
             break;
@@ -83,7 +84,6 @@ hvd_status_t exec_send_to(exec_t *exec, peer_t *peer)
             exec_dequeue(exec, &peer->sends);
         }
         exec->moved |= n > 0;
-        budget -= MIN(budget, (size_t)MAX(n, 0));
     }
     return n < 0 ? broken(exec, peer, n, "sending to") : HVD_OK;
 }

@@ -447,19 +447,9 @@ static void collect_parts(stream_t *s, uint64_t i)
     }
 }
 
-// From the own input to the own output, unless they are one.
 static void copy_own(stream_t *s, size_t out_at, size_t in_at, size_t bytes)
 {
-    for (size_t done = 0; done < bytes;) {
-        uint8_t *source;
-        uint8_t *target;
-        size_t n = MIN(vec_at(s->run.in, in_at + done, &source), bytes - done);
-        vec_at(s->run.out, out_at + done, &target);
-        if (source != target) {
-            s->scatter(s->run.out, out_at + done, source, n);
-        }
-        done += n;
-    }
+    vec_copy(s->run.out, out_at, s->run.in, in_at, bytes, s->scatter == vec_scatter_past_cache);
 }
 
 static void collect_blocks(stream_t *s, uint64_t i)

@@ -112,6 +112,7 @@ static void init_fields(coord_t *coord, const coord_params_t *params)
     }
     coord->n_parents = params->rank != 0;
     coord->sequencer.next_id = 1;
+    coord->sequencer.next_batch = COORD_NO_BATCH + 1;
     chain_init(&coord->entries.open);
     chain_init(&coord->sequencer.rides);
     chain_init(&coord->sequencer.ready);

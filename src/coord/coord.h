@@ -107,9 +107,11 @@ typedef struct coord_progress {
     char text[COORD_PROGRESS_BYTES]; // what that is; "": nobody knows
 } coord_progress_t;
 
+#define COORD_NO_BATCH ((uint64_t)0) // agreed without a record; brings its results
+
 typedef struct decision {
     decision_kind_t kind;
-    uint64_t batch; // number of the record in the log; equal on all ranks
+    uint64_t batch; // number of the record in the log, equal on all ranks; or COORD_NO_BATCH
     int set;
     int n_entries;
     const decision_entry_t *entries; // DECIDE_RUN

@@ -190,6 +190,7 @@ static int n_children_with_members(const set_t *set)
 void entry_retire_id(coord_t *coord, entry_t *entry)
 {
     uint32_t id = entry->id;
+    offer_drop(coord, entry);
     entry->id = 0;
     entry->old_id = id;
     entry->n_acks = n_children_with_members(entry->set);
@@ -233,6 +234,7 @@ static void drop_round_data(coord_t *coord, entry_t *entry)
 void entry_close_round(coord_t *coord, entry_t *entry)
 {
     SOUND_ROUND(coord, entry);
+    offer_drop(coord, entry);
     if (entry->is_open) {
         drop_round_data(coord, entry);
         chain_remove(&entry->open);
@@ -240,8 +242,8 @@ void entry_close_round(coord_t *coord, entry_t *entry)
             entry->have[i] = 0;
         }
         coord->entries.n_pending -= entry->tag != 0;
-        entry->is_open = entry->is_complete = entry->has_zeros = false;
-        entry->n_have = 0;
+        entry->is_open = entry->is_complete = entry->has_zeros = entry->is_plain = false;
+        entry->n_have = entry->n_folded = 0;
         entry->tag = 0;
         entry->asked_ns = 0;
     }

@@ -77,7 +77,10 @@ typedef struct entry {
     bool has_zeros;   // counts members that joined without submitting it
     bool is_picked;   // sequencer: in the batch being formed
     bool is_news;     // sequencer: the record must tell name and signature
+    bool is_plain;    // sent up, and the line said no more than the id
+    bool is_offered;  // sequencer: to the last branch; elsewhere: by rank 0 (offer.c)
     int n_have;       // parts that gave their share
+    int n_folded;     // parts whose values lie added up in the first slot
     int n_variants;
     variant_t variants[2]; // [0]: of the lowest rank; [1]: of the lowest rank that differs
     uint64_t tag;          // this rank's submission; 0: none
@@ -86,6 +89,8 @@ typedef struct entry {
     uint32_t step;     // the last one it was part of
     uint8_t *payloads; // one slot a part and one more, payload_stride apart
     size_t payload_stride;
+    uint8_t *offer; // what all others have given, added up; NULL: none, or of no bytes
+    size_t offer_bytes;
     sizes_t *fresh;   // all members' sizes, being gathered, when some changed
     size_t run_bytes; // sequencer: what it adds to a batch
     chain_t open;     // coord->entries.open, by age
@@ -155,6 +160,21 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
 void merge_recheck(coord_t *coord, set_t *set); // more of its members have joined
 // The result of a full round that rides, zeros of joined ranks included. Sequencer only.
 const uint8_t *merge_result(coord_t *coord, entry_t *entry);
+bool merge_has_share(const entry_t *entry, int part);
+// The shares that are there, added up in their order, in the memory of the first.
+const uint8_t *merge_fold(coord_t *coord, entry_t *entry);
+void merge_add(coord_t *coord, const kept_sig_t *sig, void *total, const void *more);
+
+// --- offer.c ------------------------------------------------------------------------------------
+
+// Sequencer: if only the last branch is missing, and may be offered what is there.
+void offer_to_last_branch(coord_t *coord, entry_t *entry);
+// Sequencer: that branch has answered with a line that says no more than the id.
+void offer_met_above(coord_t *coord, entry_t *entry);
+void offer_met_below(coord_t *coord, entry_t *entry); // such a line was sent, and the offer is here
+hvd_status_t offer_receive(coord_t *coord, uint32_t id, const void *values, size_t bytes,
+                           err_t *err);
+void offer_drop(coord_t *coord, entry_t *entry); // the round has ended
 
 // --- mismatch.c ---------------------------------------------------------------------------------
 

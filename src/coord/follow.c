@@ -438,6 +438,12 @@ static hvd_status_t on_run(coord_t *coord, int branch, const control_line_t *lin
     return HVD_OK;
 }
 
+static hvd_status_t on_offer(coord_t *coord, int branch, const control_line_t *line, err_t *err)
+{
+    (void)branch;
+    return offer_receive(coord, line->id, line->payload, line->payload_bytes, err);
+}
+
 static hvd_status_t on_error(coord_t *coord, int branch, const control_line_t *line, err_t *err)
 {
     set_t *set = sets_find(coord, (int)MIN(line->set, (uint32_t)INT32_MAX));
@@ -615,6 +621,7 @@ static const struct {
     [LINE_ABORT] = {.from_child = on_abort, .from_parent = on_abort},
     [LINE_HEARTBEAT] = {.from_child = on_heartbeat, .from_parent = on_heartbeat},
     [LINE_PROGRESS] = {.from_child = on_progress},
+    [RECORD_OFFER] = {.from_parent = on_offer},
 };
 
 // The branch a neighbour stands for; -1: the parent; -2: no neighbour.

@@ -6,6 +6,7 @@
 //   sets.c          process sets and the part of each that lies below this node; who has joined
 //   entry.c         names to entries, ids to entries, the life of an entry
 //   merge.c         upward: shares of branches become a round; a full round becomes one line
+//   offer.c         rank 0 and the last branch of a round meet half way
 //   mismatch.c      the sentences for rounds that cannot run
 //   sequence.c      rank 0 only: full rounds become records of the log; fusion, ids, eviction
 //   follow.c        frames: lines from children, records from the parent

@@ -15,7 +15,7 @@
 
 #define PAYLOAD_ALIGNMENT 16
 
-static inline bool has_share(const entry_t *entry, int part)
+bool merge_has_share(const entry_t *entry, int part)
 {
     return (entry->have[(unsigned)part / 64] >> ((unsigned)part % 64) & 1) != 0;
 }
@@ -24,6 +24,12 @@ static inline bool has_share(const entry_t *entry, int part)
 static bool passes_through(const coord_t *coord, const set_t *set)
 {
     return set->n_parts == 1 && !is_sequencer(coord);
+}
+
+// Whoever is next to rank 0 may get an offer, and then needs its own values again.
+static bool keeps_payload(const coord_t *coord, const set_t *set)
+{
+    return !passes_through(coord, set) || coord->outboxes[0].rank == 0;
 }
 
 // --- Signatures ---------------------------------------------------------------------------------
@@ -108,36 +114,39 @@ static hvd_reduce_t payload_op(const kept_sig_t *sig)
     return sig->view.reduce == HVD_AVERAGE ? HVD_SUM : sig->view.reduce;
 }
 
-// The shares of all parts, reduced in their order, in the first slot that has one.
-static const uint8_t *fold_payloads(coord_t *coord, entry_t *entry)
+void merge_add(coord_t *coord, const kept_sig_t *sig, void *total, const void *more)
 {
-    const kept_sig_t *sig = entry->variants[0].sig;
     hvd_dtype_t dtype = acc_dtype(sig->view.dtype);
-    size_t n = sig->payload_bytes / hvd_dtype_bytes(dtype);
+    coord->params.reduce(dtype, payload_op(sig), total, total, more,
+                         sig->payload_bytes / hvd_dtype_bytes(dtype));
+}
+
+const uint8_t *merge_fold(coord_t *coord, entry_t *entry)
+{
     uint8_t *total = NULL;
+    int n_folded = 0;
     for (int part = 0; part < entry->set->n_parts; part++) {
-        if (!has_share(entry, part)) {
+        if (!merge_has_share(entry, part)) {
             continue;
         }
         if (total == NULL) {
             total = payload_slot(entry, part);
-        } else {
-            coord->params.reduce(dtype, payload_op(sig), total, total, payload_slot(entry, part),
-                                 n);
+        } else if (part >= entry->n_folded) {
+            merge_add(coord, entry->variants[0].sig, total, payload_slot(entry, part));
         }
+        n_folded = part + 1;
     }
+    entry->n_folded = n_folded;
     return total;
 }
 
 // Ranks that joined contribute zeros, which matters to everything but sums; once is enough.
 static void fold_zeros(coord_t *coord, entry_t *entry, const kept_sig_t *sig, uint8_t *total)
 {
-    hvd_dtype_t dtype = acc_dtype(sig->view.dtype);
     void *zeros = payload_slot(entry, entry->set->n_parts);
     if (payload_op(sig) != HVD_SUM) {
         memset(zeros, 0, sig->payload_bytes);
-        coord->params.reduce(dtype, payload_op(sig), total, total, zeros,
-                             sig->payload_bytes / hvd_dtype_bytes(dtype));
+        merge_add(coord, sig, total, zeros);
     }
 }
 
@@ -148,7 +157,7 @@ const uint8_t *merge_result(coord_t *coord, entry_t *entry)
     if (sig->payload_bytes == 0) {
         return (const uint8_t *)"";
     }
-    uint8_t *total = (uint8_t *)fold_payloads(coord, entry);
+    uint8_t *total = (uint8_t *)merge_fold(coord, entry);
     if (entry->has_zeros) {
         fold_zeros(coord, entry, sig, total);
     }
@@ -219,7 +228,7 @@ static const uint8_t *payload_for_line(coord_t *coord, entry_t *entry, const sha
         return NULL;
     }
     bool direct = share != NULL && passes_through(coord, entry->set);
-    return direct ? share->payload : fold_payloads(coord, entry);
+    return direct ? share->payload : merge_fold(coord, entry);
 }
 
 // Everything that LINE_READY with an id does not say.
@@ -261,11 +270,17 @@ static bool is_full(const entry_t *entry)
         return false;
     }
     for (int i = 0; i < set->n_parts; i++) {
-        if (!has_share(entry, i) && set->parts[i].n_joined < set->parts[i].n_members) {
+        if (!merge_has_share(entry, i) && set->parts[i].n_joined < set->parts[i].n_members) {
             return false;
         }
     }
     return true;
+}
+
+// It came as a line that says no more than the id, and values.
+static bool is_plain(const share_t *share)
+{
+    return share != NULL && share->signatures[0] == NULL && !share->zeros && share->sizes == NULL;
 }
 
 // share: the last one that came, if this round was completed by one.
@@ -276,10 +291,18 @@ static void complete(coord_t *coord, entry_t *entry, const share_t *share)
     entry->is_complete = true;
     entry->has_zeros |= entry->n_have < entry->set->n_parts;
     if (is_sequencer(coord)) {
-        sequence_complete(coord, entry);
+        if (entry->is_offered && is_plain(share)) {
+            offer_met_above(coord, entry);
+        } else {
+            sequence_complete(coord, entry);
+        }
     } else if (LIKELY(known && !entry->has_zeros && op_infos[sig->view.op].sizes == SIZES_NONE)) {
         control_put_ready(line_to_parent(coord), entry->id,
                           payload_for_line(coord, entry, share, sig), sig->payload_bytes);
+        entry->is_plain = true;
+        if (entry->is_offered) {
+            offer_met_below(coord, entry);
+        }
     } else {
         send_long_line(coord, entry, share, known);
     }
@@ -315,13 +338,11 @@ static hvd_status_t keep_data(coord_t *coord, entry_t *entry, int part, const sh
     if (op_infos[sig->view.op].sizes != SIZES_NONE && !share->zeros) {
         TRY(check_sizes(entry, place, sig, share, err), done);
     }
-    if (passes_through(coord, entry->set)) {
-        return HVD_OK;
-    }
-    if (sig->payload_bytes > 0) {
+    if (sig->payload_bytes > 0 && keeps_payload(coord, entry->set)) {
         TRY(keep_payload(coord, entry, part, share, err), done);
     }
-    if (op_infos[sig->view.op].sizes != SIZES_NONE && !share->zeros && share->sizes != NULL) {
+    if (op_infos[sig->view.op].sizes != SIZES_NONE && !share->zeros && share->sizes != NULL &&
+        !passes_through(coord, entry->set)) {
         TRY(keep_sizes(coord, entry, place, sig, share, err), done);
     }
 done:
@@ -350,7 +371,7 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
 {
     int part = entry->set->part_of[branch];
     hvd_status_t status;
-    if (part < 0 || has_share(entry, part)) {
+    if (part < 0 || merge_has_share(entry, part)) {
         return fail(err, HVD_PROTOCOL, "tensor '%s' was announced %s", entry->name,
                     part < 0 ? "by ranks outside its process set" : "twice by the same ranks");
     }
@@ -371,6 +392,8 @@ hvd_status_t merge_share(coord_t *coord, entry_t *entry, int branch, const share
             straggler_note(coord, entry, branch);
         }
         complete(coord, entry, share);
+    } else if (is_sequencer(coord)) {
+        offer_to_last_branch(coord, entry);
     }
 done:
     return status;

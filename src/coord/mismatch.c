@@ -194,10 +194,15 @@ hvd_status_t mismatch_of_variants(const entry_t *entry, err_t *err)
     properties[i].describe(a, tensor, mine);
     properties[i].describe(b, tensor, other);
     name_of_tensor(entry, a, tensor, name, sizeof name);
+    const char *dot = strchr(entry->name, '.'); // behind the operation, where counted names have it
+    const char *advice = dot == NULL || strncmp(dot, ".noname.", 8) != 0
+                             ? ""
+                             : " It was given no name, so ranks match it by the order of their "
+                               "calls: make the same calls in the same order, or pass name=.";
     return fail(err, HVD_MISMATCH,
                 "%s rank %d submitted %s and rank %d %s for %s. Make every rank submit the same %s "
-                "under the same name.",
-                title, first->rank, mine, second->rank, other, name, properties[i].what);
+                "under the same name.%s",
+                title, first->rank, mine, second->rank, other, name, properties[i].what, advice);
 }
 
 hvd_status_t mismatch_of_join(const coord_t *coord, const entry_t *entry, err_t *err)

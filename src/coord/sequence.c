@@ -162,7 +162,7 @@ static void evict(coord_t *coord, entry_t *entry)
 }
 
 // A seat in the cache: a free one, or that of the entry run longest ago. One of the batch being
-// formed does not give up its seat; the newcomer then goes without an id.
+// formed, or on offer, does not give up its seat; the newcomer then goes without an id.
 static bool make_room(coord_t *coord)
 {
     if (coord->sequencer.n_cached < coord->params.cache_capacity) {
@@ -172,7 +172,7 @@ static bool make_room(coord_t *coord)
         return false;
     }
     entry_t *oldest = CHAIN_OWNER(coord->sequencer.recent.next, entry_t, recent);
-    if (oldest->is_picked) {
+    if (oldest->is_picked || oldest->is_offered) {
         return false;
     }
     evict(coord, oldest);
@@ -205,15 +205,20 @@ static void identify(coord_t *coord, entry_t *entry)
     }
 }
 
+void sequence_touch(coord_t *coord, entry_t *entry)
+{
+    SEQUENCER(coord);
+    if (!chain_is_empty(&entry->recent)) {
+        chain_remove(&entry->recent);
+        chain_append(&coord->sequencer.recent, &entry->recent);
+    }
+}
+
 static void identify_picked(coord_t *coord)
 {
     for (int i = 0; i < coord->sequencer.n_picked; i++) {
-        entry_t *entry = coord->sequencer.picked[i];
-        entry->is_picked = true;
-        if (!chain_is_empty(&entry->recent)) {
-            chain_remove(&entry->recent);
-            chain_append(&coord->sequencer.recent, &entry->recent);
-        }
+        coord->sequencer.picked[i]->is_picked = true;
+        sequence_touch(coord, coord->sequencer.picked[i]);
     }
     for (int i = 0; i < coord->sequencer.n_picked; i++) {
         identify(coord, coord->sequencer.picked[i]);

@@ -23,6 +23,7 @@ typedef struct sequencer {
 } sequencer_t;
 
 void sequence_complete(coord_t *coord, entry_t *entry);
+void sequence_touch(coord_t *coord, entry_t *entry);             // it has just run
 void sequence_stop(coord_t *coord, const control_line_t *asked); // a LINE_STOP
 void sequence_report(coord_t *coord, hvd_status_t status, const char *text);
 // On every rank; elsewhere there is nothing to do.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// board.c - the shortest way for a small allreduce among ranks of one host.
+// board.c - the shortest way for a small operation among ranks of one host.
 //
 // A synchronous allreduce of a few hundred bytes, repeated under one name, is over in the time it
 // takes two cores to exchange a cache line, if ranks call it at about the same moment. So the ranks
 // of a host share a board: a place for each such tensor, with one word and room for everyone's
 // contribution. A rank writes its contribution and counts itself in the word; when all have, each
-// reads the others' and adds up. Neither engine nor agreement is involved.
+// reads the others' and adds up (or takes what it gets: board_move.c). Neither engine nor agreement
+// is involved.
 //
 // The board is only an attempt. Any rank may close a round that does not fill (it has waited long
 // enough, or somebody joined, stalled, died or submitted something else); closing and filling are
@@ -22,10 +23,11 @@
 // bytes lie in the cache line of the word itself: a round then costs no more than the journeys of
 // that line from core to core.
 //
-// Larger allreduces use the board too: there the ranks only agree, without a message, that all have
-// come, and which number their stream through shared memory shall have; then the engine runs it at
-// once. That is safe because a rank comes with such a one only if nothing else is in flight, and
-// starts nothing else before it is decided: no order with other batches can differ.
+// Larger operations use the board too: there the ranks only agree, without a message, that all have
+// come, which number their stream through shared memory shall have, and how large everyone's block
+// is; then the engine runs it at once. That is safe because a rank comes with such a one only if
+// nothing else is in flight, and starts nothing else before it is decided: no order with other
+// batches can differ. Who moves blocks always comes in that way: some of them may be too large.
 // Threads: arrive under the context's lock; wait by the thread that waits.
 #define _GNU_SOURCE
 #include "engine/run.h"
@@ -33,14 +35,15 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#define N_SEEN 1024               // names met before, by hash: the first meeting takes the long way
-#define PROBES 4                  // places tried for a hash
-#define PATIENCE_SPINS 3000       // about ten microseconds: late ranks are met in the agreement
-#define PATIENCE_CROWDED_SPINS 30 // on a host with more ranks than cores, then yield
+#define N_SEEN 1024              // names met before, by hash: the first meeting takes the long way
+#define PROBES 4                 // places tried for a hash
+#define PATIENCE_SPINS 3000      // about ten microseconds: late ranks are met in the agreement
+#define PATIENCE_CROWDED_SPINS 3 // on a host with more ranks than cores, then yield
 #define PATIENCE_YIELDS 200
 #define LOOK_AFTER_SPINS 100 // then it is worth asking whether the others wait on this core
 #define FREE_MISSES 2
 #define LONGEST_SUSPENSION 10 // as a power of two
+#define MOST_SUM_BYTES KIB    // longer ones are faster by a stream, in which each adds up a part
 
 #define CLOSED ((uint64_t)1 << 31)
 #define ROUND_OF(word) ((word) >> 32)
@@ -55,7 +58,7 @@ struct board_seen {
 
 struct board {
     domain_t *shm;
-    int local;           // this rank among those of the host
+    runner_t *runner;    // of blocks that are moved, under board_lock
     size_t bytes_each;   // room for one contribution
     size_t bytes_beside; // and for one beside the word
     board_seen_t seen[N_SEEN];
@@ -64,7 +67,8 @@ struct board {
 // Numbers stay aligned: 8 bytes each, or 4, or none when the ranks of the host are too many.
 static size_t bytes_beside(int n_local)
 {
-    size_t each = sizeof(((board_place_t *)NULL)->beside) / (2 * (size_t)n_local);
+    size_t n = (size_t)MIN(n_local, BOARD_MEMBERS);
+    size_t each = sizeof(((board_place_t *)NULL)->beside) / (2 * n);
     return each >= 8 ? 8 : each >= 4 ? 4 : 0;
 }
 
@@ -80,16 +84,18 @@ hvd_status_t board_new(hvd_ctx_t *ctx, board_t **board_p, err_t *err)
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
     x->shm = shm;
-    x->local = shm_local_index(shm, ctx->job.rank);
     x->bytes_each = shm_board_bytes_each(shm);
     x->bytes_beside = bytes_beside(shm_n_local(shm));
     *board_p = x;
-    return HVD_OK;
+    return runner_new(ctx, &x->runner, err);
 }
 
 void board_free(board_t *x)
 {
-    free(x);
+    if (x != NULL) {
+        runner_free(x->runner);
+        free(x);
+    }
 }
 
 // --- Places -------------------------------------------------------------------------------------
@@ -101,9 +107,19 @@ static uint64_t hash_of(const request_t *r, const process_set_t *set)
     struct {
         uint64_t name, set;
         double prescale, postscale;
-        uint32_t op, dtype, reduce, n_tensors;
-    } key = {r->hash,         set->hash,          a->prescale,         a->postscale,
-             (uint32_t)a->op, (uint32_t)a->dtype, (uint32_t)a->reduce, (uint32_t)a->n_tensors};
+        uint16_t op, dtype, reduce, unused;
+        int32_t root;
+        uint32_t n_tensors;
+    } key = {r->hash,
+             set->hash,
+             a->prescale,
+             a->postscale,
+             (uint16_t)a->op,
+             (uint16_t)a->dtype,
+             (uint16_t)a->reduce,
+             0,
+             a->root,
+             (uint32_t)a->n_tensors};
     uint64_t hash = hash_bytes(r->signature.dims,
                                (size_t)r->signature.n_dims_words * sizeof *r->signature.dims, 0);
     return hash_bytes(&key, sizeof key, hash);
@@ -148,18 +164,24 @@ static board_seen_t *look_up(hvd_ctx_t *ctx, request_t *r, const process_set_t *
     return seen;
 }
 
-static bool only_agrees(const board_t *x, const request_t *r)
+// It moves blocks, or adds up what members have brought; a longer sum only agrees here.
+static bool moves(const request_t *r)
 {
-    return r->payload == NULL || r->payload_bytes > x->bytes_each;
+    return !op_has(r->signature.op, OP_RIDES);
 }
 
-static uint8_t *contribution(const board_t *x, const request_t *r, board_place_t *place, int local,
+static bool adds_up(const request_t *r)
+{
+    return r->payload != NULL && r->payload_bytes <= MOST_SUM_BYTES;
+}
+
+static uint8_t *contribution(const board_t *x, const request_t *r, board_place_t *place, int member,
                              uint64_t round)
 {
-    size_t bytes = only_agrees(x, r) ? sizeof(uint64_t) : r->payload_bytes;
-    size_t at = (size_t)local * 2 + (round & 1);
-    return bytes <= x->bytes_beside ? place->beside + at * x->bytes_beside
-                                    : place->bytes + at * x->bytes_each;
+    size_t bytes = adds_up(r) ? r->payload_bytes : sizeof(uint64_t);
+    size_t at = (size_t)member * 2 + (round & 1);
+    return bytes <= x->bytes_beside && !moves(r) ? place->beside + at * x->bytes_beside
+                                                 : place->bytes + at * x->bytes_each;
 }
 
 // Ranks that keep missing each other should not wait for each other. Every member sees how every
@@ -176,25 +198,24 @@ static void note(board_seen_t *seen, bool full)
 
 static bool serves(hvd_op_t op, hvd_reduce_t reduce)
 {
-    return op_has(op, OP_RIDES) && reduce != HVD_ADASUM;
+    return stream_serves(op) && reduce != HVD_ADASUM;
 }
 
-// What this rank brings to the board: its contribution, or for larger operations where it stands.
-static bool fits(hvd_ctx_t *ctx, const request_t *r)
+// A short sum always does. Whatever may have to be streamed needs a rank that does nothing else.
+static bool fits(hvd_ctx_t *ctx, const request_t *r, int n_members)
 {
-    if (r->payload != NULL && r->payload_bytes <= ctx->board->bytes_each) {
-        return true;
-    }
-    return serves(r->signature.op, r->signature.reduce) &&
-           atomic_load_explicit(&ctx->requests.n_in_flight, memory_order_relaxed) == 0 &&
-           !board_is_busy(ctx) && ctx->config.algorithm[0] == '\0';
+    return adds_up(r) ||
+           (serves(r->signature.op, r->signature.reduce) &&
+            atomic_load_explicit(&ctx->requests.n_in_flight, memory_order_relaxed) == 0 &&
+            !board_is_busy(ctx) && ctx->config.algorithm[0] == '\0' &&
+            (!moves(r) || board_may_move(r, n_members)));
 }
 
 static bool is_eligible(hvd_ctx_t *ctx, const request_t *r, const process_set_t *set,
                         unsigned flags)
 {
     return ctx->board != NULL && (flags & HVD_WAITS) != 0 && set->on_this_host && set->n > 1 &&
-           set->n <= BOARD_MEMBERS && fits(ctx, r);
+           set->n <= BOARD_MEMBERS && fits(ctx, r, set->n);
 }
 
 bool board_takes(const way_case_t *given)
@@ -206,12 +227,22 @@ bool board_takes(const way_case_t *given)
 
 static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
 {
-    if (only_agrees(ctx->board, r)) {
-        uint64_t clock = atomic_load(&ctx->stream_clock);
-        memcpy(to, &clock, sizeof clock);
-    } else {
+    uint64_t clock = atomic_load_explicit(&ctx->stream_clock, memory_order_relaxed);
+    if (adds_up(r)) {
         memcpy(to, r->payload, r->payload_bytes);
+    } else if (moves(r)) {
+        board_bring(r, clock, ctx->board->bytes_each, to);
+    } else {
+        memcpy(to, &clock, sizeof clock);
     }
+}
+
+// Who meets there.
+static void note_members(request_t *r, const process_set_t *set)
+{
+    r->board.n_members = set->n;
+    r->board.member = set->member;
+    memcpy(r->board.ranks, set->ranks, (size_t)set->n * sizeof *set->ranks);
 }
 
 bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsigned flags)
@@ -230,6 +261,7 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsign
     board_place_t *place = seen->place;
     r->board.place = place;
     r->board.seen = seen;
+    note_members(r, set);
     uint_fast64_t word = atomic_load_explicit(&place->word, memory_order_acquire);
     uint64_t next;
     do {
@@ -240,16 +272,12 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsign
         }
         bool fresh = COUNT_OF(word) == 0 || COUNT_OF(word) == (uint64_t)set->n;
         next = fresh ? (ROUND_OF(word) + 1) << 32 | 1 : word + 1;
-        contribute(ctx, r, contribution(x, r, place, x->local, ROUND_OF(next)));
+        contribute(ctx, r, contribution(x, r, place, set->member, ROUND_OF(next)));
     } while (!atomic_compare_exchange_weak_explicit(&place->word, &word, next, memory_order_acq_rel,
                                                     memory_order_acquire));
     r->board.round = (uint32_t)ROUND_OF(next);
-    r->board.n_members = set->n;
-    if (only_agrees(x, r)) {
+    if (!adds_up(r)) {
         atomic_store(&ctx->board_busy, true);
-    }
-    for (int m = 0; m < set->n; m++) {
-        r->board.local[m] = (uint8_t)shm_local_index(x->shm, set->ranks[m]);
     }
     return true;
 }
@@ -296,14 +324,22 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
     return is_full(r, word);
 }
 
-// The members' contributions, in their order, so that every rank computes the same bits.
-static void add_up(const board_t *x, request_t *r)
+// Of all members, in their order, so that every rank computes the same bits.
+static void list_contributions(const board_t *x, const request_t *r,
+                               const uint8_t *contributions[BOARD_MEMBERS])
+{
+    for (int m = 0; m < r->board.n_members; m++) {
+        contributions[m] = contribution(x, r, r->board.place, m, r->board.round);
+    }
+}
+
+static void add_up(request_t *r, const uint8_t *const *contributions)
 {
     hvd_dtype_t acc = acc_dtype(r->signature.dtype);
     hvd_reduce_t op = r->signature.reduce == HVD_AVERAGE ? HVD_SUM : r->signature.reduce;
     const void *inputs[BOARD_MEMBERS];
     for (int m = 0; m < r->board.n_members; m++) {
-        inputs[m] = contribution(x, r, r->board.place, r->board.local[m], r->board.round);
+        inputs[m] = contributions[m];
     }
     reduce_many(acc, op, r->payload, NULL, inputs, r->board.n_members,
                 r->payload_bytes / hvd_dtype_bytes(acc), 1.0, FINISH_NOTHING);
@@ -311,13 +347,12 @@ static void add_up(const board_t *x, request_t *r)
 
 // The number after the highest any member stands at; 0 when there is none left before the next
 // batch of the log.
-static uint64_t agreed_number(const board_t *x, const request_t *r)
+static uint64_t agreed_number(const request_t *r, const uint8_t *const *contributions)
 {
     uint64_t highest = 0;
     for (int m = 0; m < r->board.n_members; m++) {
         uint64_t clock;
-        memcpy(&clock, contribution(x, r, r->board.place, r->board.local[m], r->board.round),
-               sizeof clock);
+        memcpy(&clock, contributions[m], sizeof clock);
         highest = MAX(highest, clock);
     }
     uint64_t next =
@@ -325,23 +360,31 @@ static uint64_t agreed_number(const board_t *x, const request_t *r)
     return next / STREAMS_PER_BATCH == highest / STREAMS_PER_BATCH ? next : 0;
 }
 
-// True: everyone came; the payload holds the result, or `stream` the number of the stream to run.
-// False: it must go the long way.
-static bool wait_for_round(hvd_ctx_t *ctx, request_t *r)
+typedef enum meeting {
+    MET_RESULT, // the output has it
+    MET_STREAM, // `stream` is the number of the stream to run
+    MET_NOBODY, // it must go the long way
+    MET_NO_MEMORY,
+} meeting_t;
+
+static meeting_t meet(hvd_ctx_t *ctx, request_t *r)
 {
-    bool full = wait_until_full(ctx, r);
-    if (UNLIKELY(!full)) {
+    const uint8_t *contributions[BOARD_MEMBERS];
+    if (UNLIKELY(!wait_until_full(ctx, r))) {
         r->board.closed = atomic_load(&r->board.place->word);
-    } else if (only_agrees(ctx->board, r)) {
-        r->board.stream = agreed_number(ctx->board, r);
-        full = r->board.stream != 0;
-    } else {
-        add_up(ctx->board, r);
+        return MET_NOBODY;
     }
-    if (!full && only_agrees(ctx->board, r)) {
-        atomic_store(&ctx->board_busy, false);
+    list_contributions(ctx->board, r, contributions);
+    if (adds_up(r)) {
+        add_up(r, contributions);
+        return request_store(r, r->payload, r->board.n_members) ? MET_RESULT : MET_NO_MEMORY;
     }
-    return full;
+    if (moves(r) && board_all_brought(r, contributions)) {
+        bool moved = board_move(ctx, ctx->board->runner, r, contributions);
+        return moved ? MET_RESULT : MET_NO_MEMORY;
+    }
+    r->board.stream = agreed_number(r, contributions);
+    return r->board.stream != 0 ? MET_STREAM : MET_NOBODY;
 }
 
 void board_note(hvd_ctx_t *ctx, request_t *r, bool full)
@@ -388,16 +431,19 @@ void board_finish(hvd_ctx_t *ctx, request_t *request)
 {
     lock_take(&ctx->board_lock);
     if (atomic_load(&request->board.waits)) {
-        bool full = wait_for_round(ctx, request);
+        bool was_alone = !adds_up(request);
+        meeting_t met = meet(ctx, request);
         if (observe_has_timeline(ctx->observe)) {
             atomic_store_explicit(&request->trace.started, ticks_now(), memory_order_relaxed);
         }
-        if (full && request->board.stream == 0) {
-            bool stored = request_store(request, request->payload, request->board.n_members);
-            atomic_store_explicit(&request->trace.way, WAY_BOARD, memory_order_relaxed);
-            request_complete(ctx, request, stored ? HVD_OK : HVD_NO_MEMORY, NULL);
+        if (was_alone && met != MET_STREAM) { // else run_board_stream says so
+            atomic_store(&ctx->board_busy, false);
+        }
+        if (met == MET_STREAM || met == MET_NOBODY) {
+            go_on_to_engine(ctx, request, met == MET_STREAM);
         } else {
-            go_on_to_engine(ctx, request, full);
+            atomic_store_explicit(&request->trace.way, WAY_BOARD, memory_order_relaxed);
+            request_complete(ctx, request, met == MET_RESULT ? HVD_OK : HVD_NO_MEMORY, NULL);
         }
     }
     lock_release(&ctx->board_lock);

@@ -6,7 +6,8 @@
 //   wait.c          hvd_wait, hvd_poll, and the baton: who drives the engine
 //   step.c          one step of driving: take, agree, run, tell
 //   run.c, run.h    the queue of batches, and the ways they can take (way_*.c, ways.c, tensors.c)
-//   board.c         the shortest way for small allreduces inside a host
+//   staging.c       tensors of a GPU, to the host and back
+//   board.c         the shortest way for small operations inside a host (board_move.c: blocks)
 //   leave.c         the end of a job: farewells, links cut only when nobody needs them
 //   start.c         bringing a context up and down
 //   request.c       the table of submissions: handles, names in flight, completion
@@ -23,27 +24,18 @@
 #include "boot/boot.h"
 #include "coll/mpi.h"
 #include "coord/coord.h"
+#include "engine/process_set.h"
 #include "engine/request.h"
 #include "engine/ways.h"
 #include "net/net.h"
 #include "wire/control.h"
 
-#define STREAMS_PER_BATCH                                                                          \
-    ((uint64_t)256)        // numbers of streams a batch of the log has: its own first,
-#define PHASES_PER_BATCH 4 // then those of the board until the next batch
+// Numbers of streams that a batch of the log has: its own first, then those of the board until the
+// next batch.
+#define STREAMS_PER_BATCH ((uint64_t)256)
+#define PHASES_PER_BATCH 4
 
-// --- Process sets and batches --------------------------------------------------------------------
-
-typedef struct process_set {
-    int id;
-    int n;
-    int *ranks;
-    int member;        // this rank's position; -1: not a member
-    uint64_t hash;     // of the ranks
-    bool on_this_host; // all members share memory with this rank
-    // Under lock; by set: ranks outside do not count what it does. Since all ranks last joined.
-    uint64_t n_nameless[HVD_N_OPS];
-} process_set_t;
+// --- Batches -------------------------------------------------------------------------------------
 
 typedef struct batch {
     uint64_t number;     // of the record in the log
@@ -57,7 +49,8 @@ typedef struct batch {
     struct batch *next;
 } batch_t;
 
-typedef struct board board_t; // board.c
+typedef struct board board_t;     // board.c
+typedef struct staging staging_t; // staging.c
 
 // --- Who drives ----------------------------------------------------------------------------------
 
@@ -69,7 +62,7 @@ typedef struct CAPABILITY("engine") baton {
     atomic_uint progress_word;            // futex of those threads
     atomic_uint duty_word;                // futex of the engine thread while others drive
     atomic_bool thread_sleeps;            // the engine thread sleeps in net_sleep, engine not held
-    atomic_bool thread_dozes;             // it sleeps on duty_word
+    atomic_bool thread_dozes;             // it sleeps on duty_word, and nobody has woken it
     atomic_bool wants_duty;               // it wants to be told when the engine is let go
     atomic_uint n_lent;                   // how often a waiter has held the engine
     atomic_bool thread_stop;
@@ -104,7 +97,8 @@ struct hvd_ctx {
     boot_job_t job;
     boot_t *boot;
     mpi_plane_t *mpi; // NULL: collectives are our own
-    int *host_of;
+    int *host_of;     // by rank
+    int *host_sizes;  // by host: ranks on it
     int n_hosts;
     peers_t peers; // who the ranks are
     bool homogeneous;
@@ -112,6 +106,7 @@ struct hvd_ctx {
     atomic_int *alive;     // a page that a forked child sees as zero
     observe_t *observe;
     board_t *board; // NULL without shared memory; used under lock
+    staging_t *staging;
 
     // Any thread, under lock.
     lock_t lock;
@@ -148,6 +143,7 @@ struct hvd_ctx {
     uint64_t next_housekeeping_ns;
     uint64_t next_activity_ns; // of tell_activity, and what it saw last
     uint64_t n_submitted_seen, quiet_since_ns;
+    uint64_t cpu_seen_ns, cpu_seen_at_ns, idle_since_ns; // what the process has computed, likewise
     uint64_t moved_ns; // when something of the oldest batch last moved, or it was agreed
     uint64_t next_gathering_ns;
     unsigned n_steps;
@@ -201,6 +197,7 @@ process_set_t *set_find(const hvd_ctx_t *ctx, int id); // under lock, or by the 
 bool set_register(hvd_ctx_t *ctx, int id) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 void set_forget(hvd_ctx_t *ctx, int id) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 // All ranks have joined: whatever each had submitted by then, they count alike again.
+series_t *set_series(process_set_t *set, const char *name); // made if need be; under lock
 void sets_count_anew(hvd_ctx_t *ctx) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 void process_sets_free(hvd_ctx_t *ctx);
 
@@ -225,8 +222,7 @@ void keep_house(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton);
 bool queue_is_empty(hvd_ctx_t *ctx);
 bool receive_frames(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton);
 bool send_frames(hvd_ctx_t *ctx) REQUIRES(ctx->baton);
-// A peer is lost: tells everyone.
-// Whose fault it is; -1: nobody's that is known.
+// A peer is lost: tells everyone. rank: whose fault it is; -1: nobody's that is known.
 void engine_fail(hvd_ctx_t *ctx, const err_t *err, int rank) REQUIRES(ctx->baton);
 // A data link broke: its peer may only have left because of a failure elsewhere. Nothing runs until
 // that is known.

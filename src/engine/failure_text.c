@@ -14,10 +14,12 @@
 #include "engine/engine.h"
 
 #include <stdio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PROGRESS_NS (250 * NS_PER_MS)
 #define BLOCKED_NS (2 * NS_PER_S) // since its last submission: before, it may be about to go on
+#define IDLE_SHARE 20             // 1/20 of a core is not counted as computing
 
 // What runs here, and since when nothing of it has moved. Links that are being made count as
 // moving: how long that may take has limits of its own. What the board agreed to is not told of:
@@ -49,15 +51,41 @@ static bool program_waits(const hvd_ctx_t *ctx) REQUIRES(ctx->baton)
     return drives || atomic_load(&baton->n_waiting) > 0;
 }
 
+// How long this process has computed next to nothing.
+static uint64_t idle_ns(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(ctx->baton)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    uint64_t cpu_ns = (uint64_t)used.tv_sec * NS_PER_S + (uint64_t)used.tv_nsec;
+    uint64_t busy_ns = (now_ns - ctx->cpu_seen_at_ns) / IDLE_SHARE;
+    if (cpu_ns - ctx->cpu_seen_ns > busy_ns || ctx->cpu_seen_at_ns == 0) {
+        ctx->idle_since_ns = now_ns;
+    }
+    ctx->cpu_seen_ns = cpu_ns;
+    ctx->cpu_seen_at_ns = now_ns;
+    return now_ns - ctx->idle_since_ns;
+}
+
+// An operation of a graph calls back, nobody waits for it in here. The program waits for the graph,
+// and no other part of that is going to submit anything, once the process computes nothing.
+static bool graph_waits(const trace_t *oldest, uint64_t idle_ns)
+{
+    const request_t *request = (const void *)((const char *)oldest - offsetof(request_t, trace));
+    return request->done != NULL && idle_ns >= BLOCKED_NS;
+}
+
 // Nothing runs, nothing is submitted, and a thread waits for what has not been agreed.
-static void look_whether_blocked(hvd_ctx_t *ctx, coord_activity_t *activity) REQUIRES(ctx->baton)
+static void look_whether_blocked(hvd_ctx_t *ctx, coord_activity_t *activity, uint64_t now_ns)
+    REQUIRES(ctx->baton)
 {
     const trace_t *oldest = NULL;
-    if (activity->quiet_ns < BLOCKED_NS || ctx->running != NULL || !program_waits(ctx)) {
+    uint64_t idle = idle_ns(ctx, now_ns);
+    if (activity->quiet_ns < BLOCKED_NS || ctx->running != NULL) {
         return;
     }
     lock_take(&ctx->lock);
-    if (requests_in_flight(ctx, &oldest, 1) > 0 && atomic_load(&oldest->agreed) == 0) {
+    if (requests_in_flight(ctx, &oldest, 1) > 0 && atomic_load(&oldest->agreed) == 0 &&
+        (program_waits(ctx) || graph_waits(oldest, idle))) {
         activity->is_blocked = true;
         snprintf(activity->blocked_in, sizeof activity->blocked_in, "%s", oldest->name);
         snprintf(activity->where, sizeof activity->where, "%s",
@@ -85,7 +113,7 @@ void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns)
         ctx->quiet_since_ns = now_ns;
     }
     activity.quiet_ns = now_ns - ctx->quiet_since_ns;
-    look_whether_blocked(ctx, &activity);
+    look_whether_blocked(ctx, &activity, now_ns);
     coord_progress_t progress = look_at_batch(ctx, now_ns);
     coord_set_activity(ctx->coord, &activity);
     coord_set_progress(ctx->coord, &progress);
@@ -218,7 +246,9 @@ hvd_status_t hvd_leave_because(hvd_ctx_t *ctx, const char *error)
         return status != HVD_OK ? status : HVD_INVALID_ARGUMENT;
     }
     lock_take(&ctx->lock);
-    bool is_cause = ctx->blame.own[0] == '\0' && !ctx->blame.is_noted;
+    // What is raised in a job that has failed already follows from that, whoever was its cause.
+    bool has_failed = ctx->ended.status != HVD_OK && ctx->ended.status != HVD_SHUTDOWN;
+    bool is_cause = ctx->blame.own[0] == '\0' && !ctx->blame.is_noted && !has_failed;
     for (; is_cause && error[n] != '\0' && n < CONTROL_MAX_REASON_BYTES; n++) {
         ctx->blame.own[n] = (unsigned char)error[n] < ' ' ? ' ' : error[n];
     }

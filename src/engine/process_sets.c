@@ -19,34 +19,94 @@ process_set_t *set_find(const hvd_ctx_t *ctx, int id)
     return NULL;
 }
 
+series_t *set_series(process_set_t *set, const char *name)
+{
+    series_t **at = &set->series;
+    while (*at != NULL && strcmp((*at)->name, name) != 0) {
+        at = &(*at)->next;
+    }
+    size_t bytes = strlen(name) + 1;
+    if (*at == NULL && (*at = calloc(1, sizeof **at + bytes)) != NULL) {
+        memcpy((*at)->name, name, bytes);
+    }
+    return *at;
+}
+
 void sets_count_anew(hvd_ctx_t *ctx)
 {
     HELD(ctx);
     lock_take(&ctx->lock);
     ctx->n_joins++;
     for (int i = 0; i < ctx->n_sets; i++) {
-        memset(ctx->sets[i]->n_nameless, 0, sizeof ctx->sets[i]->n_nameless);
+        for (series_t *series = ctx->sets[i]->series; series != NULL; series = series->next) {
+            memset(series->n, 0, sizeof series->n);
+        }
     }
     lock_release(&ctx->lock);
+}
+
+static void split_by_hosts(const hvd_ctx_t *ctx, process_set_t *set, int *n_on_host)
+{
+    host_split_t *split = &set->split;
+    int my_host = ctx->host_of[ctx->job.rank];
+    for (int m = 0; m < set->n; m++) {
+        int host = ctx->host_of[set->ranks[m]];
+        if (host == my_host) {
+            split->local_member = m == set->member ? split->n_local : split->local_member;
+            split->local_ranks[split->n_local++] = set->ranks[m];
+        }
+    }
+    for (int m = 0; m < set->n; m++) {
+        int place = n_on_host[ctx->host_of[set->ranks[m]]]++;
+        if (place == split->local_member) {
+            split->cross_member = m == set->member ? split->n_cross : split->cross_member;
+            split->cross_ranks[split->n_cross++] = set->ranks[m];
+        }
+    }
+    split->fewest = set->n;
+    for (int host = 0; host < ctx->n_hosts; host++) {
+        int n = n_on_host[host];
+        split->fewest = n > 0 ? MIN(split->fewest, n) : split->fewest;
+        split->most = MAX(split->most, n);
+    }
+    set->on_this_host = split->n_local == set->n;
 }
 
 static process_set_t *set_copy(hvd_ctx_t *ctx, int id)
 {
     int n;
     const int *ranks = coord_set_ranks(ctx->coord, id, &n);
-    process_set_t *set = malloc(sizeof *set + (size_t)n * sizeof *set->ranks);
-    if (set == NULL) {
+    process_set_t *set = malloc(sizeof *set + 3 * (size_t)n * sizeof *ranks);
+    int *n_on_host = calloc((size_t)ctx->n_hosts, sizeof *n_on_host);
+    if (set == NULL || n_on_host == NULL) {
+        free(set);
+        free(n_on_host);
         return NULL;
     }
-    *set = (process_set_t){
-        .id = id, .n = n, .ranks = (int *)(set + 1), .member = -1, .on_this_host = true};
+    int *memory = (int *)(set + 1);
+    *set = (process_set_t){.id = id,
+                           .n = n,
+                           .ranks = memory,
+                           .member = -1,
+                           .split = {.local_ranks = memory + n, .cross_ranks = memory + 2 * n}};
     for (int i = 0; i < n; i++) {
         set->ranks[i] = ranks[i];
         set->member = ranks[i] == ctx->job.rank ? i : set->member;
-        set->on_this_host &= ctx->host_of[ranks[i]] == ctx->host_of[ctx->job.rank];
     }
+    split_by_hosts(ctx, set, n_on_host);
+    free(n_on_host);
     set->hash = hash_bytes(ranks, (size_t)n * sizeof *ranks, (uint64_t)id);
     return set;
+}
+
+static void set_free(process_set_t *set)
+{
+    while (set != NULL && set->series != NULL) {
+        series_t *first = set->series;
+        set->series = first->next;
+        free(first);
+    }
+    free(set);
 }
 
 bool set_register(hvd_ctx_t *ctx, int id)
@@ -62,7 +122,7 @@ bool set_register(hvd_ctx_t *ctx, int id)
     if (ok) {
         ctx->sets[ctx->n_sets++] = set;
     } else {
-        free(set);
+        set_free(set);
     }
     lock_release(&ctx->lock);
     return ok;
@@ -74,7 +134,7 @@ void set_forget(hvd_ctx_t *ctx, int id)
     lock_take(&ctx->lock);
     for (int i = 0; i < ctx->n_sets; i++) {
         if (ctx->sets[i]->id == id) {
-            free(ctx->sets[i]);
+            set_free(ctx->sets[i]);
             ctx->sets[i] = ctx->sets[--ctx->n_sets];
             break;
         }
@@ -85,7 +145,7 @@ void set_forget(hvd_ctx_t *ctx, int id)
 void process_sets_free(hvd_ctx_t *ctx)
 {
     for (int i = 0; i < ctx->n_sets; i++) {
-        free(ctx->sets[i]);
+        set_free(ctx->sets[i]);
     }
     free(ctx->sets);
 }

@@ -7,7 +7,7 @@
 // which ends with the object's use, and so recognise their own past. Names in flight are chained
 // through the objects themselves: submitting and completing allocate nothing once these exist.
 #include "coll/reduce.h"
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 #include <stdlib.h>
 
@@ -72,6 +72,7 @@ request_t *request_new(hvd_ctx_t *ctx)
     request->board.closed = 0;
     request->board.stream = 0;
     atomic_store_explicit(&request->board.waits, false, memory_order_relaxed);
+    atomic_store_explicit(&request->held_by_device, false, memory_order_relaxed);
     trace_begin(&request->trace);
     atomic_store_explicit(&request->released, false, memory_order_release);
     atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_release);
@@ -99,6 +100,9 @@ void request_recycle(hvd_ctx_t *ctx, request_t *request)
     INVARIANT(state_of(request) != REQUEST_FREE);
     for (int i = 0; i < request->signature.n_tensors; i++) {
         free(request->owned[i]);
+    }
+    if (UNLIKELY(request->staged != NULL)) {
+        staging_release(request);
     }
     free(request->text);
     request->text = NULL;
@@ -233,6 +237,10 @@ void *request_output(request_t *request, int t)
     for (int d = 0; d < tensor->n_dims; d++) {
         bytes *= (size_t)tensor->shape[d];
     }
+    if (request->staged != NULL) {
+        tensor->output = staging_output(request, t, bytes);
+        return tensor->output;
+    }
     request->owned[t] = malloc(MAX(bytes, 1));
     tensor->output = request->owned[t];
     return tensor->output;
@@ -317,7 +325,8 @@ void requests_end(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
     uint32_t n = atomic_load(&ctx->requests.n);
     for (uint32_t i = 0; i < n; i++) {
         request_t *request = request_at(ctx, i);
-        bool mine = !atomic_load(&request->board.waits); // else its waiter ends it, see leave_board
+        // Else its waiter ends it, see leave_board, or its device: hand_over.
+        bool mine = !atomic_load(&request->board.waits) && !atomic_load(&request->held_by_device);
         if (mine && atomic_load(&request->state) == REQUEST_IN_FLIGHT) {
             request_complete(ctx, request, status, text);
         }

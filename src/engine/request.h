@@ -11,7 +11,8 @@
 #include "net/shm.h"
 #include "observe/observe.h"
 
-#define BOARD_MEMBERS 8 // larger sets gain nothing from the board
+#define BOARD_MEMBERS BOARD_MOST_MEMBERS // larger sets gain nothing from the board
+#define BOARD_SIZES 64                   // that all members together may tell there
 
 typedef enum request_state {
     REQUEST_FREE,
@@ -27,11 +28,14 @@ typedef struct board_try {
     board_seen_t *seen;   // what is known of that place
     uint64_t closed;      // the word of a round that was closed; 0: none
     uint32_t round;
-    int n_members;
-    uint8_t local[BOARD_MEMBERS]; // where each member sits on this host
-    atomic_bool waits;            // counted in a round, and not yet given to the engine
-    uint64_t stream;              // number of the stream its members agreed on there; 0: none
+    int n_members, member;
+    int ranks[BOARD_MEMBERS];
+    atomic_bool waits;          // counted in a round, and not yet given to the engine
+    uint64_t stream;            // number of the stream its members agreed on there; 0: none
+    int64_t sizes[BOARD_SIZES]; // that they told, member after member
 } board_try_t;
+
+typedef struct staged staged_t; // staging.c
 
 typedef struct request request_t;
 struct request {
@@ -64,6 +68,8 @@ struct request {
     buf_t storage;
 
     board_try_t board;
+    staged_t *staged;           // its tensors are a GPU's: staging.c; else NULL
+    atomic_bool held_by_device; // their copies have not arrived: not the engine's yet
     trace_t trace;
 
     // Result.

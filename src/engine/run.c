@@ -8,6 +8,7 @@
 // agreement has brought is over at once.
 // Threads: the holder of the engine.
 #include "engine/run.h"
+#include "engine/staging.h"
 
 #include <stdlib.h>
 
@@ -21,9 +22,6 @@ static bool allocate(runner_t *r, size_t n)
            (r->send_bytes = calloc(n, sizeof *r->send_bytes)) != NULL &&
            (r->recv_bytes = calloc(n, sizeof *r->recv_bytes)) != NULL &&
            (r->mpi.blocks = calloc(n, sizeof *r->mpi.blocks)) != NULL &&
-           (r->split.host_of = calloc(n, sizeof *r->split.host_of)) != NULL &&
-           (r->split.local_ranks = calloc(n, sizeof *r->split.local_ranks)) != NULL &&
-           (t->cross_ranks = calloc(n, sizeof *t->cross_ranks)) != NULL &&
            (t->shard_at = calloc(n + 1, sizeof *t->shard_at)) != NULL &&
            (t->shard_bytes = calloc(n, sizeof *t->shard_bytes)) != NULL;
 }
@@ -43,8 +41,11 @@ hvd_status_t runner_new(hvd_ctx_t *ctx, runner_t **runner_p, err_t *err)
     }
     r->plan.net = ctx->net;
     domain_t *shm = net_domain(ctx->net, &transport_shm);
-    return shm_slot_bytes(shm) > 0 ? stream_new(shm, ctx->job.rank, ctx->job.size, &r->stream, err)
-                                   : HVD_OK;
+    if (shm_slot_bytes(shm) == 0) {
+        return HVD_OK;
+    }
+    hvd_status_t status = stream_new(shm, ctx->job.rank, ctx->job.size, &r->stream, err);
+    return status == HVD_OK ? direct_new(shm, ctx->job.size, &r->direct, err) : status;
 }
 
 void runner_free(runner_t *r)
@@ -55,16 +56,10 @@ void runner_free(runner_t *r)
     vec_t *const vectors[] = {&r->in, &r->out, &r->pieces.in, &r->pieces.out, &r->two_level.shard};
     buf_t *const buffers[] = {&r->plan.packed, &r->plan.unpacked, &r->plan.tmp,        &r->plan.acc,
                               &r->zeros,       &r->pieces.bytes,  &r->two_level.memory};
-    void *const arrays[] = {r->blocks,
-                            r->send_bytes,
-                            r->recv_bytes,
-                            r->mpi.blocks,
-                            r->split.host_of,
-                            r->split.local_ranks,
-                            r->two_level.cross_ranks,
-                            r->two_level.shard_at,
-                            r->two_level.shard_bytes};
+    void *const arrays[] = {r->blocks,     r->send_bytes,         r->recv_bytes,
+                            r->mpi.blocks, r->two_level.shard_at, r->two_level.shard_bytes};
     stream_free(r->stream);
+    direct_free(r->direct);
     exec_free(r->plan.exec);
     plan_free(&r->plan.plan);
     for (size_t i = 0; i < N_ELEMENTS(vectors); i++) {
@@ -138,13 +133,17 @@ static void fail_no_memory(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 void batches_drop(hvd_ctx_t *ctx)
 {
     HELD(ctx);
+    runner_t *r = ctx->runner;
+    if (r->batch != NULL && r->way != NULL && r->way->abandon != NULL) {
+        r->way->abandon(r);
+    }
     while (ctx->running != NULL) {
         batch_t *b = ctx->running;
         ctx->running = b->next;
         batch_put_back(ctx, b);
     }
     ctx->running_last = &ctx->running;
-    ctx->runner->batch = NULL;
+    r->batch = NULL;
 }
 
 // --- Running -------------------------------------------------------------------------------------
@@ -158,8 +157,7 @@ static int member_of(const process_set_t *set, int rank)
     return member;
 }
 
-// What the batch asks for, but for what its tensors tell.
-static coll_task_t task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_t *b)
+coll_task_t run_task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_t *b)
 {
     const signature_t *sig = b->entries[0].signature;
     bool reduces = op_has(sig->op, OP_REDUCES);
@@ -182,43 +180,17 @@ static coll_task_t task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_
     };
 }
 
-// Which members are on this host. True: all of them.
-static bool split_by_hosts(const hvd_ctx_t *ctx, host_split_t *split, const process_set_t *set)
-{
-    int my_host = ctx->host_of[ctx->job.rank];
-    split->n_local = 0;
-    for (int m = 0; m < set->n; m++) {
-        split->host_of[m] = ctx->host_of[set->ranks[m]];
-        if (split->host_of[m] == my_host) {
-            split->local_member = m == set->member ? split->n_local : split->local_member;
-            split->local_ranks[split->n_local++] = set->ranks[m];
-        }
-    }
-    return split->n_local == set->n;
-}
-
-static bool some_host_has_several(const host_split_t *split, int n)
-{
-    for (int m = 1; m < n; m++) {
-        for (int before = 0; before < m; before++) {
-            if (split->host_of[m] == split->host_of[before]) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
 static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b) REQUIRES(ctx->baton)
 {
-    bool one_host = split_by_hosts(ctx, &r->split, b->set);
+    bool one_host = b->set->on_this_host;
     way_case_t given = {
         .args = &r->task.args,
         .algorithm = ctx->config.algorithm,
         .one_host = one_host,
         .has_stream = r->stream != NULL,
-        .two_levels =
-            !one_host && ctx->shm_on_all_hosts && some_host_has_several(&r->split, b->set->n),
+        .is_crowded = net_oversubscribed(ctx->net),
+        .all_bytes = largest_buffer(r),
+        .two_levels = !one_host && ctx->shm_on_all_hosts && b->set->split.most > 1,
         .mpi_can_run = ctx->mpi != NULL && b->set->n == ctx->job.size &&
                        mpi_can_run(&r->task.args, largest_buffer(r)),
     };
@@ -233,7 +205,7 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *
     r->batch = b;
     way_id_t way = WAY_RIDING;
     if (!b->brings_results) {
-        r->task = task_of(ctx, r, b);
+        r->task = run_task_of(ctx, r, b);
         if (!string_tensors(r)) {
             return fail(err, HVD_NO_MEMORY, "rank %d has no memory for the output of '%s'",
                         ctx->job.rank, b->entries[0].name);
@@ -261,6 +233,17 @@ bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
     return text[0] != '\0';
 }
 
+static void finish_request(hvd_ctx_t *ctx, request_t *request, hvd_status_t status,
+                           const char *text) REQUIRES(ctx->baton)
+{
+    err_t err;
+    if (UNLIKELY(request->staged != NULL) && status == HVD_OK) {
+        status = staging_end(request, &err);
+        text = status != HVD_OK ? err.text : text;
+    }
+    request_complete(ctx, request, status, text);
+}
+
 // Completes what the batch ran, and forgets it.
 static void finish_batch(hvd_ctx_t *ctx, batch_t *b, hvd_status_t status, const char *text)
     REQUIRES(ctx->baton)
@@ -273,7 +256,7 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b, hvd_status_t status, const 
     }
     for (int i = 0; i < b->n_entries; i++) {
         if (b->requests[i] != NULL) {
-            request_complete(ctx, b->requests[i], status, text);
+            finish_request(ctx, b->requests[i], status, text);
         }
     }
     if (!b->by_board && !b->brings_results) {
@@ -366,8 +349,10 @@ void run_board_stream(hvd_ctx_t *ctx, request_t *request)
         fail_no_memory(ctx);
         return;
     }
-    b->entries[0] = (decision_entry_t){
-        .tag = tag_of(request), .name = request->name, .signature = &request->signature};
+    b->entries[0] = (decision_entry_t){.tag = tag_of(request),
+                                       .name = request->name,
+                                       .signature = &request->signature,
+                                       .sizes = request->board.sizes};
     b->requests[0] = request;
     b->n_entries = 1;
     b->number = 0;

@@ -10,6 +10,7 @@
 #ifndef HVD_ENGINE_RUN_H
 #define HVD_ENGINE_RUN_H
 
+#include "coll/direct.h"
 #include "coll/stream.h"
 #include "engine/engine.h"
 #include "engine/ways.h"
@@ -42,8 +43,7 @@ typedef enum phase { PHASE_REDUCE_IN_HOST, PHASE_BETWEEN_HOSTS, PHASE_GATHER_IN_
 // way_two_level.c
 typedef struct two_level_state {
     phase_t phase;
-    int n_shards, n_cross, cross_member;
-    int *cross_ranks; // those that carry the same shard, one on each host
+    int n_shards;
     size_t *shard_at, *shard_bytes;
     vec_t shard; // of this rank
     buf_t memory;
@@ -56,13 +56,6 @@ typedef struct mpi_state {
     size_t *blocks; // of a widened reducescatter
 } mpi_state_t;
 
-// Who of the members sits where.
-typedef struct host_split {
-    int *host_of; // by member
-    int *local_ranks;
-    int n_local, local_member;
-} host_split_t;
-
 struct runner {
     batch_t *batch; // NULL: nothing runs
     const way_t *way;
@@ -70,14 +63,16 @@ struct runner {
     vec_t in, out;
     size_t *blocks, *send_bytes, *recv_bytes; // by member
     buf_t zeros;                              // what a rank that has joined brings
-    host_split_t split;
-    stream_t *stream; // NULL without shared memory
+    stream_t *stream;                         // NULL without shared memory, as is:
+    direct_t *direct;
     plan_state_t plan;
     piece_state_t pieces;
     two_level_state_t two_level;
     mpi_state_t mpi;
 };
 
+// What the batch asks for, but for what its tensors tell.
+coll_task_t run_task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_t *b);
 // Memory of at least `bytes`, kept between batches.
 void *scratch(buf_t *buf, size_t bytes);
 
@@ -102,6 +97,19 @@ bool string_tensors(runner_t *r);
 // Bytes of the largest buffer that any member has: what they all know.
 size_t largest_buffer(const runner_t *r);
 
+// --- board_move.c: what board.c does with operations other than sums -----------------------------
+
+// Does it tell as few sizes as the board has room for, and need nobody to explain an error?
+bool board_may_move(const request_t *request, int n_members);
+size_t board_move_bytes(const request_t *request); // of its contribution, with the data
+// Writes the contribution: where this rank stands, its sizes, and the data if that fits in `room`.
+void board_bring(const request_t *request, uint64_t clock, size_t room, uint8_t *to);
+// All have come. Takes the sizes; true: everyone brought its data.
+bool board_all_brought(request_t *request, const uint8_t *const *contributions);
+// Moves the data into the outputs of this rank. False: no memory for them.
+bool board_move(hvd_ctx_t *ctx, runner_t *r, request_t *request,
+                const uint8_t *const *contributions);
+
 // --- What ways lend each other, besides themselves -----------------------------------------------
 
 // way_plan.c: contiguous memory for what is strung in the task's vectors; the input multiplied by
@@ -123,9 +131,11 @@ WAY_AT_ONCE(way_alone);
 WAY_AT_ONCE(way_riding);
 WAY_IN_STEPS(way_pieces);
 WAY_IN_STEPS(way_mpi);
+WAY_IN_STEPS(way_direct);
 WAY_IN_STEPS(way_stream);
 WAY_IN_STEPS(way_two_level);
 WAY_IN_STEPS(way_plan);
+void way_direct_abandon(runner_t *r);
 bool board_takes(const way_case_t *given); // board.c: its members run it themselves
 
 #endif

@@ -10,7 +10,7 @@
 // Down: agree to stop, drain, and undo in reverse. A failed start undoes what was done and says
 // why.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 #include "wire/codec.h"
 
@@ -63,8 +63,18 @@ static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t 
     snprintf(peer->host, sizeof peer->host, "%s", boot_host_name(host));
 }
 
+// Hosts are numbered in the order of their lowest ranks; `hosts` has the number of that rank's.
+static bool number_host(hvd_ctx_t *ctx, int rank, const char *host, map_t *hosts)
+{
+    size_t bytes = strlen(host);
+    uint64_t hash = hash_bytes(host, bytes, 0);
+    int *known = map_get(hosts, hash, host, bytes);
+    ctx->host_of[rank] = known != NULL ? *known : ctx->n_hosts++;
+    return known != NULL || map_put(hosts, hash, host, bytes, &ctx->host_of[rank]);
+}
+
 static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *told, const size_t *lengths,
-                                 err_t *err)
+                                 map_t *hosts, err_t *err)
 {
     int size = ctx->job.size;
     for (int r = 0; r < size; r++) {
@@ -82,29 +92,19 @@ static hvd_status_t number_hosts(hvd_ctx_t *ctx, const uint8_t *const *told, con
                         ctx->job.rank, r);
         }
         note_peer(ctx, r, (const char *)told[r], told[r] + host_bytes - PROCESS_BYTES);
-        ctx->host_of[r] = ctx->n_hosts;
-        for (int before = 0; before < r; before++) {
-            if (strcmp((const char *)told[before], (const char *)told[r]) == 0) {
-                ctx->host_of[r] = ctx->host_of[before];
-                break;
-            }
+        if (!number_host(ctx, r, (const char *)told[r], hosts)) {
+            return fail(err, HVD_NO_MEMORY, "no memory for the hosts of %d ranks", size);
         }
-        ctx->n_hosts += ctx->host_of[r] == ctx->n_hosts;
     }
+    ctx->config.inline_bytes = way_inline_bytes(&ctx->config, ctx->job.size, ctx->n_hosts);
     return HVD_OK;
 }
 
 static void check_homogeneous(hvd_ctx_t *ctx)
 {
-    int first = 0;
     ctx->homogeneous = true;
     for (int host = 0; host < ctx->n_hosts; host++) {
-        int n = 0;
-        for (int r = 0; r < ctx->job.size; r++) {
-            n += ctx->host_of[r] == host;
-        }
-        first = host == 0 ? n : first;
-        ctx->homogeneous &= n == first;
+        ctx->homogeneous &= ctx->host_sizes[host] == ctx->host_sizes[0];
     }
 }
 
@@ -132,11 +132,16 @@ static hvd_status_t meet(hvd_ctx_t *ctx, const hvd_options_t *options, answers_t
     if (status == HVD_OK) {
         status = exchange(ctx, "introduction", introduction.data, introduction.len, answers, err);
     }
+    map_t hosts = {0};
     if (status == HVD_OK) {
-        status = number_hosts(ctx, answers->values, answers->lengths, err);
+        status = number_hosts(ctx, answers->values, answers->lengths, &hosts, err);
     }
+    if (status == HVD_OK) {
+        boot_place(&ctx->job, ctx->host_of, ctx->host_sizes);
+        check_homogeneous(ctx);
+    }
+    map_free(&hosts);
     buf_free(&introduction);
-    check_homogeneous(ctx);
     return status;
 }
 
@@ -183,11 +188,8 @@ static bool hosts_share_memory(const hvd_ctx_t *ctx, const uint8_t *attached)
 {
     uint8_t shm = net_attached_bit(&transport_shm);
     for (int r = 0; r < ctx->job.size; r++) {
-        for (int other = 0; other < r; other++) {
-            bool together = ctx->host_of[r] == ctx->host_of[other];
-            if (together && (attached[r] & attached[other] & shm) == 0) {
-                return false;
-            }
+        if (ctx->host_sizes[ctx->host_of[r]] > 1 && (attached[r] & shm) == 0) {
+            return false;
         }
     }
     return true;
@@ -379,9 +381,11 @@ static void take_down(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 void context_free(hvd_ctx_t *ctx)
 {
     requests_free(ctx);
+    staging_free(ctx->staging);
     process_sets_free(ctx);
     observe_free(ctx->observe);
     free(ctx->host_of);
+    free(ctx->host_sizes);
     free(ctx->peers.of);
     config_free(&ctx->config);
     wipe(&ctx->job, sizeof ctx->job);
@@ -535,6 +539,7 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(check_descriptors(ctx, err), out);
     size_t n = (size_t)ctx->job.size;
     ctx->host_of = calloc(n, sizeof *ctx->host_of);
+    ctx->host_sizes = calloc(n, sizeof *ctx->host_sizes);
     ctx->peers = (peers_t){
         .self = ctx->job.rank,
         .size = ctx->job.size,
@@ -544,8 +549,8 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     };
     answers.values = calloc(n, sizeof *answers.values);
     answers.lengths = calloc(n, sizeof *answers.lengths);
-    if (ctx->host_of == NULL || ctx->peers.of == NULL || answers.values == NULL ||
-        answers.lengths == NULL) {
+    if (ctx->host_of == NULL || ctx->host_sizes == NULL || ctx->peers.of == NULL ||
+        answers.values == NULL || answers.lengths == NULL) {
         status = fail(err, HVD_NO_MEMORY, "no memory for a job of %d ranks", ctx->job.size);
         goto out;
     }
@@ -554,12 +559,12 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     }
     wipe(ctx->job.secret, sizeof ctx->job.secret);
     TRY(meet(ctx, options, &answers, err), out);
-    boot_place(&ctx->job, ctx->host_of);
     TRY(connect_ranks(ctx, &answers, err), out);
     TRY(attach_mpi(ctx, options, err), out);
     TRY(open_coord(ctx, err), out);
     TRY(define_sets(ctx, options, err), out);
     TRY(link_tree(ctx, err), out);
+    TRY(staging_new(&ctx->staging, err), out);
     TRY(runner_new(ctx, &ctx->runner, err), out);
     TRY(rider_new(&ctx->rider, err), out);
     TRY(board_new(ctx, &ctx->board, err), out);
@@ -631,6 +636,7 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx) NOT_ANALYSED // the baton ends with th
     }
     ctx->ended_well = ctx->ended.status == HVD_SHUTDOWN;
     requests_end(ctx, HVD_SHUTDOWN, "Horovod has been shut down.");
+    staging_close(ctx->staging);
     engine_drain(ctx, clock_ns() + DRAIN_NS);
     take_down(ctx);
     return HVD_OK;

@@ -10,7 +10,7 @@
 // Besides, every ten milliseconds, housekeeping: timers, slow links, lost peers, a request to stop.
 // Threads: the holder of the engine.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 #include "wire/control.h"
 
@@ -240,6 +240,17 @@ static void complete_tag(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->bato
                      with_job ? ctx->cause.text : d->text);
 }
 
+// Line by line, once for the job; but each rank says where it is when it has been long.
+static void log_report(const hvd_ctx_t *ctx, const char *text)
+{
+    while (*text != '\0') {
+        size_t bytes = strcspn(text, "\n");
+        log_at(&ctx->log, ctx->job.rank == 0 ? LOG_WARN : LOG_INFO, "stall", "%.*s", (int)bytes,
+               text);
+        text += bytes + (text[bytes] == '\n');
+    }
+}
+
 // What is decided besides running a batch.
 static void carry_out(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->baton)
 {
@@ -262,8 +273,7 @@ static void carry_out(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->baton)
         complete_tag(ctx, d);
         break;
     case DECIDE_REPORT:
-        // Once for the job; but each rank says where it is when it has been long.
-        log_at(&ctx->log, ctx->job.rank == 0 ? LOG_WARN : LOG_INFO, "stall", "%s", d->text);
+        log_report(ctx, d->text);
         if (d->status == HVD_STALLED) {
             observe_dump(ctx->observe, DUMP_STALL);
         }
@@ -359,6 +369,7 @@ void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
         ctx->shutting_down = true;
     }
     tell_activity(ctx, now_ns);
+    staging_watch(ctx);
     if (UNLIKELY(!atomic_load_explicit(&ctx->hears_all, memory_order_relaxed)) &&
         coord_hears_all(ctx->coord)) {
         atomic_store(&ctx->hears_all, true);

@@ -7,7 +7,7 @@
 // it happens under the lock and copies what the user may change afterwards; tensors stay where they
 // are.
 #include "coll/reduce.h"
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 #include <stdio.h>
 
@@ -107,14 +107,14 @@ static hvd_status_t check_reduction(const hvd_request_t *asked, const char *name
         return fail(err, HVD_INVALID_ARGUMENT, "'%s' asks for an unknown reduction: %d", name,
                     asked->reduce);
     }
-    if (asked->reduce == HVD_ADASUM && !dtype_is_floating(asked->dtype)) {
-        return fail(err, HVD_INVALID_ARGUMENT, "Adasum needs floating point; '%s' is %s", name,
-                    hvd_dtype_name(asked->dtype));
-    }
     bool sums = asked->reduce == HVD_SUM || asked->reduce == HVD_AVERAGE;
     if (op_has(asked->op, OP_SUMS_ONLY) && !sums) {
         return fail(err, HVD_UNSUPPORTED, "%s currently only supports AVERAGE and SUM.",
                     op_infos[asked->op].title);
+    }
+    if (asked->reduce == HVD_ADASUM && !dtype_is_floating(asked->dtype)) {
+        return fail(err, HVD_INVALID_ARGUMENT, "Adasum needs floating point; '%s' is %s", name,
+                    hvd_dtype_name(asked->dtype));
     }
     return HVD_OK;
 }
@@ -218,8 +218,6 @@ static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_mem
 static void copy_payload(const hvd_ctx_t *ctx, request_t *request, size_t n_elements)
 {
     const signature_t *signature = &request->signature;
-    request->payload = NULL;
-    request->payload_bytes = 0;
     if (!signature_rides_with(signature, n_elements, ctx->config.inline_bytes,
                               &request->payload_bytes)) {
         return;
@@ -233,6 +231,17 @@ static void copy_payload(const hvd_ctx_t *ctx, request_t *request, size_t n_elem
         acc_load(signature->dtype, at, request->tensors[i].input, n, signature->prescale);
         at += n * acc_bytes;
     }
+}
+
+void request_load_payload(const hvd_ctx_t *ctx, request_t *request)
+{
+    LOCKED(ctx);
+    size_t n_elements = 0;
+    const int64_t *dims = request->signature.dims;
+    for (int t = 0; t < request->signature.n_tensors; t++) {
+        n_elements += shape_elements(&dims);
+    }
+    copy_payload(ctx, request, n_elements);
 }
 
 static signature_t signature_of(const hvd_request_t *asked)
@@ -264,7 +273,11 @@ static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_r
     request->arg = asked->arg;
     copy_tensors(request, asked, extent->n_dims);
     copy_sizes(request, asked, set->n);
-    copy_payload(ctx, request, extent->n_elements);
+    request->payload = NULL;
+    request->payload_bytes = 0;
+    if (LIKELY((asked->flags & HVD_ON_DEVICE) == 0)) {
+        copy_payload(ctx, request, extent->n_elements);
+    }
     request->name = copy_text(request, name);
     request->where = asked->where != NULL ? copy_text(request, asked->where) : NULL;
     trace_describe(&request->trace, &request->signature, request->tensors, request->name,
@@ -290,20 +303,28 @@ static process_set_t *usable_set(const hvd_ctx_t *ctx, int id, err_t *err) REQUI
     return set;
 }
 
-// Ranks submit nameless operations in the same order, so counting names them alike. Each join has
-// numbers of its own: what was submitted before may still be in flight.
+#define SERIES_BYTES 80 // what names show of one
+
+// Ranks submit the nameless operations of a series in the same order, so counting names them alike.
+// Each join has numbers of its own: what was submitted before may still be in flight. NULL: no
+// memory.
 static const char *name_of(const hvd_ctx_t *ctx, const hvd_request_t *asked, process_set_t *set,
                            char *made, size_t bytes) REQUIRES(ctx->lock)
 {
     if (asked->name != NULL) {
         return asked->name;
     }
+    series_t *series = set_series(set, asked->series != NULL ? asked->series : "");
+    if (series == NULL) {
+        return NULL;
+    }
     char joins[16] = "";
     if (ctx->n_joins > 0) {
         snprintf(joins, sizeof joins, "%u.", ctx->n_joins);
     }
-    snprintf(made, bytes, "%s.noname.%s%llu", hvd_op_name(asked->op), joins,
-             (unsigned long long)++set->n_nameless[asked->op]);
+    snprintf(made, bytes, "%s.noname.%.*s%s%s%llu", hvd_op_name(asked->op), SERIES_BYTES,
+             series->name, series->name[0] == '\0' ? "" : ".", joins,
+             (unsigned long long)++series->n[asked->op]);
     return made;
 }
 
@@ -339,8 +360,11 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
     if (set == NULL) {
         return err->status;
     }
-    char made[64];
+    char made[64 + SERIES_BYTES];
     const char *name = name_of(ctx, asked, set, made, sizeof made);
+    if (name == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to name a %s", hvd_op_name(asked->op));
+    }
     uint64_t hash = hash_bytes(name, strlen(name), (uint64_t)asked->process_set);
     extent_t extent = {0};
     if ((status = check_request(asked, name, set, &extent, err)) != HVD_OK ||
@@ -357,18 +381,35 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return status;
     }
     request->hash = hash;
-    bool on_board = board_arrive(ctx, request, set, asked->flags);
+    bool on_device = (asked->flags & HVD_ON_DEVICE) != 0;
+    bool on_board = !on_device && board_arrive(ctx, request, set, asked->flags);
     // On the board, what follows is done while the contributions travel between the cores.
     atomic_store_explicit(&request->board.waits, on_board, memory_order_relaxed);
     request_register(ctx, request);
     ctx->requests.n_submitted++;
     ctx->requests.newest = request;
     observe_submitted(ctx->observe, &request->trace, on_board);
-    if (!on_board) {
+    if (UNLIKELY(on_device)) {
+        atomic_store(&request->held_by_device, true);
+    } else if (!on_board) {
         request_enqueue(ctx, request);
     }
     *handle_p = atomic_load_explicit(&request->handle, memory_order_relaxed);
     return HVD_OK;
+}
+
+// Its tensors are a GPU's: copies are queued without the lock. One that cannot be is forgotten.
+static hvd_status_t submit_staged(hvd_ctx_t *ctx, const hvd_request_t *asked, hvd_handle_t handle,
+                                  err_t *err)
+{
+    request_t *request = request_find(ctx, handle);
+    hvd_status_t status = staging_begin(ctx, asked, request, err);
+    if (status != HVD_OK) {
+        atomic_fetch_add_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
+        request_complete(ctx, request, status, err->text);
+        hvd_release(ctx, handle);
+    }
+    return status;
 }
 
 hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle_t *handle_p,
@@ -381,6 +422,9 @@ hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle
         lock_take(&ctx->lock);
         status = submit_locked(ctx, request, handle_p, &err);
         lock_release(&ctx->lock);
+    }
+    if (status == HVD_OK && UNLIKELY((request->flags & HVD_ON_DEVICE) != 0)) {
+        status = submit_staged(ctx, request, *handle_p, &err);
     }
     if (UNLIKELY(status != HVD_OK)) {
         return err_export(&err, status, text, text_bytes);

@@ -13,7 +13,7 @@
 //
 // Waiting is spin, then yield, then sleep: spinning only while the host has a core for every rank.
 #define _GNU_SOURCE
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@
 #define THREAD_SPIN_BUSY_NS (100 * NS_PER_US) // while a batch is running: peers answer soon
 #define LONG_SLEEP_NS (10 * NS_PER_MS)
 #define YIELD_AFTER_NS (10 * NS_PER_US)
-#define CROWDED_SPINS 30
+#define CROWDED_SPINS 3
 #define CROWDED_YIELDS 40
 #define BATON_SPINS 2000
 #define BATON_NS (10 * NS_PER_S)
@@ -71,7 +71,8 @@ void engine_wake_waiters(hvd_ctx_t *ctx)
 static void wake_thread(hvd_ctx_t *ctx)
 {
     net_wake(ctx->net);
-    if (atomic_load(&ctx->baton.thread_dozes)) {
+    // Once: it may need long to get a core, and whoever submits many must not ring for each.
+    if (atomic_load(&ctx->baton.thread_dozes) && atomic_exchange(&ctx->baton.thread_dozes, false)) {
         atomic_fetch_add(&ctx->baton.duty_word, 1);
         futex_wake(&ctx->baton.duty_word, 1);
     }
@@ -152,7 +153,7 @@ static bool pause_or_give_up(hvd_ctx_t *ctx, pause_t *p, bool is_waiter)
 
 static uint64_t wake_by_ns(const hvd_ctx_t *ctx, uint64_t deadline_ns)
 {
-    uint64_t tick_ns = coord_next_tick(ctx->coord);
+    uint64_t tick_ns = MIN(coord_next_tick(ctx->coord), staging_next_look(ctx->staging));
     bool suspects = ctx->suspicion.status != HVD_OK && ctx->ended.status == HVD_OK;
     tick_ns = suspects ? MIN(tick_ns, ctx->suspect_until_ns) : tick_ns;
     return MIN(deadline_ns, tick_ns);
@@ -334,6 +335,7 @@ static void doze(hvd_ctx_t *ctx)
     if (atomic_load(&ctx->baton.n_lent) == lent && atomic_load(&ctx->baton.held) != 0 &&
         !atomic_load(&ctx->baton.thread_stop)) {
         ticket = atomic_load(&ctx->baton.duty_word);
+        atomic_store(&ctx->baton.thread_dozes, true); // it may have been woken, and it still does
         atomic_store(&ctx->baton.wants_duty, true);
         if (atomic_load(&ctx->baton.held) != 0 && !atomic_load(&ctx->baton.thread_stop)) {
             futex_wait(&ctx->baton.duty_word, ticket, clock_ns() + LONG_DOZE_NS);
@@ -432,6 +434,9 @@ hvd_status_t hvd_wait(hvd_ctx_t *ctx, hvd_handle_t handle, int64_t timeout_ms)
     if (atomic_load_explicit(&request->state, memory_order_acquire) != REQUEST_DONE &&
         !engine_wait(ctx, &request->state, deadline_in_ms(timeout_ms))) {
         return HVD_TIMEOUT;
+    }
+    if (UNLIKELY(request->staged != NULL) && request->status == HVD_OK) {
+        return staging_settle(request, deadline_in_ms(timeout_ms));
     }
     return request->status;
 }

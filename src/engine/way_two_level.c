@@ -22,20 +22,6 @@ bool way_two_level_takes(const way_case_t *given)
 
 // --- Shards --------------------------------------------------------------------------------------
 
-// Every host gives as many shards as the host with the fewest members can carry.
-static int shards_per_host(const runner_t *r, int n_hosts)
-{
-    int least = r->task.args.size;
-    for (int host = 0; host < n_hosts; host++) {
-        int n = 0;
-        for (int m = 0; m < r->task.args.size; m++) {
-            n += r->split.host_of[m] == host;
-        }
-        least = n > 0 ? MIN(least, n) : least;
-    }
-    return least;
-}
-
 static void cut_shards(two_level_state_t *t, size_t bytes, int n_local)
 {
     for (int s = 0; s <= t->n_shards; s++) {
@@ -48,27 +34,10 @@ static void cut_shards(two_level_state_t *t, size_t bytes, int n_local)
     }
 }
 
-// The ranks that carry the same shard, one on each host, in the order of the hosts' first members.
-static void find_cross_ranks(two_level_state_t *t, const host_split_t *split,
-                             const process_set_t *set)
-{
-    t->n_cross = 0;
-    for (int m = 0; m < set->n; m++) {
-        int place = 0; // among the members of its host
-        for (int before = 0; before < m; before++) {
-            place += split->host_of[before] == split->host_of[m];
-        }
-        if (place == split->local_member) {
-            t->cross_member = m == set->member ? t->n_cross : t->cross_member;
-            t->cross_ranks[t->n_cross++] = set->ranks[m];
-        }
-    }
-}
-
 // The shard's place in the output is as good as any, if the output is one piece.
 static hvd_status_t place_shard(two_level_state_t *t, const runner_t *r, err_t *err)
 {
-    int mine = r->split.local_member;
+    int mine = r->batch->set->split.local_member;
     size_t bytes = t->shard_bytes[mine];
     uint8_t *at = NULL;
     if (r->out.n == 1) {
@@ -87,32 +56,34 @@ static hvd_status_t place_shard(two_level_state_t *t, const runner_t *r, err_t *
 static hvd_status_t start_in_host(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 {
     const two_level_state_t *t = &r->two_level;
+    const host_split_t *split = &r->batch->set->split;
     bool reduces = t->phase == PHASE_REDUCE_IN_HOST;
     coll_task_t task = r->task;
     task.args.op = reduces ? HVD_REDUCESCATTER : HVD_ALLGATHER;
-    task.args.member = r->split.local_member;
-    task.args.size = r->split.n_local;
+    task.args.member = split->local_member;
+    task.args.size = split->n_local;
     task.args.blocks = t->shard_bytes;
     task.args.scale_after = false;
-    task.ranks = r->split.local_ranks;
+    task.ranks = split->local_ranks;
     task.in = reduces ? &r->in : &t->shard;
     task.out = reduces ? &t->shard : &r->out;
     task.prescale = reduces ? r->task.prescale : 1.0;
     task.finish = FINISH_NOTHING;
     task.number += (uint64_t)t->phase;
     // A host with one member carries the whole tensor by itself.
-    return r->split.n_local == 1 ? way_alone_start(ctx, r, &task, err)
-                                 : way_stream_start(ctx, r, &task, err);
+    return split->n_local == 1 ? way_alone_start(ctx, r, &task, err)
+                               : way_stream_start(ctx, r, &task, err);
 }
 
 static hvd_status_t start_between_hosts(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 {
     const two_level_state_t *t = &r->two_level;
+    const host_split_t *split = &r->batch->set->split;
     coll_task_t task = r->task;
-    task.args.member = t->cross_member;
-    task.args.size = t->n_cross;
+    task.args.member = split->cross_member;
+    task.args.size = split->n_cross;
     task.args.bytes = t->shard.bytes;
-    task.ranks = t->cross_ranks;
+    task.ranks = split->cross_ranks;
     task.in = task.out = &t->shard;
     task.prescale = 1.0; // the stream inside the host has applied it
     task.number += (uint64_t)t->phase;
@@ -122,9 +93,9 @@ static hvd_status_t start_between_hosts(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 hvd_status_t way_two_level_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
     two_level_state_t *t = &r->two_level;
-    t->n_shards = shards_per_host(r, ctx->n_hosts);
-    cut_shards(t, task->args.bytes, r->split.n_local);
-    find_cross_ranks(t, &r->split, r->batch->set);
+    const host_split_t *split = &r->batch->set->split;
+    t->n_shards = split->fewest;
+    cut_shards(t, task->args.bytes, split->n_local);
     t->phase = PHASE_REDUCE_IN_HOST;
     hvd_status_t status = place_shard(t, r, err);
     return status == HVD_OK ? start_in_host(ctx, r, err) : status;
@@ -132,8 +103,9 @@ hvd_status_t way_two_level_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t 
 
 static hvd_status_t progress_phase(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
+    const host_split_t *split = &r->batch->set->split;
     if (r->two_level.phase != PHASE_BETWEEN_HOSTS) {
-        return r->split.n_local > 1 ? stream_progress(r->stream, moved_p) : HVD_OK;
+        return split->n_local > 1 ? stream_progress(r->stream, moved_p) : HVD_OK;
     }
     return r->two_level.shard.bytes > 0 ? way_plan_progress(ctx, r, moved_p, err) : HVD_OK;
 }

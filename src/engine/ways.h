@@ -19,6 +19,8 @@ typedef struct way_case {
     bool is_waited_for;    // submitted with HVD_WAITS, not agreed yet, and not for the first time
     bool one_host;         // of all members
     bool has_stream;       // through the memory of this host
+    bool is_crowded;       // the host of one_host has more ranks than cores
+    size_t all_bytes;      // of the blocks of all members, or of the tensor
     bool two_levels;       // some host has several members, and all such hosts share memory
     bool mpi_can_run;      // the job has an MPI library that serves this
 } way_case_t;
@@ -34,6 +36,8 @@ typedef struct way {
     hvd_status_t (*progress)(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err);
     // For ways whose results are under way when progress ends: over when they have landed.
     hvd_status_t (*land)(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err);
+    // For ways in which others write into this rank's tensors: when it returns, none does any more.
+    void (*abandon)(runner_t *r);
 } way_t;
 
 // In the order of preference: the first that takes a batch runs it.
@@ -44,6 +48,7 @@ typedef enum way_id {
     WAY_ALONE,
     WAY_PIECES,
     WAY_MPI,
+    WAY_DIRECT,
     WAY_STREAM,
     WAY_TWO_LEVEL,
     WAY_PLAN,
@@ -52,6 +57,8 @@ typedef enum way_id {
 
 extern const way_t ways[N_WAYS]; // ways.c
 way_id_t way_choose(const way_case_t *given);
+// Up to this many bytes ride in a job of this shape.
+size_t way_inline_bytes(const config_t *config, int n_ranks, int n_hosts);
 // HOROVOD_ALGORITHM names a plan for this operation: no other way may take it.
 bool way_is_forced_to_plan(const way_case_t *given);
 bool way_is_forced(const way_case_t *given, const char *name);

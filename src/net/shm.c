@@ -9,7 +9,7 @@
 // Memory is taken at once (fallocate), so a full /dev/shm is an answer at start and not a bus error
 // later. Between processes that cannot map it the next transport serves.
 //
-//   header | per rank: wake word, window counters | rings | windows | board
+//   header | per rank: wake word, window counters | rings | windows | cards | board
 //
 // A ring is a byte stream from one rank to one other: the sender owns `head`, the receiver `tail`.
 // Control rings join the leader with each rank (the tree inside a host is a star), data rings join
@@ -41,7 +41,7 @@
 #define MIN_SLOT_BYTES (4 * KIB)
 #define N_SLOTS 6
 #define N_PLACES 64
-#define BOARD_BYTES_EACH KIB
+#define BOARD_BYTES_EACH (4 * KIB + 256) // four KiB, and what is told beside them
 
 typedef struct ring {
     _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t head; // bytes ever written
@@ -52,6 +52,7 @@ typedef struct ring {
 typedef struct shm_rank {
     _Alignas(2 * CACHE_LINE) atomic_uint wake;
     _Alignas(2 * CACHE_LINE) atomic_int core; // see cores.h
+    memory_id_t memory;
     window_counters_t counters;
 } shm_rank_t;
 
@@ -67,8 +68,9 @@ typedef struct layout {
     int n_local;
     size_t control_ring, data_ring; // bytes of each ring, header not counted
     size_t slot;
-    size_t place; // bytes of one place of the board
-    size_t control_at, data_at, windows_at, board_at, total;
+    size_t place;   // bytes of one place of the board
+    size_t through; // bytes of what all tell one rank
+    size_t control_at, data_at, windows_at, cards_at, through_at, board_at, total;
 } layout_t;
 
 struct domain {
@@ -79,6 +81,8 @@ struct domain {
     shm_header_t *segment;
     char name[SHM_NAME_BYTES]; // set on the leader while the segment has a name
     uint8_t nonce[16];
+    uint64_t own_word; // by which others recognise the memory of this process
+    bool reaches_memory;
     bool attached;
     err_t trouble; // why this host has no shared memory
 };
@@ -119,8 +123,11 @@ static layout_t layout_of(int n_local, size_t bytes_per_rank)
     l.control_at = round_up(sizeof(shm_header_t) + n * sizeof(shm_rank_t), 4 * KIB);
     l.data_at = l.control_at + 2 * (n - 1) * (sizeof(ring_t) + l.control_ring);
     l.windows_at = round_up(l.data_at + n * (n - 1) * (sizeof(ring_t) + l.data_ring), 4 * KIB);
-    l.board_at = l.windows_at + n * N_SLOTS * l.slot;
-    l.place = sizeof(board_place_t) + n * 2 * BOARD_BYTES_EACH;
+    l.cards_at = l.windows_at + n * N_SLOTS * l.slot;
+    l.through = round_up(n * sizeof(atomic_uint_fast64_t), 2 * CACHE_LINE);
+    l.through_at = l.cards_at + n * sizeof(memory_card_t);
+    l.board_at = round_up(l.through_at + n * l.through, 4 * KIB);
+    l.place = sizeof(board_place_t) + MIN(n, BOARD_MOST_MEMBERS) * 2 * BOARD_BYTES_EACH;
     l.total = l.board_at + N_PLACES * l.place;
     return l;
 }
@@ -201,6 +208,16 @@ static void remove_abandoned(void)
     }
 }
 
+// Whether the others can reach this process's memory, shm_settle asks.
+static void introduce_memory(domain_t *d)
+{
+    err_t unheard;
+    if (d->job->config->direct_copy &&
+        random_bytes(&d->own_word, sizeof d->own_word, &unheard) == HVD_OK) {
+        d->segment->ranks[d->local_of[d->job->rank]].memory = memory_introduce(&d->own_word);
+    }
+}
+
 static hvd_status_t create_segment(domain_t *d)
 {
     uint8_t id[16];
@@ -234,6 +251,7 @@ static hvd_status_t create_segment(domain_t *d)
     memcpy(d->segment->nonce, d->nonce, sizeof d->nonce);
     d->segment->magic = SHM_MAGIC;
     d->attached = true;
+    introduce_memory(d);
     return HVD_OK;
 }
 
@@ -256,6 +274,7 @@ static hvd_status_t open_segment(domain_t *d, const char *name, const uint8_t no
         return refuse(d, "recognise", EINVAL);
     }
     d->attached = true;
+    introduce_memory(d);
     return HVD_OK;
 }
 
@@ -270,6 +289,7 @@ static void shm_close(domain_t *d)
         shm_unlink(d->name);
     }
     if (d->segment != NULL) {
+        memory_withdraw();
         munmap(d->segment, d->layout.total);
     }
     free(d->local_of);
@@ -349,6 +369,19 @@ static hvd_status_t shm_attach(domain_t *d, const uint8_t *const *addresses, con
     return HVD_OK;
 }
 
+static void probe_memory(domain_t *d)
+{
+    d->reaches_memory = d->attached && d->own_word != 0;
+    for (int i = 0; d->reaches_memory && i < d->layout.n_local; i++) {
+        d->reaches_memory = memory_is_reached(&d->segment->ranks[i].memory);
+        if (!d->reaches_memory) {
+            log_debug(d->job->log, "shm",
+                      "rank %d's memory cannot be read directly: copies go through windows",
+                      d->rank_of[i]);
+        }
+    }
+}
+
 // Shared memory serves a host only if every rank of it has mapped the segment; by now all have
 // said so, and the name has done its work.
 static void shm_settle(domain_t *d, const uint8_t *attached)
@@ -364,6 +397,7 @@ static void shm_settle(domain_t *d, const uint8_t *attached)
         shm_unlink(d->name);
         d->name[0] = '\0';
     }
+    probe_memory(d);
 }
 
 static bool shm_is_attached(domain_t *d)
@@ -535,6 +569,26 @@ bool shm_window(domain_t *d, int rank, window_t *window_p)
         .slots = (uint8_t *)d->segment + d->layout.windows_at + i * N_SLOTS * d->layout.slot,
     };
     return true;
+}
+
+// --- Cards --------------------------------------------------------------------------------------
+
+memory_card_t *shm_card(domain_t *d, int rank)
+{
+    memory_card_t *cards = (memory_card_t *)((uint8_t *)d->segment + d->layout.cards_at);
+    return &cards[d->local_of[rank]];
+}
+
+atomic_uint_fast64_t *shm_through(domain_t *d, int to, int from)
+{
+    uint8_t *row =
+        (uint8_t *)d->segment + d->layout.through_at + (size_t)d->local_of[to] * d->layout.through;
+    return (atomic_uint_fast64_t *)row + d->local_of[from];
+}
+
+int64_t shm_process(const domain_t *d, int rank)
+{
+    return d->reaches_memory ? d->segment->ranks[d->local_of[rank]].memory.pid : -1;
 }
 
 // --- The board ----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// shm.h - what the shared-memory transport offers beyond links: windows.
+// shm.h - what the shared-memory transport offers beyond links: windows, cards and the board.
 //
 // Every rank of a host owns a window, a row of slots that all ranks of the host can read and write.
 // The owner puts slices of its tensor there; whoever reduces a part of a slice writes the result
@@ -11,6 +11,7 @@
 #define HVD_NET_SHM_H
 
 #include "net/net.h"
+#include "net/peer_memory.h"
 
 #define SLICE_BITS 22
 
@@ -35,8 +36,33 @@ int shm_n_slots(const domain_t *domain);
 // The window of a rank of this host; false if the rank has none.
 bool shm_window(domain_t *domain, int rank, window_t *window_p);
 
+// Cards (coll/direct.c): which of its memory a rank lends to the others of its host, for as long as
+// one collective takes.
+#define CARD_PIECES 500
+
+typedef struct memory_piece {
+    uint64_t at, bytes;
+} memory_piece_t;
+
+typedef struct memory_card {
+    _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t claimed; // bytes somebody has begun to copy
+    atomic_bool is_written;                                // by another rank, at this moment
+    _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t ready;   // number of the collective it is about
+    uint32_t is_willing;                                   // false: nothing is lent
+    uint32_t n_pieces;
+    memory_piece_t pieces[CARD_PIECES];
+} memory_card_t;
+
+memory_card_t *shm_card(domain_t *domain, int rank);
+// How rank `from` tells rank `to` that it is through with a collective.
+atomic_uint_fast64_t *shm_through(domain_t *domain, int to, int from);
+// The process of a rank of this host; -1: the memory of some rank here cannot be reached.
+int64_t shm_process(const domain_t *domain, int rank);
+
+#define BOARD_MOST_MEMBERS 8 // of the set that meets at a place
+
 // The board (engine/board.c): places where small contributions meet. There is room for two
-// contributions of each rank of the host: beside the word, so that one cache line carries both, as
+// contributions of each member: beside the word, so that one cache line carries both, as
 // far as they fit there, and in lines of their own.
 typedef struct board_place {
     _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t word;

@@ -196,6 +196,7 @@ static bool begin_round(domain_t *domain)
     bool look = !domain->direct || domain->waits || domain->timer_runs ||
                 door_n_strangers(domain->door) > 0 || domain->n_rounds++ % ROUNDS_PER_LOOK == 0;
 
+    domain->round++;
     domain->n_asked = 0;
     domain->waits = false;
     return look;

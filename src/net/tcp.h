@@ -25,6 +25,7 @@
 
 #define TCP_TOKEN_BYTES 8
 #define TCP_TICK_NS (50 * NS_PER_MS)
+#define TCP_HELD_BYTES 32 // a header
 
 typedef struct conn conn_t;
 typedef struct dial dial_t;
@@ -109,11 +110,14 @@ struct tcp_link {
     domain_t *domain;
     conn_t *conn;            // NULL until ready
     bool ended;              // everything received has been read, and no more will come
+    uint64_t asked_in;       // the last round in which it was asked for data
     dial_t *dial;            // while this side connects
     uint64_t deadline_ns;    // of becoming ready, if it has one
     tcp_link_t *prev, *next; // the domain's list of links with such a deadline
     uint8_t *stage;          // received, to be peeked at
     size_t stage_at, stage_len;
+    uint8_t held[TCP_HELD_BYTES]; // plain, not sent yet: it leaves with what follows
+    size_t n_held;
     wire_mangle_fn mangle; // for tests; else NULL
     void *mangle_arg;
 };
@@ -150,7 +154,8 @@ struct domain {
     int n_ifaces;
     // Of this round; see tcp_progress.
     bool direct; // movers ask their sockets although epoll has said nothing
-    int n_asked; // movers whose flag was down
+    uint64_t round;
+    int n_asked; // links that were asked for data
     bool waits;  // somebody cannot send
     unsigned n_rounds;
     uint8_t *offers;  // everyone's bytes, one after the other

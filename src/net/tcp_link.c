@@ -28,7 +28,7 @@
 static const link_ops_t opening_ops, secure_ops, plain_ops;
 
 #define CALL_BYTES MIB
-#define STAGE_BYTES (256 * KIB)
+#define STAGE_BYTES (260 * KIB) // a segment and the headers around it
 
 // --- The end -------------------------------------------------------------------------------------
 
@@ -101,14 +101,15 @@ static hvd_status_t end_reading(tcp_link_t *link)
 
 static bool may_ask(tcp_link_t *link)
 {
-    if (link->conn->readable) {
-        return true;
-    }
+    domain_t *domain = link->domain;
     if (link->ended) {
-        return false;
+        return link->conn->readable;
     }
-    link->domain->n_asked++;
-    return link->domain->direct;
+    if (link->asked_in != domain->round) {
+        link->asked_in = domain->round;
+        domain->n_asked++;
+    }
+    return link->conn->readable || domain->direct;
 }
 
 static bool may_send(tcp_link_t *link, size_t bytes)
@@ -243,18 +244,35 @@ static void consume_plain(net_link_t *base, size_t bytes)
     link->stage_at += bytes;
 }
 
+// Of n bytes that were sent, those held back come first. How many of the others there were.
+static ssize_t take_held(tcp_link_t *link, size_t n)
+{
+    size_t n_gone = MIN(n, link->n_held);
+    link->n_held -= n_gone;
+    memmove(link->held, link->held + n_gone, link->n_held);
+    return (ssize_t)(n - n_gone);
+}
+
+// A header is held back until its payload comes, and both leave in one call.
 static ssize_t send_plain(net_link_t *base, const void *data, size_t bytes)
 {
     tcp_link_t *link = (tcp_link_t *)base;
     conn_t *conn = link->conn;
-    int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (base->more ? MSG_MORE : 0);
     if (!may_send(link, bytes)) {
         return base->err.status;
     }
+    if (base->more && bytes <= sizeof link->held - link->n_held) {
+        memcpy(link->held + link->n_held, data, bytes);
+        link->n_held += bytes;
+        return (ssize_t)bytes;
+    }
     bytes = MIN(bytes, CALL_BYTES);
-    ssize_t n = send(conn->watch.fd, data, bytes, flags);
+    struct iovec pieces[] = {{link->held, link->n_held}, {(void *)data, bytes}};
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = N_ELEMENTS(pieces)};
+    ssize_t n = sendmsg(conn->watch.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (LIKELY(n >= 0)) {
-        conn->writable = (size_t)n == bytes;
+        conn->writable = (size_t)n == link->n_held + bytes;
+        n = take_held(link, (size_t)n);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
         conn->writable = errno == EINTR;
         n = 0;

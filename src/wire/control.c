@@ -103,6 +103,7 @@ static const shape_of_kind_t kinds[CONTROL_N_KINDS] = {
     [LINE_ABORT] = {0, {FIELD_STATUS, FIELD_RANK, FIELD_TEXT}},
     [LINE_HEARTBEAT] = {0, {FIELD_SUBMITTED, FIELD_IN_FLIGHT, FIELD_QUIET, FIELD_NAME}},
     [LINE_PROGRESS] = {0, {FIELD_BATCH, FIELD_LEAST, FIELD_LONGEST, FIELD_TEXT}},
+    [RECORD_OFFER] = {FLAG_PAYLOAD, {FIELD_ID, FIELD_PAYLOAD}},
 };
 
 // --- Frames -------------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ typedef enum control_kind {
     LINE_HEARTBEAT, // what the sender has submitted, has in flight, how long ago, the last name
     // Up, after a heartbeat.
     LINE_PROGRESS, // the oldest batch that runs below, and for how long nothing of it moved
+    // Down, outside the log.
+    RECORD_OFFER, // id, what all other branches have given to its round
     CONTROL_N_KINDS
 } control_kind_t;
 
@@ -68,13 +70,13 @@ typedef struct control_line {
     control_kind_t kind;
     bool zeros;     // READY, NEW, CONFLICT: members that joined without submitting are counted
     bool rides;     // RUN: every entry brings its result
-    uint32_t id;    // READY, EVICTED, EVICT
+    uint32_t id;    // READY, EVICTED, EVICT, OFFER
     uint64_t batch; // records, PROGRESS
     uint32_t set;
     int rank; // JOIN, STOP, JOINED, SHUTDOWN, ABORT
     hvd_status_t status;
     int n_items;            // RUN, INQUIRE: how many items follow; ANSWER: how many bitmaps
-    const uint8_t *payload; // READY, NEW: accumulators. ANSWER: the bitmaps
+    const uint8_t *payload; // READY, NEW, OFFER: accumulators. ANSWER: the bitmaps
     size_t payload_bytes;
     const int64_t *sizes; // NULL: none, or as last time. SET_ADD: ranks
     int n_sizes;

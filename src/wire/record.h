@@ -4,6 +4,9 @@
 //
 //   record = u32 plaintext bytes | u32 zero | ciphertext | 16-byte tag        (little-endian)
 //
+// The plaintext is filled up with zeros so that a record is a multiple of 16 bytes long: see
+// record.c.
+//
 // The header is authenticated with the ciphertext. Records have no number on the wire: both ends
 // count, so one that is dropped, repeated, moved or sent back to its sender does not open. An empty
 // record says that its sender goes on with the next key; sealing and opening it does that.
@@ -17,7 +20,8 @@
 
 #define RECORD_HEADER_BYTES ((size_t)8)
 #define RECORD_TAG_BYTES ((size_t)16)
-#define RECORD_EXTRA_BYTES (RECORD_HEADER_BYTES + RECORD_TAG_BYTES)
+#define RECORD_ALIGNMENT ((size_t)16)
+#define RECORD_EXTRA_BYTES (RECORD_HEADER_BYTES + RECORD_TAG_BYTES + RECORD_ALIGNMENT) // at most
 #define RECORD_MAX_BYTES (64 * KIB) // of plaintext
 #define RECORD_SECRET_BYTES 32
 #define RECORD_IV_BYTES 12
@@ -37,7 +41,14 @@ void record_key_clear(record_key_t *key); // wipes; safe on {0}
 // True when as much has been sealed as one key is good for: seal an empty record.
 bool record_key_is_worn(const record_key_t *key);
 
-// Writes bytes + RECORD_EXTRA_BYTES to record. At most RECORD_MAX_BYTES; the two do not overlap.
+// Of a whole record with that much plaintext.
+static inline size_t record_bytes(size_t plain_bytes)
+{
+    return (plain_bytes + RECORD_HEADER_BYTES + RECORD_TAG_BYTES + RECORD_ALIGNMENT - 1) &
+           ~(RECORD_ALIGNMENT - 1);
+}
+
+// Writes record_bytes(bytes) to record. At most RECORD_MAX_BYTES; the two do not overlap.
 hvd_status_t record_seal(record_key_t *key, const void *plain, size_t bytes, uint8_t *record,
                          err_t *err);
 // Plaintext bytes announced by a header; RECORD_MAX_BYTES + 1 if it cannot be one. Nothing is

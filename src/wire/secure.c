@@ -126,16 +126,16 @@ hvd_status_t secure_flush(secure_t *s, err_t *err)
 // Seals one record behind what waits.
 static hvd_status_t append_record(secure_t *s, const void *data, size_t bytes, err_t *err)
 {
-    uint8_t *record = buf_append(&s->out, NULL, bytes + RECORD_EXTRA_BYTES);
+    size_t whole = record_bytes(bytes);
+    uint8_t *record = buf_append(&s->out, NULL, whole);
     if (record == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for encrypted data");
     }
     hvd_status_t status = record_seal(&s->sealing, data, bytes, record, err);
     if (status != HVD_OK) {
-        s->out.len -= bytes + RECORD_EXTRA_BYTES; // half a record must never leave
+        s->out.len -= whole; // half a record must never leave
     } else if (UNLIKELY(s->mangle != NULL)) {
-        size_t left = s->mangle(s->mangle_arg, record, bytes + RECORD_EXTRA_BYTES);
-        s->out.len -= bytes + RECORD_EXTRA_BYTES - left;
+        s->out.len -= whole - s->mangle(s->mangle_arg, record, whole);
     }
     return status;
 }
@@ -253,7 +253,7 @@ static hvd_status_t open_next(secure_t *s, uint8_t *to, size_t room, size_t *byt
     if (bytes > RECORD_MAX_BYTES) {
         return fail_record(s, "is not a record of this connection", err);
     }
-    size_t whole = bytes + RECORD_EXTRA_BYTES;
+    size_t whole = record_bytes(bytes);
     TRY(gather(s, whole, whole + RECORD_HEADER_BYTES, err), out);
     uint8_t *record = s->in.data + s->in_at;
     bool fits = bytes <= room;
@@ -345,7 +345,7 @@ size_t secure_pending(const secure_t *s)
         return 0;
     }
     size_t bytes = record_plain_bytes(s->in.data + s->in_at);
-    return bytes > RECORD_MAX_BYTES || have >= bytes + RECORD_EXTRA_BYTES ? have : 0;
+    return bytes > RECORD_MAX_BYTES || have >= record_bytes(bytes) ? have : 0;
 }
 
 bool secure_drained(const secure_t *s)

@@ -26,7 +26,8 @@ static const struct {
 };
 
 // Bytes of the tensor. Switch points: 2 KiB rides in the agreement, 16 and 512 KiB change the plan,
-// 32 KiB is run in two levels, 64 KiB is a slice and a plan's threshold, 256 KiB a slot.
+// 32 KiB is run in two levels or copied from process to process, 64 KiB is a slice and a plan's
+// threshold, 256 KiB a slot.
 static const size_t sizes[] = {
     0,
     1,

@@ -1326,7 +1326,11 @@ static void test_place(void **state)
                           .local_size = -1,
                           .cross_rank = -1,
                           .cross_size = -1};
-        boot_place(&job, host_of);
+        int host_sizes[3] = {0};
+        boot_place(&job, host_of, host_sizes);
+        assert_int_equal(host_sizes[0], 4);
+        assert_int_equal(host_sizes[1], 2);
+        assert_int_equal(host_sizes[2], 1);
         assert_int_equal(job.local_rank, local_ranks[rank]);
         assert_int_equal(job.local_size, local_sizes[rank]);
         assert_int_equal(job.cross_rank, cross_ranks[rank]);
@@ -1334,7 +1338,8 @@ static void test_place(void **state)
     }
     boot_job_t told = {
         .rank = 1, .size = 7, .local_rank = 5, .local_size = 6, .cross_rank = -1, .cross_size = -1};
-    boot_place(&told, host_of);
+    int host_sizes[3] = {0};
+    boot_place(&told, host_of, host_sizes);
     assert_int_equal(told.local_rank, 5);
     assert_int_equal(told.local_size, 6);
     assert_int_equal(told.cross_size, 2);

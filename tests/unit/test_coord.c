@@ -374,6 +374,73 @@ static double first_value(const seen_t *seen)
     return value_of(seen, 0);
 }
 
+// Two hosts of two ranks: 0 and 1, 2 and 3.
+static const int two_hosts[] = {-1, 0, 0, 2};
+
+static void submit_values(world_t *world, const int *ranks, int n)
+{
+    for (int i = 0; i < n; i++) {
+        submit(world, ranks[i], (ask_t){.name = "x", DIMS(3), .value = 1 << ranks[i]});
+        world_settle(world);
+    }
+}
+
+// In whichever order ranks come, all get the sum, each once; and if the far host comes last, or
+// while the offer is on its way, without a record.
+static void halves_of_a_job_meet_half_way(void **state)
+{
+    static const struct {
+        int order[4];
+        bool meets;
+    } rows[] = {{{0, 1, 2, 3}, true},
+                {{1, 0, 3, 2}, true},
+                {{2, 0, 1, 3}, true},
+                {{2, 3, 0, 1}, false},
+                {{0, 2, 3, 1}, false}};
+    (void)state;
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        world_t *world = world_new_tree(4, two_hosts, world_params());
+        submit_values(world, (const int[]){0, 1, 2, 3}, 4); // the first time it is a new name
+        for (int round = 0; round < 3; round++) {
+            world_forget(world);
+            submit_values(world, rows[i].order, 4);
+            for (int rank = 0; rank < 4; rank++) {
+                assert_int_equal(world->n_seen[rank], 1);
+                assert_true(first_value(&world->seen[rank][0]) == 15);
+                assert_true((world->seen[rank][0].batch == COORD_NO_BATCH) == rows[i].meets);
+            }
+        }
+        world_free(world);
+    }
+}
+
+// The far host answers an offer with something else: the record that follows counts.
+static void an_offer_may_be_answered_otherwise(void **state)
+{
+    (void)state;
+    world_t *world = world_new_tree(4, two_hosts, world_params());
+    submit_values(world, (const int[]){0, 1, 2, 3}, 4);
+    world_forget(world);
+    submit_values(world, (const int[]){0, 1, 3}, 3); // offered
+    uint64_t odd = submit(world, 2, (ask_t){.name = "x", DIMS(4), .value = 1});
+    world_settle(world);
+    assert_failed(world, 2, odd, HVD_MISMATCH, "Mismatched ALLREDUCE tensor shapes: ");
+    assert_int_equal(world->seen[0][0].status, HVD_MISMATCH);
+    // The name is free, and the offer forgotten.
+    world_forget(world);
+    submit_values(world, (const int[]){3, 1, 0, 2}, 4);
+    assert_true(first_value(&world->seen[3][0]) == 15);
+    // Or it joins.
+    world_forget(world);
+    submit_values(world, (const int[]){0, 1, 3}, 3);
+    submit(world, 2, (ask_t){.name = "join", .op = HVD_JOIN});
+    world_settle(world);
+    assert_true(first_value(&world->seen[0][0]) == 11);
+    assert_true(first_value(&world->seen[3][0]) == 11);
+    assert_int_not_equal(world->seen[0][0].batch, COORD_NO_BATCH);
+    world_free(world);
+}
+
 static void small_allreduces_are_done_by_the_agreement(void **state)
 {
     static const struct {
@@ -1818,6 +1885,29 @@ static void nonsense_in_its_place_is_refused(void **state)
     world_free(world);
 }
 
+static void offers_that_do_not_fit_are_refused(void **state)
+{
+    control_line_t offer = {.kind = RECORD_OFFER, .id = 1, .payload_bytes = 4};
+    err_t err;
+    offer.payload = (const uint8_t *)"four";
+    (void)state;
+    world_t *world = world_new(2, world_params());
+    assert_int_equal(receive_line(world, 1, 0, &offer, &err), HVD_PROTOCOL); // no such id
+    submit(world, ALL_RANKS, (ask_t){.name = "x", DIMS(1)});
+    submit(world, ALL_RANKS, (ask_t){.name = "does not ride"});
+    world_settle(world);
+    offer.payload_bytes = 3;
+    assert_int_equal(receive_line(world, 1, 0, &offer, &err), HVD_PROTOCOL);
+    offer.payload_bytes = 4;
+    assert_int_equal(receive_line(world, 0, 1, &offer, &err), HVD_PROTOCOL); // upward
+    assert_int_equal(receive_line(world, 1, 0, &offer, &err), HVD_OK);
+    assert_int_equal(receive_line(world, 1, 0, &offer, &err), HVD_PROTOCOL); // twice
+    offer.id = 2;
+    offer.payload_bytes = 0;
+    assert_int_equal(receive_line(world, 1, 0, &offer, &err), HVD_PROTOCOL);
+    world_free(world);
+}
+
 static void trees_are_checked(void **state)
 {
     static const int circles[][4] = {{-1, 2, 1, 0}, {0, 0, 0, 0}, {-1, -1, 0, 0}, {-1, 0, 4, 0}};
@@ -1931,6 +2021,8 @@ static const control_line_t lines[] = {
      .quiet_ns = UINT64_MAX,
      .name = {"last", 4}},
     {.kind = LINE_PROGRESS, .batch = 9, .least_ns = 2, .longest_ns = 77, .text = {"waits", 5}},
+    {.kind = RECORD_OFFER, .id = 300},
+    {.kind = RECORD_OFFER, .id = 1, .payload = (const uint8_t *)"four", .payload_bytes = 4},
 };
 
 static void assert_same_line(const control_line_t *got, const control_line_t *line)
@@ -2039,6 +2131,8 @@ int main(void)
         cmocka_unit_test(scalars_cannot_be_gathered),
         cmocka_unit_test(sizes_of_all_members_reach_all),
         cmocka_unit_test(splits_of_all_members_reach_all),
+        cmocka_unit_test(halves_of_a_job_meet_half_way),
+        cmocka_unit_test(an_offer_may_be_answered_otherwise),
         cmocka_unit_test(small_allreduces_are_done_by_the_agreement),
         cmocka_unit_test(what_rides_is_a_matter_of_the_signature),
         cmocka_unit_test(the_order_of_reduction_is_fixed),
@@ -2085,6 +2179,7 @@ int main(void)
         cmocka_unit_test(frames_are_cut_off_a_stream),
         cmocka_unit_test(nonsense_is_refused),
         cmocka_unit_test(nonsense_in_its_place_is_refused),
+        cmocka_unit_test(offers_that_do_not_fit_are_refused),
         cmocka_unit_test(trees_are_checked),
         cmocka_unit_test(lines_survive_the_wire),
         cmocka_unit_test(random_bytes_are_read_safely),

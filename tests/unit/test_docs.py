@@ -65,7 +65,8 @@ def backticked(text):
 def known_words():
     files = [ROOT / "include/hvd.h", *ROOT.glob("src/*/*.*"), *ROOT.glob("tools/*"),
              *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/spark/*.py"),
-             *ROOT.glob("tests/cluster/*.py"), *ROOT.glob("deploy/**/Dockerfile"),
+             *ROOT.glob("tests/cluster/*.py"), *ROOT.glob("tests/gpu/*.[ch]"),
+             *ROOT.glob("deploy/**/Dockerfile"),
              ROOT / "tests/tests.list"]
     return set(re.findall(r"\w+", "\n".join(file.read_text() for file in files)))
 
@@ -78,7 +79,8 @@ def knobs():
 @functools.cache
 def variables():
     """Every variable some part of the tree knows."""
-    sources = [ROOT / "src/base/config.c", *ROOT.glob("src/launch/*.*"),
+    sources = [ROOT / "src/base/config.c", *ROOT.glob("src/cli/*.*"),
+               *ROOT.glob("src/agent/*.*"), *ROOT.glob("src/launch/*.*"),
                *ROOT.glob("python/**/*.py")]
     text = "\n".join(source.read_text() for source in sources)
     return knobs() | set(re.findall(r"\bHOROVOD_[A-Z0-9_]*[A-Z0-9]\b", text))
@@ -155,7 +157,7 @@ class Pages(unittest.TestCase):
                   "hvd-bench": (ROOT / "src/tools/hvd-bench.c").read_text(),
                   "horovodrun": run(BUILD / "horovodrun", "--help") +
                   run(BUILD / "horovodrun", "pai", "--help") +
-                  (ROOT / "src/launch/options.def").read_text()}
+                  (ROOT / "src/cli/options.def").read_text()}
         named = re.compile(r"(hvd-info|hvd-bench|horovodrun)((?:[ \n]+[\w,.-]+)+)")
         for path, text in pages():
             for tool, words in named.findall(text):

@@ -249,7 +249,7 @@ static void measure(const char *encrypt, size_t n_bytes[N_WAYS])
     for (int way = 0; way < N_WAYS; way++) {
         uint64_t n_more = w.n_sent[way] / MESSAGE_BYTES - N_MESSAGES;
         n_bytes[way] = w.tap.seen[way].len -
-                       n_more * (MESSAGE_BYTES + (is_encrypted ? RECORD_EXTRA_BYTES : 0));
+                       n_more * (is_encrypted ? record_bytes(MESSAGE_BYTES) : MESSAGE_BYTES);
     }
     world_close(&w);
 }
