@@ -135,6 +135,9 @@ enum {
     HVD_WAITS = 1u << 0,
     // prescale and postscale are set; without it both count as 1.
     HVD_SCALED = 1u << 1,
+    // Inputs and outputs are in the memory of a GPU: device and stream are set. hvd_submit() queues
+    // what is to be done behind the work of that stream, and does not wait for it.
+    HVD_ON_DEVICE = 1u << 2,
 };
 
 // One submission: one tensor, or a group that runs all or nothing under one name and one handle.
@@ -156,6 +159,12 @@ typedef struct hvd_request {
     hvd_done_fn done;   // may be NULL
     void *arg;          // passed to both
     const char *where;  // the user's source line, for reports; may be NULL
+    // Without a name: which order it is counted in, as "<op>.noname.<series>.<n>", for threads that
+    // keep an order each and none among them; equal on all members. NULL: the one that has no name.
+    const char *series;
+    // With HVD_ON_DEVICE in flags; alloc is not asked then, hvd_fetch() brings such outputs.
+    int device;   // number of the GPU; one rank uses one
+    void *stream; // that has written the tensors: a CUstream or hipStream_t; NULL: the default one
 } hvd_request_t;
 
 // What became of a handle. Pointers live until hvd_release().
@@ -219,6 +228,13 @@ hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle
 // The handle's status once done; HVD_TIMEOUT leaves the operation running and the handle valid.
 hvd_status_t hvd_wait(hvd_ctx_t *ctx, hvd_handle_t handle, int64_t timeout_ms);
 hvd_status_t hvd_poll(hvd_ctx_t *ctx, hvd_handle_t handle); // HVD_IN_PROGRESS while not done
+// For one with HVD_ON_DEVICE, which has two ends. hvd_wait() waits until its results have landed on
+// the device; this until they are launched, and makes the stream wait for the rest: what is queued
+// there from now on sees them. Its status as of hvd_wait().
+hvd_status_t hvd_wait_on(hvd_ctx_t *ctx, hvd_handle_t handle, void *stream, int64_t timeout_ms);
+// Copies output i, of one that is done and had no memory for it, to the device, in the order of the
+// stream. Does not wait.
+hvd_status_t hvd_fetch(hvd_ctx_t *ctx, hvd_handle_t handle, int tensor, void *to, void *stream);
 hvd_status_t hvd_result(hvd_ctx_t *ctx, hvd_handle_t handle, hvd_result_t *result_p);
 // Output of tensor i with its shape (as many dimensions as were submitted).
 hvd_status_t hvd_output(hvd_ctx_t *ctx, hvd_handle_t handle, int tensor, void **data_p,

@@ -139,6 +139,11 @@ foreach(source IN LISTS fault_sources security_sources)
     target_link_libraries(${name} PRIVATE rank_helpers fault_helpers)
 endforeach()
 
+# What test_cost.py counts the instructions of.
+hvd_test_program(${CMAKE_CURRENT_SOURCE_DIR}/tests/cost/cost_ops.c)
+
+include(tests/gpu/gpu.cmake)
+
 set(test_list ${CMAKE_CURRENT_SOURCE_DIR}/tests/tests.list)
 if(EXISTS ${test_list})
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${test_list})

@@ -27,6 +27,7 @@ libfabric-dev       | test -e /usr/include/rdma/fabric.h
 libyaml-dev         | test -e /usr/include/yaml.h
 libjansson-dev      | test -e /usr/include/jansson.h
 libcmocka-dev       | pkg-config --exists cmocka
+valgrind            | command -v valgrind
 python3             | command -v python3
 python3-dev         | has_python_header
 python3-venv        | python3 -c "import ensurepip, venv"

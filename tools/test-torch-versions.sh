@@ -13,12 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 failed=()
 for version in ${VERSIONS:-2.6.0 2.1.2}; do
     environment=.venv-torch-$version
-    if ! $environment/bin/python -c 'import pytest, torch' 2>/dev/null; then
-        python3 -m venv --clear "$environment"
-        "$environment"/bin/python -m pip install -q --disable-pip-version-check \
-            cloudpickle packaging psutil pytest pyyaml
-        "$environment"/bin/python tools/install-torch.py "$version"
-    fi
+    tools/torch-environment.sh "$version"
     echo "PyTorch $version:"
     # shellcheck disable=SC2086 # several arguments
     PYTHONPATH=build/python "$environment"/bin/python -m pytest tests/python/torch \

@@ -68,6 +68,8 @@ const char *snapshot_state(const snapshot_t *snapshot); // "idle", "ended", or o
 void snapshot_summary(const snapshot_t *snapshot, buf_t *out);
 // stacks: NULL, or where the lines of stacks that are in the page go as well.
 void snapshot_page(observe_t *observe, const snapshot_t *snapshot, buf_t *out, buf_t *stacks);
+// In a line: where the program is.
+void snapshot_where(observe_t *observe, const snapshot_t *snapshot, buf_t *out);
 void snapshot_status(const observe_t *observe, const snapshot_t *snapshot, buf_t *out);
 
 // --- counters.c ---------------------------------------------------------------------------------

@@ -186,6 +186,12 @@ static void page_recorder(observe_t *o, snapshot_t *scratch, buf_t *out)
     snapshot_page(o, scratch, out, NULL);
 }
 
+static void page_where(observe_t *o, snapshot_t *scratch, buf_t *out)
+{
+    recorder_snapshot(o, scratch);
+    snapshot_where(o, scratch, out);
+}
+
 static const struct page {
     const char *path, *type;
     void (*print)(observe_t *o, snapshot_t *scratch, buf_t *out);
@@ -193,6 +199,7 @@ static const struct page {
     {"/metrics", "text/plain; version=0.0.4", page_metrics},
     {"/status", "text/plain", page_status},
     {"/recorder", "text/plain", page_recorder},
+    {"/where", "text/plain", page_where},
 };
 
 static void answer(live_t *live, client_t *c, snapshot_t *scratch)
@@ -212,7 +219,7 @@ static void answer(live_t *live, client_t *c, snapshot_t *scratch)
         }
     }
     if (result[0] != '2') {
-        buf_printf(&body, "try /metrics, /status or /recorder\n");
+        buf_printf(&body, "try /metrics, /status, /recorder or /where\n");
     }
     buf_printf(&c->answer, "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", result,
                type, body.len);

@@ -30,6 +30,7 @@ hvd_status_t observe_open(const observe_job_t *job, observe_t **observe_p, err_t
     o->job = *job;
     o->origin = ticks_origin();
     o->opened_ns = clock_ns();
+    o->opened_by = (uint64_t)pthread_self();
     o->recorder = recorder_new();
     o->counters = counters_new(job->n_branches);
     if (o->recorder == NULL || o->counters == NULL) {

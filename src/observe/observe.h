@@ -8,6 +8,7 @@
 //   timeline.c  the trace users load in a browser
 //   monitor.c   the monitor thread: writes the trace, dumps the recorder
 //   live.c      its socket, where counters and live state can be read
+//   ask.c       the other side of that socket
 //
 // Owns: the ring of records, the sums, the timeline's file, the monitor thread and its socket. The
 // requests, the lock that guards them and these records, and how the job ended are the engine's,
@@ -102,6 +103,7 @@ typedef struct observe {
     atomic_bool timeline_on; // there is one, and it takes events
     tick_origin_t origin;
     uint64_t opened_ns;
+    uint64_t opened_by; // the thread that did, as pthread_self() says
     recorder_t *recorder;
     counters_t *counters;
     timeline_t *timeline;  // under lock; NULL: none is written
@@ -163,7 +165,7 @@ hvd_status_t observe_stop_timeline(observe_t *observe, err_t *err);
 void observe_set_stack_source(observe_t *observe, hvd_stack_fn fn, void *arg);
 const char *observe_socket(const observe_t *observe); // its abstract name; "": there is none
 
-// --- Where ranks listen (live.c), for whoever looks for them ------------------------------------
+// --- Where ranks listen (live.c), and how to ask them (ask.c) ------------------------------------
 
 #define LIVE_NAME "hvd-%u/%s/rank-%d" // user, job, rank; abstract: the address has a NUL in front
 #define LIVE_NAME_BYTES 108           // what the address of a Unix socket holds
@@ -177,5 +179,32 @@ typedef struct live_peer {
 int live_connect(const char *name); // a socket, or -1 with errno
 // Whose process is at the other end? True: that user's, or root's.
 bool live_peer_is(int fd, unsigned uid, live_peer_t *peer_p);
+
+#define LIVE_JOB_BYTES 128 // of "hvd-<user>/<job>"
+
+// A rank of this host, of any job.
+typedef struct live_rank {
+    char name[LIVE_NAME_BYTES], job[LIVE_JOB_BYTES];
+    unsigned uid;
+    int rank;
+    int pid;      // once asked
+    char *answer; // the page; NULL: there was none in time
+    int fd;       // the rest is live_ask's own
+    buf_t text;
+} live_rank_t;
+
+// Those that answer this user. How many, or -1 with errno.
+int live_find(live_rank_t *ranks, int n_ranks);
+typedef struct live_question {
+    const char *page;
+    int wait_ms;                       // for the answers of all
+    bool (*wants)(void *arg, int pid); // is this process to be asked? NULL: each is
+    void *arg;
+} live_question_t;
+
+// Asks all at once. Who is not what the name says, or not wanted, is dropped; how many are left. To
+// be forgotten with live_forget().
+int live_ask(live_rank_t *ranks, int n_ranks, const live_question_t *question);
+void live_forget(live_rank_t *ranks, int n_ranks);
 
 #endif

@@ -8,8 +8,10 @@
 // read of the processor's own clock and some plain stores. What is in flight the engine lists when
 // somebody wants to know. Memory is fixed.
 // Threads: under lock, except the stamps, which the holder writes.
+#define _GNU_SOURCE
 #include "observe/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -226,19 +228,23 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
     }
 }
 
-// Where the thread is now, as the binding tells it; each line behind a bar.
-static void put_stack(observe_t *o, const char *heading, uint64_t thread, buf_t *out, buf_t *stacks)
+// Where the thread is now, as the binding tells it; "" if nobody knows.
+static void read_stack(observe_t *o, uint64_t thread, char text[STACK_BYTES])
 {
-    char text[STACK_BYTES];
     lock_take(o->job.lock);
     hvd_stack_fn stack_of = o->stack_of;
     void *arg = o->stack_arg;
     lock_release(o->job.lock);
-    if (stack_of == NULL || thread == 0) {
-        return;
-    }
-    size_t bytes = MIN(stack_of(arg, thread, text, sizeof text - 1), sizeof text - 1);
-    text[bytes] = '\0';
+    bool is_known = stack_of != NULL && thread != 0;
+    size_t bytes = is_known ? stack_of(arg, thread, text, STACK_BYTES - 1) : 0;
+    text[MIN(bytes, STACK_BYTES - 1)] = '\0';
+}
+
+// Each line behind a bar.
+static void put_stack(observe_t *o, const char *heading, uint64_t thread, buf_t *out, buf_t *stacks)
+{
+    char text[STACK_BYTES];
+    read_stack(o, thread, text);
     char *save = NULL, *first = strtok_r(text, "\n", &save);
     const char *line = first != NULL && heading != NULL ? heading : first;
     while (line != NULL) {
@@ -303,6 +309,60 @@ void snapshot_page(observe_t *o, const snapshot_t *s, buf_t *out, buf_t *stacks)
                "bytes", "negotiate us", "queue us", "run us", "status", "name");
     for (uint64_t i = n; i > first; i--) {
         put_record(o, s, i, &s->recorder.ring[(i - 1) % RECORDER_SLOTS], out);
+    }
+}
+
+// Is the line `File "/x/train.py", line 7, in main` of the user's own program?
+static bool is_users(const char *line, size_t bytes)
+{
+    static const char *const others[] = {"/site-packages/", "/lib/python", "<frozen "};
+    for (size_t i = 0; i < N_ELEMENTS(others); i++) {
+        if (memmem(line, bytes, others[i], strlen(others[i])) != NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The innermost line of the user's in a stack, or the innermost of all: "at train.py:7, in main, ".
+// A stack has the innermost last, unless it says otherwise. "": there is none.
+static void put_innermost(const char *stack, buf_t *out)
+{
+    static const char mark[] = "File \"";
+    bool is_upside_down = strstr(stack, "innermost first") != NULL, has_users = false;
+    char path[256], function[64], found[400] = "";
+    for (const char *at = strstr(stack, mark); at != NULL; at = strstr(at + 1, mark)) {
+        int line;
+        bool users = is_users(at, strcspn(at, "\n"));
+        bool is_better = users == has_users ? !is_upside_down || found[0] == '\0' : users;
+        if (is_better && sscanf(at, "File \"%255[^\"]\", line %d%*[, ]in %63[^\n]", path, &line,
+                                function) == 3) {
+            snprintf(found, sizeof found, "at %s:%d, in %s, ", path, line, function);
+            has_users = users;
+        }
+    }
+    buf_append(out, found, strlen(found));
+}
+
+void snapshot_where(observe_t *o, const snapshot_t *s, buf_t *out)
+{
+    const record_t *last = snapshot_last(s);
+    const flight_t *f = s->n_flights > 0 ? &s->flights[0] : NULL;
+    char stack[STACK_BYTES];
+    if (f != NULL && f->where[0] != '\0') {
+        buf_printf(out, "at %s, ", f->where);
+    } else {
+        read_stack(o, f != NULL ? f->thread : last != NULL ? last->thread : o->opened_by, stack);
+        put_innermost(stack, out);
+    }
+    if (f != NULL) {
+        buf_printf(out, "in %s '%s' for %.1f s\n", hvd_op_name((hvd_op_t)f->op), f->name,
+                   age_s(s, f->submitted));
+    } else if (last != NULL) {
+        buf_printf(out, "%.1f s after its last operation, '%s'\n", age_s(s, last->finished),
+                   last->name);
+    } else {
+        buf_printf(out, "before its first operation\n");
     }
 }
 

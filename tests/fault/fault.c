@@ -169,7 +169,7 @@ hvd_status_t fault_step(fault_rank_t *f, const char *name, size_t n)
     }
     hvd_tensor_t tensor = {.input = values, .output = values, .n_dims = 1, .shape = shape};
     hvd_request_t request = {
-        .op = HVD_ALLREDUCE,
+        .op = f->spreads ? HVD_BROADCAST : HVD_ALLREDUCE,
         .name = name,
         .dtype = HVD_FLOAT32,
         .reduce = HVD_SUM,
@@ -178,11 +178,12 @@ hvd_status_t fault_step(fault_rank_t *f, const char *name, size_t n)
         .flags = f->flags,
     };
     hvd_status_t status = rank_call(r, &request);
-    int base = r->size * (r->size - 1) / 2 + r->size * (step % 7);
+    int n_added = f->spreads ? 1 : r->size; // ranks 0 to this
+    int base = n_added * (n_added - 1) / 2 + n_added * (step % 7);
     for (size_t i = 0; status == HVD_OK && i < n; i++) {
-        if (fabsf(values[i] - (float)(base + r->size * (int)(i % 5))) > 0) {
-            check_failed(r, __FILE__, __LINE__, "a wrong sum in step %d: element %zu is %g", step,
-                         i, (double)values[i]);
+        if (fabsf(values[i] - (float)(base + n_added * (int)(i % 5))) > 0) {
+            check_failed(r, __FILE__, __LINE__, "a wrong result in step %d: element %zu is %g",
+                         step, i, (double)values[i]);
         }
     }
     free(values);

@@ -22,6 +22,7 @@ typedef struct fault_rank {
     size_t len;
     int n_steps;
     unsigned flags; // of each step; HVD_WAITS at first
+    bool spreads;   // a step is a broadcast from rank 0 instead of a sum
 } fault_rank_t;
 
 // Tells the pid; the log will be kept.
@@ -32,7 +33,8 @@ fault_rank_t *fault_open(rank_t *r);
 void fault_leave(fault_rank_t *f); // shutdown, whatever the state; frees
 pid_t fault_pid(const rank_t *r, int rank);
 
-// One allreduce of n float32 whose sum is checked; HVD_OK, or why not (sentence in r->text).
+// One allreduce (or broadcast) of n float32 whose result is checked; HVD_OK, or why not (sentence
+// in r->text).
 hvd_status_t fault_step(fault_rank_t *f, const char *name, size_t n);
 // Steps until one fails; the sentence is in r->text.
 hvd_status_t fault_work(fault_rank_t *f, size_t n, double max_seconds);

@@ -41,6 +41,7 @@ typedef struct fault_case {
     int victim;     // -1: victim_of
     double seconds; // within which everybody must know
     bool has_child; // the victim has forked one, which lives on with copies of all its descriptors
+    bool spreads;   // the operations are broadcasts from rank 0
 } fault_case_t;
 
 static int victim_in(const rank_t *r, const fault_case_t *c)
@@ -92,6 +93,7 @@ static void killed(rank_t *r, void *arg)
     fault_rank_t *f = fault_open(r);
     pthread_t thread;
     void *pair[2] = {r, arg};
+    f->spreads = c->spreads;
     rank_barrier(r);
     if (r->rank == victim) {
         be_victim(f, c);
@@ -412,6 +414,10 @@ static const fault_case_t kill_large = {
     .n = 300000, .signal = SIGKILL, .victim = -1, .seconds = 0.5};
 static const fault_case_t kill_first = {
     .n = 300000, .signal = SIGKILL, .victim = 0, .seconds = 0.5};
+static const fault_case_t kill_receiver = {
+    .n = 3000000, .signal = SIGKILL, .victim = -1, .seconds = 0.5, .spreads = true};
+static const fault_case_t kill_root = {
+    .n = 3000000, .signal = SIGKILL, .victim = 0, .seconds = 0.5, .spreads = true};
 static const fault_case_t kill_idle = {.signal = SIGKILL, .victim = -1, .seconds = 0.5};
 static const fault_case_t kill_parent = {
     .n = 50000, .signal = SIGKILL, .victim = -1, .seconds = 0.5, .has_child = true};
@@ -434,6 +440,20 @@ static const subtest_t subtests[] = {
     {.name = "killed, small", .fn = killed, .arg = (void *)&kill_small, .min_ranks = 3},
     {.name = "killed, large", .fn = killed, .arg = (void *)&kill_large, .min_ranks = 3},
     {.name = "killed, first rank", .fn = killed, .arg = (void *)&kill_first, .min_ranks = 3},
+    {
+        .name = "killed, receives",
+        .fn = killed,
+        .arg = (void *)&kill_receiver,
+        .min_ranks = 3,
+        .env = {"HOROVOD_ALGORITHM=broadcast=direct"},
+    },
+    {
+        .name = "killed, sends",
+        .fn = killed,
+        .arg = (void *)&kill_root,
+        .min_ranks = 3,
+        .env = {"HOROVOD_ALGORITHM=broadcast=direct"},
+    },
     {.name = "killed, idle", .fn = killed, .arg = (void *)&kill_idle, .min_ranks = 3},
     {.name = "killed, with a child", .fn = killed, .arg = (void *)&kill_parent, .min_ranks = 3},
     {
