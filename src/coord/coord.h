@@ -96,6 +96,10 @@ typedef struct coord_activity {
     // has for a while: the oldest of them, and the user's line that submitted it ("": not known).
     bool is_blocked;
     char blocked_in[64], where[120];
+    // How often it lately did the same thing again, which not every way tells the agreement, and
+    // the longest two times that took. Of the rank itself; not sent to others.
+    int n_steps;
+    uint64_t longest_step_ns, second_step_ns;
 } coord_activity_t;
 
 // The oldest batch that runs on this rank, or below it.

@@ -18,7 +18,8 @@
 // steps, but not within LEARNED_LEAST_NS, nor within LONGEST_FACTOR times the longest, once there
 // have been LEARNED_STEPS of them: ranks pause for a checkpoint at the end of an epoch, and that is
 // none of our business. Recent are the last fifty to hundred, so the 99th percentile is the second
-// longest. A job that is slow by nature is left alone.
+// longest. A job that is slow by nature is left alone. Operations that need no agreement
+// (engine/board.c) are not seen here: of those the engine tells (coord_activity_t).
 //
 // Rounds are kept in order of age, so as long as nothing stalls the cost is one comparison per call
 // of coord_next_tick. A branch that does not answer is taken to have nothing. The holder of the
@@ -59,19 +60,27 @@ void stall_note_step(coord_t *coord, uint64_t interval_ns)
     }
 }
 
+static void note_span(span_t *span, uint64_t longest_ns, uint64_t second_ns)
+{
+    note_in_span(span, longest_ns);
+    note_in_span(span, second_ns);
+}
+
 // How long an entry may wait before it is asked about for the first time.
 static uint64_t first_warn_ns(const coord_t *coord)
 {
     const rhythm_t *rhythm = &coord->stall.rhythm;
+    const coord_activity_t *own = &coord->heartbeat.activity;
     uint64_t warn_ns = coord->params.stall_warn_ns;
+    bool is_known = rhythm->is_known || own->n_steps >= LEARNED_STEPS;
     span_t recent = rhythm->before;
-    note_in_span(&recent, rhythm->span.longest_ns);
-    note_in_span(&recent, rhythm->span.second_ns);
+    note_span(&recent, rhythm->span.longest_ns, rhythm->span.second_ns);
+    note_span(&recent, own->longest_step_ns, own->second_step_ns);
     uint64_t learned_ns = MAX(LEARNED_LEAST_NS, MAX(LEARNED_FACTOR * recent.second_ns,
                                                     LONGEST_FACTOR * recent.longest_ns));
     bool was_early = coord->stall.early_ns != 0 && coord->now_ns - coord->stall.early_ns < warn_ns;
 
-    return rhythm->is_known && !was_early ? MIN(warn_ns, learned_ns) : warn_ns;
+    return is_known && !was_early ? MIN(warn_ns, learned_ns) : warn_ns;
 }
 
 // How long before anything is done about it.

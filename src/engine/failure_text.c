@@ -113,6 +113,9 @@ void tell_activity(hvd_ctx_t *ctx, uint64_t now_ns)
         ctx->quiet_since_ns = now_ns;
     }
     activity.quiet_ns = now_ns - ctx->quiet_since_ns;
+    if (activity.quiet_ns >= BLOCKED_NS) {
+        observe_steps(ctx->observe, &activity);
+    }
     look_whether_blocked(ctx, &activity, now_ns);
     coord_progress_t progress = look_at_batch(ctx, now_ns);
     coord_set_activity(ctx->coord, &activity);

@@ -122,6 +122,8 @@ void observe_free(observe_t *observe); // the thread has ended; safe on NULL
 
 // --- What happens -------------------------------------------------------------------------------
 
+// How often the last operation has been done lately, and the longest times between.
+void observe_steps(observe_t *observe, coord_activity_t *activity) EXCLUDES(*observe->job.lock);
 // Under lock. is_next: most likely no other operation ends before this one.
 void observe_submitted(observe_t *observe, trace_t *trace, bool is_next);
 void observe_completed(observe_t *observe, const trace_t *trace, hvd_status_t status);

@@ -20,6 +20,8 @@
 #define HVD_UNRECORDED 0
 #endif
 
+#define RECENT_STEPS 100
+
 // Written to at once: the first operations must not wait for the kernel to find the pages.
 recorder_t *recorder_new(void)
 {
@@ -109,6 +111,32 @@ void observe_mark_cycle(observe_t *o, uint64_t ticks)
     lock_take(o->job.lock);
     if (o->timeline != NULL) {
         timeline_add_cycle(o, o->timeline, ticks);
+    }
+    lock_release(o->job.lock);
+}
+
+static void note_step(coord_activity_t *activity, uint64_t ns)
+{
+    uint64_t lesser_ns = MIN(ns, activity->longest_step_ns);
+    activity->longest_step_ns = MAX(activity->longest_step_ns, ns);
+    activity->second_step_ns = MAX(activity->second_step_ns, lesser_ns);
+    activity->n_steps++;
+}
+
+void observe_steps(observe_t *o, coord_activity_t *activity)
+{
+    recorder_t *recorder = o->recorder;
+    double pace = ticks_pace(&o->origin);
+    lock_take(o->job.lock);
+    uint64_t n_kept = MIN(recorder->n, RECORDED_OPERATIONS);
+    const record_t *later = n_kept > 0 ? &recorder->ring[(recorder->n - 1) % RECORDER_SLOTS] : NULL;
+    for (uint64_t back = 2; back <= n_kept && activity->n_steps < RECENT_STEPS; back++) {
+        const record_t *record = &recorder->ring[(recorder->n - back) % RECORDER_SLOTS];
+        if (record->op == later->op && strcmp(record->name, later->name) == 0) {
+            uint64_t ticks = later->finished - MIN(record->finished, later->finished);
+            note_step(activity, (uint64_t)((double)ticks * pace));
+            later = record;
+        }
     }
     lock_release(o->job.lock);
 }

@@ -1524,6 +1524,29 @@ static void a_stall_out_of_rhythm_is_reported_early(void **state)
     world_free(world);
 }
 
+// The same if its steps need no agreement, and only the engine has seen them.
+static void a_rhythm_that_the_engine_tells_counts_too(void **state)
+{
+    coord_params_t params = world_params();
+    coord_activity_t doing = {
+        .n_steps = 20, .longest_step_ns = NS_PER_S, .second_step_ns = 100 * NS_PER_MS};
+    (void)state;
+    params.stall_warn_ns = 60 * NS_PER_S;
+    world_t *world = world_new(3, params);
+    coord_set_activity(world->ranks[0], &doing);
+    submit(world, 1, (ask_t){.name = "grad"});
+    for (int i = 0; i < 99; i++) {
+        world_tick(world, 100 * NS_PER_MS);
+    }
+    assert_null(report_on(world, 1, 0));
+    for (int i = 0; i < 40; i++) {
+        world_tick(world, 100 * NS_PER_MS);
+    }
+    assert_non_null(report_on(world, 1, 0));
+    assert_has(report_on(world, 1, 0)->text, "not submitted 'grad' for 1");
+    world_free(world);
+}
+
 // Each rank sits in a wait for what another has not submitted: that is certain, and told after a
 // few seconds, once. If a single rank may still go on, it is not.
 static void ranks_that_wait_for_each_other_are_told_soon(void **state)
@@ -2168,6 +2191,7 @@ int main(void)
         cmocka_unit_test(a_stall_beyond_the_second_limit_ends_the_job),
         cmocka_unit_test(a_rank_that_does_not_answer_is_missing),
         cmocka_unit_test(a_stall_out_of_rhythm_is_reported_early),
+        cmocka_unit_test(a_rhythm_that_the_engine_tells_counts_too),
         cmocka_unit_test(ranks_that_wait_for_each_other_are_told_soon),
         cmocka_unit_test(slow_jobs_are_not_hurried),
         cmocka_unit_test(a_silent_neighbour_is_reported_then_given_up),
