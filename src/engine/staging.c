@@ -308,6 +308,14 @@ void staging_release(request_t *request)
     free(staged);
 }
 
+static device_t *opened_device(staging_t *staging)
+{
+    lock_take(&staging->lock);
+    device_t *device = staging->device;
+    lock_release(&staging->lock);
+    return device;
+}
+
 uint64_t staging_next_look(const staging_t *staging)
 {
     bool is_busy = atomic_load_explicit(&staging->n_held, memory_order_relaxed) > 0;
@@ -319,8 +327,11 @@ void staging_watch(hvd_ctx_t *ctx)
     HELD(ctx);
     err_t err;
     staging_t *staging = ctx->staging;
-    if (LIKELY(atomic_load_explicit(&staging->n_held, memory_order_relaxed) == 0) ||
-        staging->device == NULL || device_health(staging->device, &err) == HVD_OK) {
+    if (LIKELY(atomic_load_explicit(&staging->n_held, memory_order_relaxed) == 0)) {
+        return;
+    }
+    device_t *device = opened_device(staging);
+    if (device == NULL || device_health(device, &err) == HVD_OK) {
         return;
     }
     engine_fail(ctx, &err, ctx->job.rank);
