@@ -121,6 +121,7 @@ struct sim_event {
     uint64_t number;  // of what must have ended there
     uint64_t at_ns;
     bool captured; // in a stream that was being captured
+    struct sim_event *next_destroyed;
 };
 
 enum { STREAM_NON_BLOCKING = 1 };

@@ -463,10 +463,15 @@ sim_event_t *sim_event_new(int device, unsigned flags)
     return event;
 }
 
-// Its memory stays: a later use is recognised.
+// Its memory stays, so that a later use is recognised. The list tells a leak detector so.
 void sim_event_free(sim_event_t *event)
 {
+    static sim_event_t *destroyed;
+    pthread_mutex_lock(&sim_lock);
     event->flags &= ~EVENT_ALIVE;
+    event->next_destroyed = destroyed;
+    destroyed = event;
+    pthread_mutex_unlock(&sim_lock);
 }
 
 bool sim_event_exists(const sim_event_t *event)
