@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 
 from launching import (BUILD, HVD_INFO, ROOT, SLACK, Case, Job, command_line, eventually, main,
                        python, read)
@@ -350,10 +351,8 @@ class Platform(Dial):
         _, err = self.finish_job(job, 69)
         self.assertIn("lost the agent on host b", err)
 
+    @unittest.skipIf(shutil.which("mpirun") is None, "no mpirun")
     def test_a_real_mpirun(self):
-        mpirun = shutil.which("mpirun")
-        if mpirun is None:
-            self.skipTest("no mpirun")
         out, _ = self.finish_job(self.launch("--mpi", "-H", "a:1,b:1", HVD_INFO, "--transports"))
         for rank in range(2):
             self.assertIn(f"transports of rank {rank} of 2", out)
