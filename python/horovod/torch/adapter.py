@@ -92,7 +92,9 @@ def to_wire(tensor, reduce=None):
     elif tensor.dtype not in DTYPES:
         _refuse(tensor, "")
     if not (tensor.is_cpu or tensor.is_cuda):
-        tensor = tensor.cpu()  # blocks until the device has written it
+        # Blocks until the device has written it. A copy even where a device's memory is the host's:
+        # an output keeps its values until the operation has ended.
+        tensor = tensor.to("cpu", copy=True)
     return tensor.contiguous()
 
 
