@@ -109,9 +109,67 @@ class Elastic(Case):
             last[host] = step
 
 
+class Restarting(Elastic):
+    """A rank that failed is started again on its host; one host is enough."""
+
+    def start_on_one_host(self, *words):
+        return self.start("-np", 3, "--min-np", 1, *words, "-H", "a.invalid:3")
+
+    def await_failure(self, counting, number):
+        """Kills a rank, and waits until the launcher has said so."""
+        self.kill_rank("a.invalid")
+        if not eventually(lambda: counting.text().count("failed; ") == number, PATIENCE_S):
+            self.fail(f"no failure {number}:\n{counting.text()}")
+        return len(counting.steps())
+
+    def test_on_one_host(self):
+        counting = self.start_on_one_host()
+        self.await_size(counting, 3)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 3, seen)
+        self.finish_well(counting)
+        self.assertIn("starting it again on host a.invalid (1 of --elastic-restarts 3), continuing "
+                      "with 2 ranks", counting.text())
+        numbers = [step for step, *_ in counting.steps()[seen:]]
+        self.assertGreater(min(numbers), 1)  # nobody began at the beginning
+
+    def test_second_failure_is_waited_for(self):
+        counting = self.start_on_one_host()
+        self.await_size(counting, 3)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 3, seen)
+        seen = self.await_failure(counting, 2)
+        seen = self.await_size(counting, 2, seen)  # the others go on meanwhile
+        self.await_size(counting, 3, seen)
+        self.finish_well(counting)
+
+    def test_too_often(self):
+        counting = self.start_on_one_host("--elastic-restarts", 1)
+        self.await_size(counting, 3)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 3, seen)
+        seen = self.await_failure(counting, 2)
+        self.await_size(counting, 2, seen)
+        self.finish_well(counting)
+        self.assertIn("had more failures than --elastic-restarts 1", counting.text())
+        self.assertEqual(counting.steps()[-1][2], 2)
+
+    def test_too_few_are_left(self):
+        counting = self.start("-np", 2, "--min-np", 2, "--elastic-restarts", 1, "-H", "a.invalid:2")
+        self.await_size(counting, 2)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 2, seen)
+        self.kill_rank("a.invalid")
+        self.assertEqual(counting.wait(), 75, counting.text())
+        self.assertIn("the job needs 2 slots but has 1, and no more are expected", counting.text())
+        self.finish_all(counting)
+
+
 class Failing(Elastic):
+    """Hosts are excluded at once, as they are without restarts."""
+
     def test_others_go_on(self):
-        counting = self.start("--verbose", "-np", 3, "--min-np", 2, "-H",
+        counting = self.start("--verbose", "--elastic-restarts", 0, "-np", 3, "--min-np", 2, "-H",
                               "a.invalid:1,b.invalid:1,c.invalid:1")
         seen = self.await_size(counting, 3)
         self.kill_rank("b.invalid")
@@ -124,7 +182,8 @@ class Failing(Elastic):
                          {"a.invalid", "c.invalid"})
 
     def test_rank_0_fails(self):
-        counting = self.start("-np", 2, "--min-np", 1, "-H", "a.invalid:1,b.invalid:1")
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np",
+                              1, "-H", "a.invalid:1,b.invalid:1")
         seen = self.await_size(counting, 2)
         self.kill_rank("a.invalid")
         self.await_size(counting, 1, seen)
@@ -145,7 +204,8 @@ class Failing(Elastic):
         self.finish_all(counting)
 
     def test_too_few_are_left(self):
-        counting = self.start("-np", 2, "--min-np", 2, "-H", "a.invalid:1,b.invalid:1")
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np",
+                              2, "-H", "a.invalid:1,b.invalid:1")
         self.await_size(counting, 2)
         self.kill_rank("b.invalid")
         self.assertEqual(counting.wait(), 75, counting.text())
@@ -154,7 +214,8 @@ class Failing(Elastic):
         self.finish_all(counting)
 
     def test_host_comes_back_after_its_cooldown(self):
-        counting = self.start("-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 1, 2, "-H",
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np", 1,
+                              "--blacklist-cooldown-range", 1, 2, "-H",
                               "a.invalid:1,b.invalid:1")
         seen = self.await_size(counting, 2)
         self.kill_rank("b.invalid")
@@ -163,7 +224,8 @@ class Failing(Elastic):
         self.finish_well(counting)
 
     def test_reset_limit(self):
-        counting = self.start("-np", 3, "--min-np", 1, "--reset-limit", 1, "-H",
+        counting = self.start("--elastic-restarts", 0, "-np", 3, "--min-np", 1, "--reset-limit", 1,
+                              "-H",
                               "a.invalid:1,b.invalid:1,c.invalid:1")
         seen = self.await_size(counting, 3)
         self.kill_rank("b.invalid")
@@ -174,7 +236,8 @@ class Failing(Elastic):
         self.finish_all(counting)
 
     def test_killed_launcher_takes_everything_along(self):
-        counting = self.start("-np", 2, "--min-np", 1, "-H", "a.invalid:1,b.invalid:1")
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np",
+                              1, "-H", "a.invalid:1,b.invalid:1")
         self.await_size(counting, 2)
         counting.job.process.kill()
         self.finish_all(counting)
@@ -229,7 +292,7 @@ class Discovering(Elastic):
 
 class Words(Elastic):
     def test_wrong_command_lines(self):
-        for words, part in [(["-np", 2, "--min-np", 1], "at least two"),
+        for words, part in [(["-np", 2, "--min-np", 1, "--elastic-restarts", 0], "at least two"),
                             (["-np", 2, "--min-np", 3, "-H", "a:1,b:1"], "must be between"),
                             (["-np", 2, "--max-np", 1, "-H", "a:1,b:1"], "must be between"),
                             (["--min-np", 1, "-H", "a:1,b:1"], "-np"),
