@@ -88,6 +88,11 @@ static void on_failure(driver_t *driver, worker_t *worker)
                  worker->place.rank, worker->end.code);
     }
     driver->cause = driver->cause != NULL ? driver->cause : worker;
+    if (suspects_has_cut(worker)) {
+        sink_say(session->sink, STREAM_STDERR,
+                 "%s: the other ranks cannot reach rank %d on host %s, or hear nothing of it",
+                 PROGRAM, worker->place.rank, worker->link->host->name);
+    }
     if (!session->is_finishing) {
         bar_host(driver, worker->link->host);
     }
@@ -165,6 +170,7 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
     }
     worker_t *worker = session->workers[id];
     worker->has_left = (uint32_t)frame->ready.generation;
+    suspects_note(session, worker, frame->ready.blames);
     if (worker->has_left != session->generation || !worker_is_alive(worker)) {
         return; // it will find its next place, or has none
     }
@@ -183,7 +189,9 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
     }
     take_hosts(driver);
     if (now_ns >= driver->form_at_ns) {
-        generation_form(driver);
+        if (suspects_settle(driver, now_ns)) {
+            generation_form(driver);
+        }
         return driver->form_at_ns == NEVER_NS ? NEVER_NS : now_ns + FORM_MS * NS_PER_MS;
     }
     if (driver->form_at_ns == NEVER_NS) {
