@@ -296,7 +296,7 @@ class Elastic(Ssh):
     def test_cut_ranks_whose_agent_lives(self):
         """All but ssh is cut: the launcher still hears the agent, and that its ranks."""
         def cut():
-            rules = ("add table ip cut; add chain ip cut in { type filter hook input priority 0; }; "
+            rules = ("add table ip cut; add chain ip cut in { type filter hook input priority 0; };"
                      "add chain ip cut out { type filter hook output priority 0; }; "
                      "add rule ip cut in tcp dport != 2222 drop; "
                      "add rule ip cut out tcp sport != 2222 drop")
