@@ -198,10 +198,30 @@ static void report_finding(void *arg, const finding_t *finding)
     agent_report(arg, &(frame_t){.kind = FRAME_FINDING, .finding = *finding});
 }
 
+static agent_rank_t *rank_of_id(agent_t *agent, int id)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        if (agent->ranks[i].rank == id) {
+            return &agent->ranks[i];
+        }
+    }
+    return NULL;
+}
+
+// Whoever it has noted is blamed for being lost, unless that one did something: then it will end.
 static void on_ready(void *arg, int id, uint32_t generation)
 {
-    agent_report(arg, &(frame_t){.kind = FRAME_READY,
-                                 .ready = {.rank = id, .generation = (int32_t)generation}});
+    const agent_rank_t *rank = rank_of_id(arg, id);
+    int blamed = -1;
+    char what[BLAME_BYTES] = "";
+    if (rank == NULL || !mailbox_read_blame(rank->blame, &blamed, what, sizeof what) ||
+        what[0] != '\0') {
+        blamed = -1;
+    }
+    agent_report(
+        arg,
+        &(frame_t){.kind = FRAME_READY,
+                   .ready = {.rank = id, .generation = (int32_t)generation, .blames = blamed}});
 }
 
 // A rank is a session of its own; what shows its state may be a child of what we started.
@@ -234,9 +254,20 @@ static void tell_where_ranks_are(agent_t *agent)
     free(found);
 }
 
-static void on_stop(agent_t *agent, int signo, int grace_ms)
+static void stop_rank(agent_rank_t *rank, int signo)
 {
-    if (signo > 0 && signo < NSIG) {
+    if (rank != NULL && rank->is_running) {
+        rank->was_halted = process_is_stopped(rank->child.pid);
+        kill_group(rank->child.pid, signo);
+    }
+}
+
+static void on_stop(agent_t *agent, int id, int signo, int grace_ms)
+{
+    bool is_valid = signo > 0 && signo < NSIG;
+    if (is_valid && id >= 0) {
+        stop_rank(rank_of_id(agent, id), signo);
+    } else if (is_valid) {
         stop_ranks(agent, signo, grace_ms);
     }
     agent->is_done |= !agent->has_plan;
@@ -256,7 +287,7 @@ static void on_frame(agent_t *agent, const frame_t *frame)
         tell_where_ranks_are(agent);
         break;
     case FRAME_STOP:
-        on_stop(agent, frame->stop.signo, frame->stop.grace_ms);
+        on_stop(agent, frame->stop.rank, frame->stop.signo, frame->stop.grace_ms);
         break;
     case FRAME_PLACE:
         is_noted = !is_elastic || mailbox_write_place(agent->directory, frame->place.rank,
