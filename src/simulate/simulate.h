@@ -77,17 +77,17 @@ typedef struct event {
     double at_ns;
     uint64_t order; // of equal times, the earlier made comes first
     int32_t what, number;
-} event_t;
+} sim_event_t;
 
 typedef struct events {
-    event_t *heap;
+    sim_event_t *heap;
     size_t n, cap;
     uint64_t n_made;
     bool failed; // out of memory; stays set
 } events_t;
 
 void events_add(events_t *events, double at_ns, int what, int number);
-bool events_next(events_t *events, event_t *event_p); // false: there are none
+bool events_next(events_t *events, sim_event_t *event_p); // false: there are none
 void events_free(events_t *events);
 
 #endif

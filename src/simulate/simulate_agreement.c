@@ -291,7 +291,7 @@ static double run_cycle(agreement_t *a)
     for (int i = a->n_nodes - 1; i >= 0 && a->status == HVD_OK; i--) {
         submit(a, &a->nodes[i]);
     }
-    event_t event;
+    sim_event_t event;
     while (events_next(&a->events, &event)) {
         letter_t letter = a->letters[event.number];
         if (a->status == HVD_OK) {

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-static bool is_before(const event_t *a, const event_t *b)
+static bool is_before(const sim_event_t *a, const sim_event_t *b)
 {
     return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
 }
@@ -18,7 +18,7 @@ static bool has_room(events_t *events)
         return true;
     }
     size_t cap = events->cap > 0 ? 2 * events->cap : 256;
-    event_t *heap = realloc(events->heap, cap * sizeof *heap);
+    sim_event_t *heap = realloc(events->heap, cap * sizeof *heap);
     if (heap == NULL) {
         events->failed = true;
         return false;
@@ -33,7 +33,7 @@ void events_add(events_t *events, double at_ns, int what, int number)
     if (!has_room(events)) {
         return;
     }
-    event_t event = {at_ns, events->n_made++, what, number};
+    sim_event_t event = {at_ns, events->n_made++, what, number};
     size_t at = events->n++;
     while (at > 0 && is_before(&event, &events->heap[(at - 1) / 2])) {
         events->heap[at] = events->heap[(at - 1) / 2];
@@ -42,13 +42,13 @@ void events_add(events_t *events, double at_ns, int what, int number)
     events->heap[at] = event;
 }
 
-bool events_next(events_t *events, event_t *event_p)
+bool events_next(events_t *events, sim_event_t *event_p)
 {
     if (events->n == 0) {
         return false;
     }
     *event_p = events->heap[0];
-    event_t last = events->heap[--events->n];
+    sim_event_t last = events->heap[--events->n];
     size_t at = 0;
     for (size_t child; (child = 2 * at + 1) < events->n; at = child) {
         child += child + 1 < events->n && is_before(&events->heap[child + 1], &events->heap[child]);

@@ -32,13 +32,13 @@ typedef struct task {
     int32_t n_started;
     int32_t waits_for; // ends of steps
     int32_t is_first;  // of its queue: those before it are over
-} task_t;
+} sim_task_t;
 
 typedef struct member {
     plan_t plan;
     int32_t first_task;
     double *busy_until_ns; // of its core
-} member_t;
+} sim_member_t;
 
 // The wire of a host.
 typedef struct wire {
@@ -47,11 +47,11 @@ typedef struct wire {
 
 typedef struct run {
     const machine_t *m;
-    member_t *members;
+    sim_member_t *members;
     int per_host; // members on a host
     wire_t *wires;
     double *busy_until_ns; // of each core
-    task_t *tasks;
+    sim_task_t *tasks;
     int32_t *sends, *receives; // tasks, sorted by sender, receiver and order
     int32_t n_members, n_tasks, n_sends, n_receives, n_left;
     double byte_ns, end_ns;
@@ -60,7 +60,7 @@ typedef struct run {
 
 enum { READY, ARRIVED, DONE };
 
-static const step_t *step_of(const run_t *run, const task_t *task)
+static const step_t *step_of(const run_t *run, const sim_task_t *task)
 {
     return &run->members[task->member].plan.steps[task->step];
 }
@@ -76,7 +76,7 @@ static hvd_status_t write_plans(run_t *run, const algorithm_t *algorithm, coll_a
                                 err_t *err)
 {
     for (int i = 0; i < run->n_members; i++) {
-        member_t *member = &run->members[i];
+        sim_member_t *member = &run->members[i];
         args.member = i;
         hvd_status_t status = coll_plan(algorithm, &args, &member->plan, err);
         if (status != HVD_OK) {
@@ -97,13 +97,13 @@ static hvd_status_t write_plans(run_t *run, const algorithm_t *algorithm, coll_a
 static void make_task(run_t *run, int member, int step)
 {
     int32_t at = run->members[member].first_task + step;
-    task_t *task = &run->tasks[at];
-    *task = (task_t){.member = member,
-                     .step = step,
-                     .match = NO_STEP,
-                     .next_in_queue = NO_STEP,
-                     .first_edge = NO_STEP,
-                     .is_first = true};
+    sim_task_t *task = &run->tasks[at];
+    *task = (sim_task_t){.member = member,
+                         .step = step,
+                         .match = NO_STEP,
+                         .next_in_queue = NO_STEP,
+                         .first_edge = NO_STEP,
+                         .is_first = true};
     const step_t *s = step_of(run, task);
     size_t segments = (s->bytes + run->m->segment_bytes - 1) / run->m->segment_bytes;
     task->n_segments = (int32_t)MAX(1, MIN(segments, MOST_SEGMENTS));
@@ -116,11 +116,11 @@ static void make_task(run_t *run, int member, int step)
 
 static void link_edges(run_t *run, int32_t at)
 {
-    task_t *task = &run->tasks[at];
+    sim_task_t *task = &run->tasks[at];
     const step_t *s = step_of(run, task);
     for (int i = 0; i < 2; i++) {
         if (s->after[i] != NO_STEP) {
-            task_t *before = &run->tasks[run->members[task->member].first_task + s->after[i]];
+            sim_task_t *before = &run->tasks[run->members[task->member].first_task + s->after[i]];
             task->next_edge[i] = before->first_edge;
             before->first_edge = 2 * at + i;
             task->waits_for++;
@@ -134,7 +134,7 @@ typedef struct pair_key {
 
 static pair_key_t key_of(const run_t *run, int32_t at)
 {
-    const task_t *task = &run->tasks[at];
+    const sim_task_t *task = &run->tasks[at];
     const step_t *s = step_of(run, task);
     return s->kind == STEP_SEND ? (pair_key_t){task->member, s->peer, at}
                                 : (pair_key_t){s->peer, task->member, at};
@@ -211,19 +211,19 @@ static hvd_status_t make_tasks(run_t *run, err_t *err)
 
 // --- Time ---------------------------------------------------------------------------------------
 
-static double segment_bytes(const run_t *run, const task_t *task)
+static double segment_bytes(const run_t *run, const sim_task_t *task)
 {
     return (double)step_of(run, task)->bytes / task->n_segments;
 }
 
 // Segments of the task that may be begun by what it follows byte by byte, if it does.
-static int32_t n_open(const run_t *run, const task_t *task)
+static int32_t n_open(const run_t *run, const sim_task_t *task)
 {
     const step_t *s = step_of(run, task);
     if (!s->stream || s->after[0] == NO_STEP) {
         return task->n_segments;
     }
-    const task_t *before = &run->tasks[run->members[task->member].first_task + s->after[0]];
+    const sim_task_t *before = &run->tasks[run->members[task->member].first_task + s->after[0]];
     if (before->n_done == before->n_segments) {
         return task->n_segments;
     }
@@ -242,8 +242,8 @@ static const path_cost_t *cost_between(const run_t *run, int member, int other)
 
 static void start_send(run_t *run, int32_t at, double now)
 {
-    task_t *task = &run->tasks[at];
-    member_t *member = &run->members[task->member];
+    sim_task_t *task = &run->tasks[at];
+    sim_member_t *member = &run->members[task->member];
     int peer = step_of(run, task)->peer;
     const path_cost_t *cost = cost_between(run, task->member, peer);
     bool is_local = share_host(run, task->member, peer);
@@ -266,9 +266,9 @@ static void start_send(run_t *run, int32_t at, double now)
 
 static void start_other(run_t *run, int32_t at, double now)
 {
-    task_t *task = &run->tasks[at];
+    sim_task_t *task = &run->tasks[at];
     const step_t *s = step_of(run, task);
-    member_t *member = &run->members[task->member];
+    sim_member_t *member = &run->members[task->member];
     double cost_ns = is_receive(s) ? cost_between(run, task->member, s->peer)->message_ns : 0;
     if (s->kind != STEP_RECV) { // it adds up, or copies
         cost_ns += segment_bytes(run, task) * run->m->host.byte_ns;
@@ -280,7 +280,7 @@ static void start_other(run_t *run, int32_t at, double now)
 // Begins all segments of the task that can be begun.
 static void advance(run_t *run, int32_t at, double now)
 {
-    task_t *task = &run->tasks[at];
+    sim_task_t *task = &run->tasks[at];
     const step_t *s = step_of(run, task);
     if (task->waits_for > 0 || !task->is_first) {
         return;
@@ -297,12 +297,12 @@ static void advance(run_t *run, int32_t at, double now)
     }
 }
 
-static void release(run_t *run, const task_t *task, double now)
+static void release(run_t *run, const sim_task_t *task, double now)
 {
     bool has_ended = task->n_done == task->n_segments;
     for (int32_t edge = task->first_edge; edge != NO_STEP;) {
         int32_t at = edge / 2, which = edge % 2;
-        task_t *next = &run->tasks[at];
+        sim_task_t *next = &run->tasks[at];
         bool follows = step_of(run, next)->stream && which == 0;
         next->waits_for -= follows ? task->n_done == 1 : has_ended;
         edge = next->next_edge[which];
@@ -312,7 +312,7 @@ static void release(run_t *run, const task_t *task, double now)
 
 static void end_segment(run_t *run, int32_t at, double now)
 {
-    task_t *task = &run->tasks[at];
+    sim_task_t *task = &run->tasks[at];
     task->n_done++;
     run->end_ns = MAX(run->end_ns, now);
     if (task->n_done == task->n_segments) {
@@ -330,7 +330,7 @@ static hvd_status_t run_all(run_t *run, err_t *err)
     for (int32_t at = 0; at < run->n_tasks; at++) {
         events_add(&run->events, 0, READY, at);
     }
-    event_t event;
+    sim_event_t event;
     while (events_next(&run->events, &event)) {
         if (event.what == DONE) {
             end_segment(run, event.number, event.at_ns);
@@ -356,7 +356,7 @@ hvd_status_t simulate_plan(const machine_t *m, const algorithm_t *algorithm,
     size_t n = (size_t)args->size;
     hvd_status_t status;
     run_t run = {.m = m,
-                 .members = calloc(n, sizeof(member_t)),
+                 .members = calloc(n, sizeof(sim_member_t)),
                  .per_host = per_host,
                  .wires = calloc(n, sizeof(wire_t)),
                  .busy_until_ns = calloc(n, sizeof(double)),
