@@ -19,6 +19,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define OLDEST_VERSION 21400 // communicators that do not block
 #define IN_PROGRESS 7        // NCCL's number for it
@@ -337,7 +338,7 @@ hvd_status_t comm_poll(comm_t *comm, err_t *err)
                                  : refused(nccl, comm->handle, code, "a collective of NCCL", err);
 }
 
-#define END_NAP_NS (NS_PER_MS)
+#define END_NAP_NS 1000000
 
 void comm_end(comm_t *comm, bool ended_well)
 {
@@ -351,7 +352,7 @@ void comm_end(comm_t *comm, bool ended_well)
         while ((code = nccl->call.comm_async_error(comm->handle, &result)) == 0 &&
                result ==
                    IN_PROGRESS) { // whoever has started this thread waits no longer than it wants
-            futex_wait(&(atomic_uint){0}, 0, clock_ns() + END_NAP_NS);
+            nanosleep(&(struct timespec){.tv_nsec = END_NAP_NS}, NULL);
         }
         nccl->call.comm_destroy(comm->handle);
     } else {
