@@ -62,7 +62,8 @@ def main():
         print(f"{hvd.size()} ranks, {MEGABYTES} MB, {ROUNDS} rounds: step "
               f"{1e3 * statistics.median(plain):.1f} ms; during a save {more(statistics.median)} "
               f"(medians), {more(statistics.mean)} (means); copy "
-              f"{statistics.median(copies):.2f} s, on the disk after {statistics.median(writes):.1f} s", flush=True)
+              f"{statistics.median(copies):.2f} s, on the disk after "
+              f"{statistics.median(writes):.1f} s", flush=True)
 
 
 main()
