@@ -86,7 +86,8 @@ static void judge_host(driver_t *driver, const worker_t *worker, char *text, siz
 {
     const host_t *host = worker->link->host;
     pool_host_t *known = host_pool_find(&driver->pool, host);
-    if (driver->pool.max_restarts == 0 || worker->link->phase == LINK_FAILED) {
+    if (driver->pool.max_restarts == 0 || worker->link->phase == LINK_FAILED ||
+        suspects_has_cut(worker)) {
         bar_host(driver, host);
         snprintf(text, bytes, "excluding host %s", host->name);
     } else if (host_pool_restart(&driver->pool, known, clock_ns())) {
@@ -108,6 +109,11 @@ static void on_failure(driver_t *driver, worker_t *worker)
                  worker->place.rank, worker->end.code);
     }
     driver->cause = driver->cause != NULL ? driver->cause : worker;
+    if (suspects_has_cut(worker)) {
+        sink_say(session->sink, STREAM_STDERR,
+                 "%s: the other ranks cannot reach rank %d on host %s, or hear nothing of it",
+                 PROGRAM, worker->place.rank, worker->link->host->name);
+    }
     if (!session->is_finishing) {
         judge_host(driver, worker, text, sizeof text);
     }
@@ -183,6 +189,7 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
     }
     worker_t *worker = session->workers[id];
     worker->has_left = (uint32_t)frame->ready.generation;
+    suspects_note(session, worker, frame->ready.blames);
     if (worker->has_left != session->generation || !worker_is_alive(worker)) {
         return; // it will find its next place, or has none
     }
@@ -201,7 +208,9 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
     }
     take_hosts(driver);
     if (now_ns >= driver->form_at_ns) {
-        generation_form(driver);
+        if (suspects_settle(driver, now_ns)) {
+            generation_form(driver);
+        }
         return driver->form_at_ns == NEVER_NS ? NEVER_NS : now_ns + FORM_MS * NS_PER_MS;
     }
     if (driver->form_at_ns == NEVER_NS) {

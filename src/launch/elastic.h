@@ -2,7 +2,8 @@
 //
 // elastic.h - an elastic job: a session with many generations of ranks.
 //
-// elastic.c has its policy and owns it; generation.c forms the next generation; host_pool.c says
+// elastic.c has its policy and owns it; suspects.c finds out which ranks are out of reach;
+// generation.c forms the next generation; host_pool.c says
 // which hosts there are, which may be used, and how many ranks each has, and does nothing else.
 // Private to these three, which share one thread.
 #ifndef HVD_LAUNCH_ELASTIC_H
@@ -86,6 +87,13 @@ static inline bool worker_is_alive(const worker_t *worker)
 // elastic.c
 // The first reason is the one that counts; stops everything.
 void elastic_give_up(driver_t *driver, int code, const char *format, ...) PRINTF_LIKE(3, 4);
+
+// suspects.c
+// A rank has left a generation, because of another one (rank -1: not).
+void suspects_note(session_t *session, worker_t *accuser, int rank);
+// Ends those that have been given up by others. false: an agent has been asked, call again.
+bool suspects_settle(driver_t *driver, uint64_t now_ns);
+bool suspects_has_cut(const worker_t *worker); // it ran, out of reach of the others
 
 // generation.c
 // Forms the next generation if there are slots enough and the agents are there; else brings them

@@ -10,13 +10,17 @@ Usage: test_elastic.py BUILD-DIRECTORY [unittest arguments]
 import os
 import pathlib
 import re
+import signal
 import sys
 import tempfile
 import threading
+import time
 
-from launching import BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, eventually, main, run
+from launching import (BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, command_line, eventually, main,
+                       run, variable)
 
 PATIENCE_S = 20 * SLACK
+HEARTBEAT_S = 10  # HOROVOD_HEARTBEAT_TIMEOUT_SECONDS
 RANK = [sys.executable, ROOT / "tests/launch/elastic_rank.py"]
 STEP = re.compile(r"step (\d+) rank (\d+) of (\d+) on (\S+)")
 
@@ -242,6 +246,64 @@ class Failing(Elastic):
         counting.job.process.kill()
         self.finish_all(counting)
         counting.wait()
+
+
+class Unheard(Elastic):
+    """Ranks that stay, but are not heard any more."""
+
+    def rank_on(self, counting, host):
+        pid, = [pid for pid in counting.job.survivors()
+                if variable(pid, "HOROVOD_HOSTNAME") == host and b"elastic_rank" in
+                command_line(pid)]
+        return pid
+
+    def stop_and_go_on(self, counting, host, size):
+        """Stops a rank; the job goes on without it, and soon."""
+        seen = self.await_size(counting, size)
+        os.kill(self.rank_on(counting, host), signal.SIGSTOP)
+        begun = time.monotonic()
+        self.await_size(counting, size - 1, seen)
+        elapsed = time.monotonic() - begun
+        self.finish_well(counting)
+        self.assert_no_step_lost(counting)
+        self.assertLess(elapsed, HEARTBEAT_S + 5 * SLACK)
+        print(f"{elapsed:.1f} s", end=" ", file=sys.stderr)
+
+    def test_stopped_rank(self):
+        self.stop_and_go_on(self.start("-np", 3, "--min-np", 2, "--elastic-restarts", 0, "-H",
+                                       "a.invalid:1,b.invalid:1,c.invalid:1"), "b.invalid", 3)
+
+    def test_stopped_rank_0(self):
+        self.stop_and_go_on(self.start("-np", 2, "--min-np", 1, "--elastic-restarts", 0, "-H",
+                                       "a.invalid:1,b.invalid:1"), "a.invalid", 2)
+
+    def test_stopped_rank_of_one_host(self):
+        """It is ended and started again; the others of its host stay."""
+        counting = self.start("-np", 3, "--min-np", 2, "-H", "a.invalid:3")
+        seen = self.await_size(counting, 3)
+        victim = next(pid for pid in counting.job.survivors()
+                      if variable(pid, "HOROVOD_RANK") == "1" and b"elastic_rank" in
+                      command_line(pid))
+        os.kill(victim, signal.SIGSTOP)
+        self.assertTrue(eventually(lambda: "generation 2 of the job has" in counting.text(),
+                                   HEARTBEAT_S + 5 * SLACK), counting.text())
+        self.await_size(counting, 3, seen)
+        self.finish_well(counting)
+        self.assertNotIn("excluding host", counting.text())
+
+    def test_generation_that_does_not_meet(self):
+        """One is stopped just when the others are about to meet it in the next generation."""
+        counting = self.start("-np", 3, "--min-np", 1, "--start-timeout", 5,
+                              "--elastic-restarts", 0, "-H", "a.invalid:1,b.invalid:1,c.invalid:1")
+        seen = self.await_size(counting, 3)
+        os.kill(self.rank_on(counting, "c.invalid"), signal.SIGSTOP)
+        os.kill(self.rank_on(counting, "b.invalid"), signal.SIGKILL)
+        begun = time.monotonic()
+        self.await_size(counting, 1, seen)
+        elapsed = time.monotonic() - begun
+        self.finish_well(counting)
+        self.assertLess(elapsed, 5 + 3 * SLACK)
+        print(f"{elapsed:.1f} s", end=" ", file=sys.stderr)
 
 
 class Discovering(Elastic):

@@ -829,7 +829,7 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_EXITED,
      .exited = {.rank = 1, .code = 137, .signo = 9, .was_oom = true, .blames = -1, .what = ""}},
     {.kind = FRAME_PROBLEM, .problem = {.rank = -1, .code = 127, .text = ""}},
-    {.kind = FRAME_STOP, .stop = {.signo = 15, .grace_ms = 5000}},
+    {.kind = FRAME_STOP, .stop = {.rank = -1, .signo = 15, .grace_ms = 5000}},
     {.kind = FRAME_WHERE, .where = {.rank = 1, .text = "at train.py:7"}},
     {.kind = FRAME_EXAMINE,
      .examine = {.addresses = "::1",
@@ -845,7 +845,7 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_DONE},
     {.kind = FRAME_PLACE, .place = {.rank = 7, .env = TEXT_BYTES("HOROVOD_RANK=7")}},
     {.kind = FRAME_NEWS, .news = {.number = 2, .what = 3}},
-    {.kind = FRAME_READY, .ready = {.rank = 5, .generation = 6}},
+    {.kind = FRAME_READY, .ready = {.rank = 5, .generation = 6, .blames = 3}},
     {.kind = FRAME_END, .end = {.code = 7}},
 };
 
