@@ -338,6 +338,7 @@ hvd_status_t comm_poll(comm_t *comm, err_t *err)
                                  : refused(nccl, comm->handle, code, "a collective of NCCL", err);
 }
 
+#define FINISH_NS (5 * NS_PER_S)
 #define END_NAP_NS 1000000
 
 void comm_end(comm_t *comm, bool ended_well)
@@ -348,10 +349,9 @@ void comm_end(comm_t *comm, bool ended_well)
     }
     int result = ended_well ? nccl->call.comm_finalize(comm->handle) : IN_PROGRESS;
     if (ended_well && (result == 0 || result == IN_PROGRESS)) {
-        int code;
-        while ((code = nccl->call.comm_async_error(comm->handle, &result)) == 0 &&
-               result ==
-                   IN_PROGRESS) { // whoever has started this thread waits no longer than it wants
+        uint64_t deadline_ns = clock_ns() + FINISH_NS;
+        while (nccl->call.comm_async_error(comm->handle, &result) == 0 && result == IN_PROGRESS &&
+               clock_ns() < deadline_ns) {
             nanosleep(&(struct timespec){.tv_nsec = END_NAP_NS}, NULL);
         }
         nccl->call.comm_destroy(comm->handle);
