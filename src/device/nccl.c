@@ -18,6 +18,7 @@
 
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -106,9 +107,9 @@ struct comm {
 // --- The library ---------------------------------------------------------------------------------
 
 // NCCL's for CUDA, RCCL's for AMD: whichever belongs to the driver.
-static void *load(const device_t *device, const char *path, const char **name_p)
+static void *load(const char *driver, const char *path, const char **name_p)
 {
-    bool is_cuda = strcmp(device_driver_name(device), "CUDA") == 0;
+    bool is_cuda = strcmp(driver, "HIP") != 0;
     const char *name = *name_p = is_cuda ? "libnccl.so.2" : "librccl.so.1";
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (library == NULL && path[0] != '\0') {
@@ -139,6 +140,26 @@ static hvd_status_t find_functions(nccl_t *nccl, const char *name, err_t *err)
                       nccl->version / 10000, nccl->version / 100 % 100);
 }
 
+void nccl_probe(const char *path, hvd_gpu_t *gpu_p)
+{
+    const char *name;
+    gpu_driver_t driver = {0};
+    nccl_t nccl = {0};
+    err_t err = {.status = HVD_OK};
+    *gpu_p = (hvd_gpu_t){0};
+    if (driver_find(&driver, NULL) == HVD_OK) {
+        snprintf(gpu_p->driver, sizeof gpu_p->driver, "%s", driver.name);
+        driver.version(&gpu_p->driver_version);
+    }
+    nccl.library = load(gpu_p->driver, path, &name);
+    if (nccl.library == NULL) {
+        fail(&err, HVD_UNSUPPORTED, "%s cannot be loaded", name);
+    } else if (find_functions(&nccl, name, &err) == HVD_OK) {
+        gpu_p->nccl_version = nccl.version;
+    }
+    snprintf(gpu_p->why_not, sizeof gpu_p->why_not, "%s", err.status != HVD_OK ? err.text : "");
+}
+
 static hvd_status_t make_stream(nccl_t *nccl, err_t *err)
 {
     const device_t *device = nccl->device;
@@ -160,7 +181,7 @@ hvd_status_t nccl_open(device_t *device, const char *path, nccl_t **nccl_p, err_
         return fail(err, HVD_NO_MEMORY, "no memory for NCCL");
     }
     nccl->device = device;
-    nccl->library = load(device, path, &name);
+    nccl->library = load(device_driver_name(device), path, &name);
     hvd_status_t status = nccl->library != NULL
                               ? find_functions(nccl, name, err)
                               : fail(err, HVD_UNSUPPORTED, "%s cannot be loaded", name);

@@ -558,7 +558,7 @@ hvd_status_t hvd_settle(hvd_ctx_t *ctx, int64_t timeout_ms)
         status = settle_event(staging->device, newest->event, newest, deadline_in_ms(timeout_ms));
         device_unmark(staging->device, newest);
     }
-    return status == HVD_OK ? hvd_health(ctx, NULL, 0) : status;
+    return status;
 }
 
 hvd_status_t hvd_wait_on(hvd_ctx_t *ctx, hvd_handle_t handle, void *stream, int64_t timeout_ms)

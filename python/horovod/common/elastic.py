@@ -11,6 +11,7 @@ import copy
 import functools
 import queue
 
+from horovod import _core
 from horovod.common import membership
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -84,6 +85,8 @@ class State:
 
     def commit(self):
         """Saves the state and raises HostsUpdatedInterrupt if hosts have changed."""
+        if _core.is_initialized():
+            _core.settle()  # what a GPU holds after a rank was lost is not to be kept
         self.save()
         self.check_host_updates()
 
