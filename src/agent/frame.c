@@ -75,6 +75,8 @@ static const struct {
     [FRAME_PLACE] = {false, {HAS(INT, place.rank), HAS(LIST, place.env)}},
     [FRAME_NEWS] = {false, {HAS(INT, news.number), HAS(INT, news.what)}},
     [FRAME_READY] = {false, {HAS(INT, ready.rank), HAS(INT, ready.generation)}},
+    [FRAME_WATCH] = {false, {HAS(INT, watch.period_ms)}},
+    [FRAME_SNAPSHOT] = {false, {HAS(INT, snapshot.rank), HAS(TEXT, snapshot.text)}},
     [FRAME_END] = {false, {HAS(INT, end.code)}},
 };
 

@@ -328,6 +328,9 @@ static hvd_status_t read_flag(options_t *options, char **argv, int n_left, int *
                                 : set_text(options, match.option, match.value, flag, BY_FLAG, err);
     }
     int n_needed = (option.traits & TWO_WORDS) != 0 ? 2 : 1;
+    if (after == NULL && (option.traits & BARE) != 0) {
+        after = "0";
+    }
     if (after == NULL) {
         if (n_left <= n_needed) {
             return fail(err, HVD_INVALID_ARGUMENT, "%s needs a value: %s %s", flag, flag,

@@ -20,8 +20,9 @@
 
 #define MAX_CONNECTING 64
 #define PING_MS 5000
-#define FULL_MS 5   // until the next look whether the sink has room
-#define N_OWN_FDS 3 // polled besides those of links: signals, agents that dial, life
+#define WATCH_MS 500 // between two looks of watch.c
+#define FULL_MS 5    // until the next look whether the sink has room
+#define N_OWN_FDS 3  // polled besides those of links: signals, agents that dial, life
 
 // --- Beginning -----------------------------------------------------------------------------------
 
@@ -69,6 +70,7 @@ hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err
                       &session->info.addresses, err),
         out);
     TRY(commands_prepare(session, err), out);
+    TRY(watch_open(session, err), out);
 out:
     return status;
 }
@@ -335,7 +337,9 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
         }
         next_ns = link_is_coming(link) ? MIN(next_ns, link->deadline_ns) : next_ns;
     }
-    uint64_t most_ms = reads ? (uint64_t)session->policy->look_ms : FULL_MS;
+    int look_ms =
+        session->watch != NULL ? MIN(session->policy->look_ms, WATCH_MS) : session->policy->look_ms;
+    uint64_t most_ms = reads ? (uint64_t)look_ms : FULL_MS;
     return next_ns <= now_ns ? 0 : (int)MIN((next_ns - now_ns) / NS_PER_MS + 1, most_ms);
 }
 
@@ -424,6 +428,7 @@ void session_loop(session_t *session)
                                  ? session->policy->on_time(session, clock_ns())
                                  : NEVER_NS;
         start_links(session);
+        watch_tick(session);
         if (!is_over(session)) {
             poll_once(session, policy_ns);
         }
@@ -450,12 +455,15 @@ int session_run(session_t *session)
     for (int i = 0; i < session->n_workers; i++) {
         session_flush(session, session->workers[i]);
     }
-    return conclude(session);
+    int code = conclude(session);
+    watch_over(session, code);
+    return code;
 }
 
 void session_close(session_t *session)
 {
     wipe(session->secret, sizeof session->secret);
+    watch_close(session);
     for (int i = 0; i < session->n_links; i++) {
         link_free(session->links[i]);
     }
