@@ -44,13 +44,14 @@ typedef struct agent_rank {
     bool is_running, was_halted;  // halted: as by SIGSTOP, when it was to end
     char result[128], blame[128]; // paths; result "": not wanted
     live_rank_t live;             // its socket; name "": not known
+    bool was_found;               // it was known
 } agent_rank_t;
 
 // While the launcher watches (watch.c).
 typedef struct watch {
     int epoll_fd; // of the ranks that are asked; -1: nobody watches
     uint64_t period_ns, next_ns;
-} watch_t;
+} agent_watch_t;
 
 typedef struct agent {
     channel_t channel;
@@ -71,7 +72,7 @@ typedef struct agent {
     uint64_t kill_at_ns, close_at_ns;                   // NEVER_NS: not
     uint64_t silence_ns, heard_ns, ping_ns, ping_at_ns; // silence 0: any
     uint64_t oom_at_start;
-    watch_t watch;
+    agent_watch_t watch;
 } agent_t;
 
 void agent_report(agent_t *agent, const frame_t *frame);

@@ -63,7 +63,10 @@ static void report(agent_t *agent, const agent_rank_t *rank, const char *page)
     size_t bytes = page != NULL ? strlen(page) : 0;
     buf_append(&text, page, bytes <= WATCH_BYTES ? bytes : 0);
     if (page == NULL) {
-        buf_printf(&text, "state\t%s\n", rank->live.name[0] != '\0' ? "no answer" : "starting");
+        buf_printf(&text, "state\t%s\n",
+                   rank->live.name[0] != '\0' ? "no answer"
+                   : rank->was_found          ? "left"
+                                              : "starting");
     }
     put_process(rank->live.pid > 0 ? rank->live.pid : (int)rank->child.pid, &text);
     buf_append(&text, "", 1);
@@ -123,6 +126,7 @@ static void find_names(agent_t *agent)
             rank->live = found[i];
             rank->live.fd = -1;
             rank->live.pid = peer.pid;
+            rank->was_found = true;
         }
         if (fd >= 0) {
             close(fd);
@@ -173,7 +177,7 @@ void agent_watch_hear(agent_t *agent)
 
 void agent_watch_on_time(agent_t *agent, uint64_t now_ns)
 {
-    watch_t *watch = &agent->watch;
+    agent_watch_t *watch = &agent->watch;
     if (now_ns < watch->next_ns) {
         return;
     }
@@ -185,13 +189,13 @@ void agent_watch_on_time(agent_t *agent, uint64_t now_ns)
 
 void agent_watch(agent_t *agent, int period_ms)
 {
-    watch_t *watch = &agent->watch;
+    agent_watch_t *watch = &agent->watch;
     if (watch->epoll_fd >= 0 && period_ms == 0) {
         for (int i = 0; i < agent->n_ranks; i++) {
             live_end(&agent->ranks[i].live);
         }
         close(watch->epoll_fd);
-        *watch = (watch_t){.epoll_fd = -1, .next_ns = NEVER_NS};
+        *watch = (agent_watch_t){.epoll_fd = -1, .next_ns = NEVER_NS};
     } else if (period_ms > 0) {
         watch->epoll_fd = watch->epoll_fd >= 0 ? watch->epoll_fd : epoll_create1(EPOLL_CLOEXEC);
         watch->period_ns = (uint64_t)MAX(period_ms, LEAST_MS) * NS_PER_MS;

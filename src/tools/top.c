@@ -96,7 +96,7 @@ static const char *ask(int pid, int columns, int rows, buf_t *answer)
 static int choose(const options_t *options)
 {
     int pids[MAX_JOBS], n = find_launchers(pids);
-    int wanted = options->n_command > 0 ? atoi(options->command[0]) : 0;
+    int wanted = options->n_command > 0 ? (int)strtol(options->command[0], NULL, 10) : 0;
     for (int i = 0; i < n; i++) {
         if (pids[i] == wanted) {
             return wanted;

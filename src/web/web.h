@@ -54,7 +54,7 @@ typedef struct model_late {
 typedef struct model_seen {
     bool answers;   // else nothing below is of now, but for the state
     bool was_told;  // there is anything at all
-    char state[24]; // "starting", "idle", "waiting", "queued", "running", "no answer", "ended"
+    char state[24]; // "starting", "idle", "waiting", "queued", "running", "no answer", ...
     char doing[MODEL_NAME_BYTES + 64], last[MODEL_NAME_BYTES + 64], ended[400];
     double since_s, last_s;
     int n_in_flight, n_flights;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// test_web.c - the job page without a browser: requests, JSON, and what is known of a job.
+// test_web.c - the job page without a browser.
+//
+// Requests that are read and refused, JSON of anything, and what is known of a job, from pages of
+// ranks that tell the truth and others. No sockets: tests/launch/test_dashboard.py has those.
 #define _GNU_SOURCE
 #include "web/http.h"
 #include "web/web.h"
