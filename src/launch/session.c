@@ -5,8 +5,7 @@
 // Agents are brought up on all hosts at once, at most MAX_CONNECTING at a time; what happens when
 // they are there, when ranks end and when agents are lost is the policy's to say (session.h); what
 // they report goes to ranks.c. Stopping is SIGTERM, GRACE_MS, SIGKILL, by the agents; a second
-// SIGINT or SIGTERM skips the grace. The rendezvous server runs in a thread of the library, output
-// leaves through the sink's thread; everything else is this thread's.
+// SIGINT or SIGTERM skips the grace. Rendezvous, output and the job page have threads of their own.
 #define _GNU_SOURCE
 #include "launch/session.h"
 
@@ -20,9 +19,8 @@
 
 #define MAX_CONNECTING 64
 #define PING_MS 5000
-#define WATCH_MS 500 // between two looks of watch.c
-#define FULL_MS 5    // until the next look whether the sink has room
-#define N_OWN_FDS 3  // polled besides those of links: signals, agents that dial, life
+#define FULL_MS 5   // until the next look whether the sink has room
+#define N_OWN_FDS 3 // polled besides those of links: signals, agents that dial, life
 
 // --- Beginning -----------------------------------------------------------------------------------
 
@@ -326,7 +324,7 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
     uint64_t now_ns = clock_ns();
     uint64_t next_ns =
         MIN(MIN(session->stop_at_ns, session->late_at_ns), MIN(session->ping_at_ns, policy_ns));
-    next_ns = MIN(next_ns, session->fold_at_ns);
+    next_ns = MIN(next_ns, MIN(session->fold_at_ns, watch_next_ns(session)));
     for (int i = 0; i < session->n_links; i++) {
         const agent_link_t *link = session->links[i];
         if (reads && link->phase == LINK_READY && channel_has_more(&link->channel)) {
@@ -337,9 +335,7 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
         }
         next_ns = link_is_coming(link) ? MIN(next_ns, link->deadline_ns) : next_ns;
     }
-    int look_ms =
-        session->watch != NULL ? MIN(session->policy->look_ms, WATCH_MS) : session->policy->look_ms;
-    uint64_t most_ms = reads ? (uint64_t)look_ms : FULL_MS;
+    uint64_t most_ms = reads ? (uint64_t)session->policy->look_ms : FULL_MS;
     return next_ns <= now_ns ? 0 : (int)MIN((next_ns - now_ns) / NS_PER_MS + 1, most_ms);
 }
 
@@ -455,9 +451,7 @@ int session_run(session_t *session)
     for (int i = 0; i < session->n_workers; i++) {
         session_flush(session, session->workers[i]);
     }
-    int code = conclude(session);
-    watch_over(session, code);
-    return code;
+    return watch_over(session, conclude(session));
 }
 
 void session_close(session_t *session)

@@ -214,6 +214,11 @@ static void show_line(session_t *session, const job_watch_t *watch)
     sink_status(session->sink, text);
 }
 
+uint64_t watch_next_ns(const session_t *session)
+{
+    return session->watch != NULL ? session->watch->next_ns : NEVER_NS;
+}
+
 void watch_tick(session_t *session)
 {
     job_watch_t *watch = session->watch;
@@ -259,11 +264,11 @@ static void write_report(session_t *session, const job_watch_t *watch)
     buf_free(&data);
 }
 
-void watch_over(session_t *session, int code)
+int watch_over(session_t *session, int code)
 {
     job_watch_t *watch = session->watch;
     if (watch == NULL) {
-        return;
+        return code;
     }
     watch->next_ns = 0;
     watch_tick(session);
@@ -272,6 +277,7 @@ void watch_over(session_t *session, int code)
     if (session->options->report[0] != '\0') {
         write_report(session, watch);
     }
+    return code;
 }
 
 void watch_close(session_t *session)
