@@ -221,7 +221,7 @@ static hvd_status_t refused(const nccl_t *nccl, void *handle, int code, const ch
 {
     const char *last = handle != NULL ? nccl->call.last_error(handle) : NULL;
     bool says_more = last != NULL && last[0] != '\0';
-    return fail(err, HVD_SYSTEM,
+    return fail(err, HVD_PEER_LOST,
                 "%s failed on GPU %d (NCCL error %d: %s%s%.200s); NCCL_DEBUG=WARN "
                 "makes NCCL say more",
                 what, device_ordinal(nccl->device), code, nccl->call.error_string(code),

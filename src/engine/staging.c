@@ -521,7 +521,7 @@ void staging_watch(hvd_ctx_t *ctx)
     sweep_launches(staging);
     watch_oldest(ctx);
     if (staging->launches != NULL && comms_health(staging, &err) != HVD_OK) {
-        engine_fail(ctx, &err, ctx->job.rank);
+        engine_suspect(ctx, &err); // whoever knows more of it, as of a rank that died, goes first
         return;
     }
     if (device_health(device, &err) == HVD_OK) {
