@@ -31,6 +31,15 @@ typedef struct option {
     unsigned traits;
 } option_t;
 
+// knob_parse(), of what a user said.
+static inline hvd_status_t option_parse(const option_t *option, const char *said_as,
+                                        const char *text, void *field, err_t *err)
+{
+    knob_info_t info = option->info;
+    info.min = (option->traits & UNSAID_IS_0) != 0 ? 1 : info.min;
+    return knob_parse(&info, said_as, text, field, err);
+}
+
 typedef struct options {
 #define OPTION(kind, field, ...) KNOB_TYPE_##kind field;
 #include "cli/options.def"
