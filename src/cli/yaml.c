@@ -36,7 +36,7 @@ static hvd_status_t set_inverted(options_t *options, int i, const char *text, co
 {
     option_t option = option_at(i);
     bool value;
-    hvd_status_t status = option_parse(&option, said_as, text, &value, err);
+    hvd_status_t status = knob_parse(&option.info, said_as, text, &value, err);
     return status != HVD_OK ? status
                             : options_set(options, i, value ? "0" : "1", said_as, BY_FILE, err);
 }
