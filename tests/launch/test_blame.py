@@ -177,7 +177,7 @@ class Output(Case):
         self.assertNotIn("/common/basics.py", err)  # the traceback ends where the user called
         self.assertNotIn("    | ", err)
 
-    def test_a_traceback_is_pointed_to_only_where_there_is_one(self):
+    def test_a_rank_that_wrote_nothing_has_no_traceback_above(self):
         for failure, is_there in (("os._exit(5)", False), ("raise KeyError(1)", True)):
             _, err = fail_once(2, 1, failure)
             self.assertEqual("see the traceback above" in err, is_there, err)
