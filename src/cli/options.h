@@ -11,7 +11,15 @@
 
 #include <stdio.h>
 
-enum { EXPORTED = 1, HIDDEN = 2, TWO_WORDS = 4, ACTION = 8, LIST = 16, UNSAID_IS_0 = 32 };
+enum {
+    EXPORTED = 1,
+    HIDDEN = 2,
+    TWO_WORDS = 4,
+    ACTION = 8,
+    LIST = 16,
+    BARE = 32,
+    UNSAID_IS_0 = 64
+};
 
 typedef enum origin { BY_DEFAULT, BY_ENVIRONMENT, BY_FILE, BY_FLAG } origin_t;
 
