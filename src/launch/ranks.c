@@ -382,10 +382,10 @@ static void describe(const rank_end_t *end, char *text, size_t bytes)
     }
 }
 
-// How many of the n last lines are worth repeating: of a traceback, what it ends with.
-static int n_worth_telling(const splitter_t *tail, int n)
+// How many of the last lines are worth repeating: of a traceback, what it ends with.
+static int n_worth_telling(const splitter_t *tail, int most)
 {
-    int n_last = 0;
+    int n_last = 0, n = MIN(tail->n_tail, most);
     while (n_last < n && tail->tail[(tail->n_tail - n_last - 1) % TAIL_LINES][0] != ' ') {
         n_last++;
     }
@@ -394,8 +394,7 @@ static int n_worth_telling(const splitter_t *tail, int n)
 
 static void tell_tail(const char *whose, const splitter_t *tail, buf_t *out)
 {
-    int n = MIN(tail->n_tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
-    n = n_worth_telling(tail, n);
+    int n = n_worth_telling(tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
     if (n == 0) {
         line(out, "  it wrote nothing to stderr");
         return;
