@@ -22,9 +22,9 @@
 #define EVENTS_AT_ONCE 64
 #define MAX_ACCEPTS 256 // in one go
 #define BACKLOG 4096    // the kernel lowers it to somaxconn
-// A friend on a busy host may connect and then not run for a while, or try at a second address since
-// the first does not answer at once. So this many who have said nothing, or were not needed, are
-// counted, but not called strangers in the log.
+// A friend on a busy host may connect and then not run for a while, or try at a second address as
+// the first does not answer at once. So this many who have said nothing, or a hello of this job and
+// no more, or were not needed, are counted, but not called strangers in the log.
 #define FEW_QUIET 16
 #define TICK_NS (50 * NS_PER_MS)
 #define LOG_EVERY_NS (60 * NS_PER_S) // what strangers or a full table can cause over and over
@@ -176,7 +176,8 @@ static void expire(door_t *door, uint64_t now_ns)
         if (!advance(door, s)) {
             continue;
         }
-        if (s->greeting.n_bytes == 0 && door->n_quiet++ < FEW_QUIET) {
+        bool may_be_friend = s->greeting.n_bytes == 0 || s->greeting.secure != NULL;
+        if (may_be_friend && door->n_quiet++ < FEW_QUIET) {
             atomic_fetch_add(&door->n_refused, 1);
             cut(door, s);
         } else {

@@ -771,8 +771,8 @@ static void overheard_greetings_gain_nothing(void **state)
     world_free(w);
 }
 
-// A rank that was held up in the middle of its greeting is cut meanwhile. It tries again, even if it
-// has said its last words by then: it believes in its connection only when it has been let in.
+// A rank that was held up in the middle of its greeting is cut meanwhile. It tries again, even if
+// it has said its last words by then: it believes in its connection only when it is let in.
 static void held_up_rank_tries_again(void **state)
 {
     (void)state;
