@@ -4,9 +4,9 @@
 //
 // The agent tells it of every process group it starts and forgets, through a pipe that only the
 // agent holds. When the pipe closes, because the agent is done or because somebody killed it, the
-// supervisor kills the groups that are left, and whatever else has a rank's environment, and removes the agent's directory, which holds the
-// secret. It ignores signals other than SIGKILL and sits in a session of its own. Cost: a pipe and
-// a fork.
+// supervisor kills the groups that are left, and whatever else has a rank's environment, and
+// removes the agent's directory, which holds the secret. It ignores signals other than SIGKILL and
+// sits in a session of its own. Cost: a pipe and a fork.
 //
 // If the supervisor is killed as well, as with a whole container or a machine out of memory, the
 // next one finds the directory: nobody holds its lock any more.
