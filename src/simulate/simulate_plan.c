@@ -240,16 +240,28 @@ static const path_cost_t *cost_between(const run_t *run, int member, int other)
     return share_host(run, member, other) ? &run->m->host : &run->m->network;
 }
 
+// There is no wire inside a host, nor between hosts that are played on one machine.
+static bool is_carried_by_cores(const run_t *run, int member, int other)
+{
+    return run->m->n_cores > 0 || share_host(run, member, other);
+}
+
+static double carry_ns(const run_t *run, const sim_task_t *task, int peer)
+{
+    bool is_local = share_host(run, task->member, peer);
+    return segment_bytes(run, task) * (is_local ? run->m->host.byte_ns : run->byte_ns);
+}
+
 static void start_send(run_t *run, int32_t at, double now)
 {
     sim_task_t *task = &run->tasks[at];
     sim_member_t *member = &run->members[task->member];
     int peer = step_of(run, task)->peer;
     const path_cost_t *cost = cost_between(run, task->member, peer);
-    bool is_local = share_host(run, task->member, peer);
-    double move_ns = segment_bytes(run, task) * (is_local ? cost->byte_ns : run->byte_ns);
+    bool is_carried = is_carried_by_cores(run, task->member, peer);
+    double move_ns = carry_ns(run, task, peer);
     *member->busy_until_ns = MAX(*member->busy_until_ns, now) + cost->message_ns;
-    if (is_local) { // the core itself carries it
+    if (is_carried) {
         *member->busy_until_ns += move_ns;
         events_add(&run->events, *member->busy_until_ns, DONE, at);
         events_add(&run->events, *member->busy_until_ns + cost->latency_ns, ARRIVED, task->match);
@@ -269,7 +281,11 @@ static void start_other(run_t *run, int32_t at, double now)
     sim_task_t *task = &run->tasks[at];
     const step_t *s = step_of(run, task);
     sim_member_t *member = &run->members[task->member];
-    double cost_ns = is_receive(s) ? cost_between(run, task->member, s->peer)->message_ns : 0;
+    double cost_ns = 0;
+    if (is_receive(s)) {
+        cost_ns = cost_between(run, task->member, s->peer)->message_ns;
+        cost_ns += run->m->n_cores > 0 ? carry_ns(run, task, s->peer) : 0;
+    }
     if (s->kind != STEP_RECV) { // it adds up, or copies
         cost_ns += segment_bytes(run, task) * run->m->host.byte_ns;
     }
