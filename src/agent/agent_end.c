@@ -94,6 +94,7 @@ void agent_reap(agent_t *agent)
             continue; // an orphan
         }
         rank->is_running = false;
+        agent_watch_forget(rank);
         agent->n_running--;
         agent_forward_rest(agent, rank);
         report_exit(agent, rank, status);
