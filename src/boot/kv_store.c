@@ -383,7 +383,8 @@ static bool waits_in_vain(const kv_waiter_t *waiter)
 static kv_answer_t *answer_in_vain(const kv_store_t *store, const kv_waiter_t *waiter,
                                    const kv_request_t *request)
 {
-    return waiter->is_late ? answer_late(store, request) : answer_left(&waiter->lease->group->first);
+    return waiter->is_late ? answer_late(store, request)
+                           : answer_left(&waiter->lease->group->first);
 }
 
 // Whoever waits at the same gate for the sake of the same group.
