@@ -133,7 +133,7 @@ test-tensorflow: setup
 	@tools/setup-tensorflow.sh $(TENSORFLOWS)
 	@for version in $(TENSORFLOWS); do \
 		echo "== TensorFlow $$version"; \
-		PYTHONPATH=build/python .venv-tf$$version/bin/python -m pytest tests/python/tensorflow \
+		PYTHONPATH=$(CURDIR)/build/python .venv-tf$$version/bin/python -m pytest tests/python/tensorflow \
 			-k "not pytorch" || exit 1; \
 	done
 
