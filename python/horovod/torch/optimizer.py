@@ -468,13 +468,17 @@ class _DistributedOptimizer(_Wrapper):
 
         Their names are taken until then.
         """
+        self.drop_gradients()
+        return super().load_state_dict(*args, **kwargs)
+
+    def drop_gradients(self):
+        """Forgets gradients that are on their way, once they have arrived or failed."""
         if self._is_in_flight():
             # Elastic training restores after a failure; nothing arrives then.
             with contextlib.suppress(RuntimeError, ValueError):
                 self.synchronize()
         self._forget()
         self._synchronized = False
-        return super().load_state_dict(*args, **kwargs)
 
     @contextlib.contextmanager
     def skip_synchronize(self):
