@@ -33,22 +33,28 @@ class StepWatch:
         self._last_position = None
         self._n_steps = 0  # since the last commit
         self._n_unnoted = 0  # of them those after which the script was where it had been
-        self._handles = []
-        if hasattr(optimizer, "register_step_pre_hook"):  # since PyTorch 2.0
-            self._handles = [optimizer.register_step_pre_hook(self._begin),
-                             optimizer.register_step_post_hook(self._end)]
+        self._optimizer, self._handles = optimizer, []
+        if hasattr(optimizer, "step_watch"):  # a DistributedOptimizer; PyTorch's hooks would count
+            optimizer.step_watch = self  # the wait for gradients as a part of applying them
+        else:
+            self._handles = [optimizer.register_step_pre_hook(lambda *_: self.begin()),
+                             optimizer.register_step_post_hook(lambda *_: self.end())]
 
     def remove(self):
+        if hasattr(self._optimizer, "step_watch"):
+            self._optimizer.step_watch = None
         for handle in self._handles:
             handle.remove()
 
     def note_commit(self):
         self._n_steps = self._n_unnoted = 0
 
-    def _begin(self, *_):
+    def begin(self):
+        """Weights are about to change."""
         self._is_applying = True
 
-    def _end(self, *_):
+    def end(self):
+        """They have; a whole step is done."""
         self._is_applying = False
         self._n_steps += 1
         position = self._position()
