@@ -11,7 +11,7 @@
 
 #include <stdio.h>
 
-enum { EXPORTED = 1, HIDDEN = 2, TWO_WORDS = 4, ACTION = 8, LIST = 16 };
+enum { EXPORTED = 1, HIDDEN = 2, TWO_WORDS = 4, ACTION = 8, LIST = 16, BARE = 32 };
 
 typedef enum origin { BY_DEFAULT, BY_ENVIRONMENT, BY_FILE, BY_FLAG } origin_t;
 

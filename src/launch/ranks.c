@@ -97,6 +97,7 @@ static void on_output(session_t *session, worker_t *worker, int stream, bytes_t 
         session->policy->on_output(session, worker, stream, data);
         return;
     }
+    watch_output(session, worker, data);
     output_files_write(&session->files, worker->place.rank, stream, data.data, data.len);
     if (may_fold) {
         data.len = fold_hold(session, worker, data);
@@ -140,6 +141,7 @@ void session_end_worker(session_t *session, worker_t *worker, const rank_end_t *
     worker->end.was_stopped = worker->is_leaving || session->is_stopping;
     worker->end.time_ns = clock_ns();
     worker->end.has_ended = true;
+    watch_end(session, worker);
     session->policy->on_exit(session, worker);
 }
 
@@ -202,6 +204,11 @@ void session_hear(session_t *session, agent_link_t *link, const frame_t *frame)
     case FRAME_EXITED:
         if ((worker = worker_of(session, link, frame->exited.rank)) != NULL) {
             on_exited(session, frame, worker);
+        }
+        break;
+    case FRAME_SNAPSHOT:
+        if ((worker = worker_of(session, link, frame->snapshot.rank)) != NULL) {
+            watch_hear(session, worker, frame->snapshot.text);
         }
         break;
     case FRAME_PROBLEM:
@@ -471,6 +478,7 @@ int session_report(session_t *session, const rank_end_t *ends, const worker_t *c
         const worker_t *speaker = guilty->end.was_halted ? cause : guilty;
         ending_report(ends, session->n_ranks, blamed, rank, guilty->link->host->name,
                       &speaker->splitters[STREAM_STDERR], &session->lines);
+        watch_failure(session, (bytes_t){session->lines.data, session->lines.len});
         print_lines(session, STREAM_STDERR);
     }
     note_first_failure(session->options->results, blamed, code);
