@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from playwright.sync_api import sync_playwright
@@ -110,7 +111,12 @@ class Browser(unittest.TestCase):
 
     @staticmethod
     def wait(page, script, seconds=40):
-        page.wait_for_function(script, timeout=seconds * 1000)
+        # Not page.wait_for_function: the page's policy forbids it to evaluate.
+        deadline = time.monotonic() + seconds
+        while not page.evaluate(script):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {seconds} s: {script}")
+            page.wait_for_timeout(200)
 
     # --- Cases ------------------------------------------------------------------------------------
 
