@@ -83,7 +83,8 @@ peer_id_t peer_of_self(const char *host)
     peer_id_t self = {.pid = (int)getpid()};
     process_t process;
     snprintf(self.host, sizeof self.host, "%s", host);
-    self.space = inode_of("/proc/self/ns/pid");
+    // Pids are of the first, and when a process started of the second.
+    self.space = inode_of("/proc/self/ns/pid") ^ inode_of("/proc/self/ns/time") << 32;
     self.network = inode_of("/proc/self/ns/net");
     if (read_process(self.pid, &process)) {
         self.started = process.started;

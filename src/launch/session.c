@@ -24,6 +24,9 @@
 
 // --- Beginning -----------------------------------------------------------------------------------
 
+// Whoever sends one of these means that the job is to end; each would end us without a word.
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, 0};
+
 hvd_status_t session_init(session_t *session, const options_t *options,
                           const session_policy_t *policy, err_t *err)
 {
@@ -39,8 +42,7 @@ hvd_status_t session_init(session_t *session, const options_t *options,
                                      .timestamp = options->prefix_timestamp,
                                      .color = options_want_color(options)}};
     if (policy->hears_signals) {
-        session->signal_fd =
-            signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, SIGCHLD, 0});
+        session->signal_fd = signals_open(SIG_BLOCK, stop_signals);
     }
     prctl(PR_SET_DUMPABLE, 0); // secrets are in this memory
     session->sink = sink_start();

@@ -144,6 +144,7 @@ int main(int argc, char **argv)
         {true, launch},
     };
     size_t i = 0;
+    raise_open_files();
     while (!actions[i].is_wanted) {
         i++;
     }

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -1181,6 +1182,30 @@ static void the_process_table_tells_how_a_peer_fares(void **state)
     assert_state_of_child(0, 3, "its process ended with exit status 3 (its own output says why)");
 }
 
+// Both limits give the same errno.
+static void the_limit_that_was_met_is_named(void **state)
+{
+    struct rlimit before, low;
+    unsigned long long pages;
+    err_t err;
+    (void)state;
+
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu", &pages), 1);
+    fclose(file);
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    low = before;
+    low.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + 1048576;
+    assert_int_equal(setrlimit(RLIMIT_AS, &low), 0);
+    hvd_status_t status = thread_failed(&err, EAGAIN, "a thread");
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    assert_int_equal(status, HVD_NO_MEMORY);
+    assert_non_null(strstr(err.text, "ulimit -v"));
+    thread_failed(&err, EAGAIN, "a thread");
+    assert_null(strstr(err.text, "ulimit -v"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1247,6 +1272,7 @@ int main(void)
         cmocka_unit_test(decimal_comma_of_the_program_does_not_matter),
         cmocka_unit_test(a_peer_is_named_with_host_and_pid),
         cmocka_unit_test(the_process_table_tells_how_a_peer_fares),
+        cmocka_unit_test(the_limit_that_was_met_is_named),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
