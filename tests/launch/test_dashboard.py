@@ -140,7 +140,7 @@ class WhatItTells(Case):
             self.assertIn("in load_data", one["stack"])
 
     def test_a_straggler_is_late(self):
-        with running(np=3, train=["slow", "2"]) as (job, page):
+        with running(np=3, train=["slow", "2"], WATCHED_STEP_S="0.1") as (job, page):
             seen = until(page, lambda job: any(row[16] > 0 for row in job["rows"]), 60)
             self.assertEqual([row[1] for row in seen["rows"] if row[16] > 0], [2])
 

@@ -98,8 +98,8 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     scheduler's allocation, or else this machine. What the ranks print comes out here, with the rank
     in front. An exception on a rank is a RuntimeError here that ends with the remote traceback.
     With min_num_proc or host_discovery_script the job is elastic, and the results are those of the
-    first min_num_proc ranks. dashboard: True shows the job on a page, at an address that is printed;
-    a number is its port. report: file for that page when the job is over.
+    first min_num_proc ranks. dashboard: True shows the job on a page, whose address is printed; a
+    number is its port. report: file for that page when the job is over.
     """
     num_proc = renamed("np", np, "num_proc", num_proc)
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
