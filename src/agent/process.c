@@ -9,6 +9,7 @@
 // closes by itself when it did. Descriptors are closed on exec everywhere. One thread.
 #define _GNU_SOURCE
 #include "agent/process.h"
+#include "base/signals.h"
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -278,9 +279,9 @@ bool group_is_empty(pid_t pid)
 
 const char *signal_name(int signo, char text[16])
 {
-    const char *abbreviation = sigabbrev_np(signo);
-    if (abbreviation != NULL) {
-        snprintf(text, 16, "SIG%s", abbreviation);
+    const char *name = signal_name_of(signo);
+    if (name != NULL) {
+        snprintf(text, 16, "%s", name);
     } else {
         snprintf(text, 16, "signal %d", signo);
     }

@@ -137,7 +137,7 @@ static hvd_status_t check_value(const option_t *option, const char *said_as, con
         char *as_text;
         int as_choice;
     } value;
-    hvd_status_t status = knob_parse(&option->info, said_as, text, &value, err);
+    hvd_status_t status = option_parse(option, said_as, text, &value, err);
 
     if (status == HVD_OK && is_kind(option, KIND_NAME_TEXT)) {
         free(value.as_text);

@@ -106,6 +106,7 @@ static void keep_tail(splitter_t *splitter, const uint8_t *line, size_t bytes)
     }
     place[n] = '\0';
     splitter->n_tail += n > 0;
+    splitter->has_traceback |= strncmp(place, "Traceback (", strlen("Traceback (")) == 0;
 }
 
 static void emit(splitter_t *splitter, const char *prefix, const uint8_t *line, size_t bytes,

@@ -28,6 +28,7 @@ typedef struct splitter {
     bool after_cr;
     char tail[TAIL_LINES][TAIL_BYTES]; // last lines, for the report of a failure
     int n_tail;
+    bool has_traceback; // of Python
 } splitter_t;
 
 typedef struct prefix_style {

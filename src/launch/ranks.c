@@ -351,8 +351,12 @@ static const char *advice_for(const rank_end_t *end, const splitter_t *tail)
             return advices[i].advice;
         }
     }
-    return end->code == 0 ? "every rank must call the same operations, or join() before it ends"
-                          : "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more";
+    if (end->code == 0) {
+        return "every rank must call the same operations, or join() before it ends";
+    }
+    return tail->n_tail > 0 ? "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more"
+                            : "look for what ends it with this exit code; "
+                              "HOROVOD_LOG_LEVEL=debug shows more";
 }
 
 // What it did that made others give up, as it says itself or as they do; "": nobody says.
@@ -378,14 +382,24 @@ static void describe(const rank_end_t *end, char *text, size_t bytes)
     }
 }
 
+// How many of the last lines are worth repeating: of a traceback, what it ends with.
+static int n_worth_telling(const splitter_t *tail, int most)
+{
+    int n_last = 0, n = MIN(tail->n_tail, most);
+    while (n_last < n && tail->tail[(tail->n_tail - n_last - 1) % TAIL_LINES][0] != ' ') {
+        n_last++;
+    }
+    return tail->has_traceback && n_last > 0 ? n_last : n;
+}
+
 static void tell_tail(const char *whose, const splitter_t *tail, buf_t *out)
 {
-    int n = MIN(tail->n_tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
+    int n = n_worth_telling(tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
     if (n == 0) {
         line(out, "  it wrote nothing to stderr");
         return;
     }
-    line(out, "  %s last lines on stderr:", whose);
+    line(out, "  %s last line%s on stderr:", whose, n == 1 ? "" : "s");
     for (int i = tail->n_tail - n; i < tail->n_tail; i++) {
         line(out, "    | %s", tail->tail[i % TAIL_LINES]);
     }

@@ -8,6 +8,7 @@
 // cmocka has a macro fail(), so ours is called as (fail)(...) here.
 #define _GNU_SOURCE
 #include "base/peer.h"
+#include "base/signals.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -211,6 +212,22 @@ static void values_outside_are_unknown(void **state)
     assert_string_equal(hvd_reduce_name((hvd_reduce_t)99), "unknown");
     assert_string_equal(hvd_dtype_name((hvd_dtype_t)-7), "unknown");
     assert_int_equal(hvd_dtype_bytes((hvd_dtype_t)HVD_N_DTYPES), 0);
+}
+
+static void signals_are_called_what_the_system_calls_them(void **state)
+{
+    (void)state;
+    assert_string_equal(setlocale(LC_ALL, NULL), "C");
+    for (int signo = 1; signo < SIGRTMIN - 2; signo++) { // the C library has two for itself
+        assert_string_equal(signal_description_of(signo), strsignal(signo));
+    }
+    assert_string_equal(signal_name_of(SIGSEGV), "SIGSEGV");
+    assert_string_equal(signal_name_of(SIGSYS), "SIGSYS");
+    const int without[] = {-1, 0, SIGRTMIN, SIGRTMAX, 1 << 20};
+    for (size_t i = 0; i < N_ELEMENTS(without); i++) {
+        assert_null(signal_name_of(without[i]));
+        assert_null(signal_description_of(without[i]));
+    }
 }
 
 static void version_is_that_of_the_header(void **state)
@@ -1223,6 +1240,7 @@ int main(void)
         cmocka_unit_test(every_value_has_its_own_name),
         cmocka_unit_test(names_are_those_of_the_users),
         cmocka_unit_test(values_outside_are_unknown),
+        cmocka_unit_test(signals_are_called_what_the_system_calls_them),
         cmocka_unit_test(version_is_that_of_the_header),
         cmocka_unit_test(log_line_has_rank_component_and_level),
         cmocka_unit_test(log_line_starts_with_the_time),

@@ -93,6 +93,18 @@ def is_iterable(value):
     return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
 
 
+def is_version_greater_equal_than(ver, target):
+    """Is the version ver, as "2.15.1", the target or a later one?"""
+    import packaging.version
+
+    return packaging.version.parse(ver) >= packaging.version.parse(target)
+
+
+def support_non_legacy_keras_optimizers(k):
+    """Has this Keras, a module, the optimizers that came with 2.11?"""
+    return is_version_greater_equal_than(k.__version__, "2.11")
+
+
 @contextlib.contextmanager
 def env(**variables):
     """Variables of the environment, inside a with; None takes one away."""
