@@ -71,8 +71,8 @@ def check_adasum(op, process_set, size):
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     if not num_rank_is_power_2(size):
-        raise NotImplementedError("Running Adasum with a number of ranks that is no power of two "
-                                  "is not supported.")
+        raise NotImplementedError("Running Adasum with a number of ranks that is not a power of "
+                                  "two is not supported.")
 
 
 def split_list(items, n_parts):
