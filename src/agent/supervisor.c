@@ -162,7 +162,7 @@ hvd_status_t supervisor_start(const char *directory, supervisor_t *supervisor_p,
         for (int signo = 1; signo < NSIG; signo++) {
             signal(signo, SIG_IGN);
         }
-        // Holding these would keep an ssh session, or the reader of our output, waiting. As a system
+        // Holding these would keep an ssh session, or the reader of our output, waiting. A system
         // call, since glibc has a function for it from 2.34 on only.
         syscall(SYS_close_range, 0U, (unsigned)ends[0] - 1, 0U);
         syscall(SYS_close_range, (unsigned)ends[0] + 1, ~0U, 0U);
