@@ -21,7 +21,5 @@ hvd_status_t staging_settle(request_t *request, uint64_t deadline_ns); // and ha
 void staging_release(request_t *request);
 uint64_t staging_next_look(const staging_t *staging); // NEVER_NS: nothing is under way
 void staging_watch(hvd_ctx_t *ctx) REQUIRES(ctx->baton) EXCLUDES(ctx->lock); // is it broken?
-// submit.c: what rides along, when the tensors are there.
-void request_load_payload(const hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock);
 
 #endif
