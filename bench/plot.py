@@ -91,7 +91,7 @@ def text(x, y, words, anchor="start", size=12):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{words}</text>'
 
 
-def grid(x, y, sizes, powers):
+def grid(x, y, sizes, powers, label, tick):
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     out = []
     for power in powers:
@@ -99,8 +99,8 @@ def grid(x, y, sizes, powers):
         out.append(text(LEFT - 8, y(power) + 4, time_text(power), "end"))
     for b in sizes:
         out.append(line(x(b), TOP, x(b), bottom, "#eee"))
-        out.append(text(x(b), bottom + 18, size_text(b), "middle"))
-    out.append(text((LEFT + right) / 2, HEIGHT - 14, "size of the tensor (float32 sum)", "middle"))
+        out.append(text(x(b), bottom + 18, tick(b), "middle"))
+    out.append(text((LEFT + right) / 2, HEIGHT - 14, label, "middle"))
     return out
 
 
@@ -116,7 +116,7 @@ def curve(x, y, peer, points, i):
     return out
 
 
-def draw(lines, title):
+def draw(lines, title, label="size of the tensor (float32 sum)", tick=size_text):
     sizes = sorted({b for points in lines.values() for b in points})
     times = [t for points in lines.values() for t in points.values()]
     low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
@@ -128,7 +128,7 @@ def draw(lines, title):
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         text(LEFT, 28, title, size=16),
     ]
-    out += grid(x, y, sizes, [10**k for k in range(low, high + 1)])
+    out += grid(x, y, sizes, [10**k for k in range(low, high + 1)], label, tick)
     order = sorted(lines, key=lambda p: (p != "ours", -max(lines[p].values())))
     for i, peer in enumerate(order):
         out += curve(x, y, peer, sorted(lines[peer].items()), i)

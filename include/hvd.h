@@ -295,6 +295,14 @@ typedef struct hvd_late {
 // Fills at most n_late; returns how many there are: 0 on a rank that waits for nobody.
 int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late);
 
+// What the program says of its own progress, for whoever watches the job; NULL: not said this time.
+// step: its number; samples: those since the last report, of this rank.
+hvd_status_t hvd_report(hvd_ctx_t *ctx, const int64_t *step, const double *loss,
+                        const double *samples);
+// The metrics of this rank as text, in Prometheus' format, as at its socket; terminated. Returns
+// the length of the whole text, which may be more than fits; 0: there is no job, or no memory.
+size_t hvd_metrics(hvd_ctx_t *ctx, char *text, size_t bytes);
+
 // Writes where the thread (a pthread_t as a number) now is, line by line, and returns the length;
 // 0 if it cannot tell. Called from a thread of the library, without locks, when the flight recorder
 // is dumped; it must return soon, and hvd_shutdown() waits for it: do not hold then what it needs.

@@ -93,6 +93,8 @@ foreach(source IN LISTS unit_sources)
     hvd_test_properties(${name} 120 "" "unit")
 endforeach()
 
+target_link_libraries(test_simulate PRIVATE hvd_simulate)
+
 # What test_launched finds instead of a real PMIx library.
 add_library(fake_pmix SHARED ${CMAKE_CURRENT_SOURCE_DIR}/tests/unit/fake_pmix.c)
 target_link_libraries(fake_pmix PRIVATE hvd_flags)

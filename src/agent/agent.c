@@ -50,31 +50,6 @@ void agent_report_problem(agent_t *agent, int rank, int code, const char *text)
                                    .problem = {.rank = rank, .code = code, .text = text}});
 }
 
-// It has ended by itself, and not as it should.
-static bool has_failed(const agent_t *agent, const agent_rank_t *rank, int status)
-{
-    bool lacks_result = rank->result[0] != '\0' && access(rank->result, F_OK) != 0;
-    return !agent->is_stopping && (status != 0 || lacks_result);
-}
-
-static void report_exit(agent_t *agent, const agent_rank_t *rank, int status)
-{
-    int signo = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    int blamed = -1;
-    char what[BLAME_BYTES] = "";
-    mailbox_read_blame(rank->blame, &blamed, what, sizeof what);
-    agent_report(agent, &(frame_t){.kind = FRAME_EXITED,
-                                   .exited = {.rank = rank->rank,
-                                              .code = signo > 0 ? EXIT_BY_SIGNAL + signo
-                                                                : WEXITSTATUS(status),
-                                              .signo = signo,
-                                              .was_oom = signo == SIGKILL && !agent->was_killed &&
-                                                         oom_kills() > agent->oom_at_start,
-                                              .was_halted = rank->was_halted,
-                                              .blames = blamed,
-                                              .what = what}});
-}
-
 static void report_done(agent_t *agent)
 {
     agent_report(agent, &(frame_t){.kind = FRAME_DONE});
@@ -82,92 +57,6 @@ static void report_done(agent_t *agent)
 }
 
 // --- Ending --------------------------------------------------------------------------------------
-
-static void signal_ranks(agent_t *agent, int signo)
-{
-    for (int i = 0; i < agent->n_ranks; i++) {
-        if (agent->ranks[i].is_running) {
-            kill_group(agent->ranks[i].child.pid, signo);
-            kill_group(agent->ranks[i].child.pid, SIGCONT); // a stopped one could not obey
-        }
-    }
-}
-
-static void note_halted_ranks(agent_t *agent)
-{
-    for (int i = 0; i < agent->n_ranks; i++) {
-        agent->ranks[i].was_halted =
-            agent->ranks[i].is_running && process_is_stopped(agent->ranks[i].child.pid);
-    }
-}
-
-static void stop_ranks(agent_t *agent, int signo, int grace_ms)
-{
-    uint64_t kill_at_ns = deadline_in_ms(grace_ms);
-    if (!agent->is_stopping) {
-        note_halted_ranks(agent);
-    }
-    if (signo == SIGKILL || grace_ms == 0) {
-        agent->was_killed = true;
-        signal_ranks(agent, SIGKILL);
-    } else if (!agent->is_stopping) {
-        signal_ranks(agent, signo);
-    }
-    agent->is_stopping = true;
-    agent->kill_at_ns = MIN(agent->kill_at_ns, kill_at_ns);
-}
-
-static agent_rank_t *rank_of_pid(agent_t *agent, pid_t pid)
-{
-    for (int i = 0; i < agent->n_ranks; i++) {
-        if (agent->ranks[i].is_running && agent->ranks[i].child.pid == pid) {
-            return &agent->ranks[i];
-        }
-    }
-    return NULL;
-}
-
-static void reap(agent_t *agent)
-{
-    int status;
-    pid_t pid;
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-        agent_rank_t *rank = rank_of_pid(agent, pid);
-        if (rank == NULL) {
-            continue; // an orphan
-        }
-        rank->is_running = false;
-        agent->n_running--;
-        agent_forward_rest(agent, rank);
-        report_exit(agent, rank, status);
-        agent->has_failed |= has_failed(agent, rank, status);
-        if (group_is_empty(pid)) {
-            supervisor_remove(&agent->supervisor, pid);
-            rank->child.pid = 0; // the number may be given to somebody else
-        }
-    }
-}
-
-// Processes that ranks have left behind: in their groups, or orphans that are now our children.
-static void kill_leftovers(agent_t *agent)
-{
-    char path[64], text[4096];
-    for (int i = 0; i < agent->n_ranks; i++) {
-        kill_group(agent->ranks[i].child.pid, SIGKILL);
-    }
-    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    FILE *file = fopen(path, "re");
-    size_t n = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
-    if (file != NULL) {
-        fclose(file);
-    }
-    text[n] = '\0';
-    for (char *at = text, *end; (n = strtoul(at, &end, 10)) > 0 && end != at; at = end) {
-        if ((pid_t)n != agent->supervisor.pid) {
-            kill((pid_t)n, SIGKILL);
-        }
-    }
-}
 
 static bool has_open_output(const agent_t *agent)
 {
@@ -183,7 +72,7 @@ static bool has_open_output(const agent_t *agent)
 static void finish(agent_t *agent)
 {
     if (agent->close_at_ns == NEVER_NS) {
-        kill_leftovers(agent);
+        agent_kill_leftovers(agent);
         agent->close_at_ns = deadline_in_ms(LAST_WORDS_MS);
     }
     if (!has_open_output(agent) || clock_ns() >= agent->close_at_ns) {
@@ -198,10 +87,30 @@ static void report_finding(void *arg, const finding_t *finding)
     agent_report(arg, &(frame_t){.kind = FRAME_FINDING, .finding = *finding});
 }
 
+static agent_rank_t *rank_of_id(agent_t *agent, int id)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        if (agent->ranks[i].rank == id) {
+            return &agent->ranks[i];
+        }
+    }
+    return NULL;
+}
+
+// Whoever it has noted is blamed for being lost, unless that one did something: then it will end.
 static void on_ready(void *arg, int id, uint32_t generation)
 {
-    agent_report(arg, &(frame_t){.kind = FRAME_READY,
-                                 .ready = {.rank = id, .generation = (int32_t)generation}});
+    const agent_rank_t *rank = rank_of_id(arg, id);
+    int blamed = -1;
+    char what[BLAME_BYTES] = "";
+    if (rank == NULL || !mailbox_read_blame(rank->blame, &blamed, what, sizeof what) ||
+        what[0] != '\0') {
+        blamed = -1;
+    }
+    agent_report(
+        arg,
+        &(frame_t){.kind = FRAME_READY,
+                   .ready = {.rank = id, .generation = (int32_t)generation, .blames = blamed}});
 }
 
 // A rank is a session of its own; what shows its state may be a child of what we started.
@@ -234,10 +143,21 @@ static void tell_where_ranks_are(agent_t *agent)
     free(found);
 }
 
-static void on_stop(agent_t *agent, int signo, int grace_ms)
+static void stop_rank(agent_rank_t *rank, int signo)
 {
-    if (signo > 0 && signo < NSIG) {
-        stop_ranks(agent, signo, grace_ms);
+    if (rank != NULL && rank->is_running) {
+        rank->was_halted = process_is_stopped(rank->child.pid);
+        kill_group(rank->child.pid, signo);
+    }
+}
+
+static void on_stop(agent_t *agent, int id, int signo, int grace_ms)
+{
+    bool is_valid = signo > 0 && signo < NSIG;
+    if (is_valid && id >= 0) {
+        stop_rank(rank_of_id(agent, id), signo);
+    } else if (is_valid) {
+        agent_stop_ranks(agent, signo, grace_ms);
     }
     agent->is_done |= !agent->has_plan;
 }
@@ -256,7 +176,7 @@ static void on_frame(agent_t *agent, const frame_t *frame)
         tell_where_ranks_are(agent);
         break;
     case FRAME_STOP:
-        on_stop(agent, frame->stop.signo, frame->stop.grace_ms);
+        on_stop(agent, frame->stop.rank, frame->stop.signo, frame->stop.grace_ms);
         break;
     case FRAME_PLACE:
         is_noted = !is_elastic || mailbox_write_place(agent->directory, frame->place.rank,
@@ -289,11 +209,11 @@ static void on_signal(agent_t *agent)
     struct signalfd_siginfo info;
     while (read(agent->signal_fd, &info, sizeof info) == sizeof info) {
         if (info.ssi_signo == SIGCHLD) {
-            reap(agent);
+            agent_reap(agent);
         } else {
             agent_report_problem(agent, -1, EXIT_BY_SIGNAL + (int)info.ssi_signo,
                                  "a signal asked the agent of this host to end");
-            stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
+            agent_stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
         }
     }
 }
@@ -303,7 +223,7 @@ static void on_time(agent_t *agent)
     uint64_t now_ns = clock_ns();
     if (now_ns >= agent->kill_at_ns) {
         agent->was_killed = true;
-        signal_ranks(agent, SIGKILL);
+        agent_signal_ranks(agent, SIGKILL);
         agent->kill_at_ns = now_ns + NS_PER_S;
     }
     if (now_ns >= agent->ping_at_ns) {
@@ -314,7 +234,7 @@ static void on_time(agent_t *agent)
     if (agent->channel.is_closed || is_silent) {
         agent->channel.is_closed = true;
         if (!agent->is_stopping) {
-            stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
+            agent_stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
         }
         agent->kill_at_ns = MIN(agent->kill_at_ns, deadline_in_ms(ORPHANED_GRACE_MS));
     }
@@ -478,7 +398,7 @@ static int run(const options_t *options, bool stays, bool *is_told_p)
     report_hello(&agent, options);
     channel_send(&agent.channel);
     code = agent.signal_fd < 0 ? EXIT_INTERNAL : serve(&agent);
-    kill_leftovers(&agent);
+    agent_kill_leftovers(&agent);
     if (agent.has_supervisor) {
         supervisor_stop(&agent.supervisor, agent.directory);
     }

@@ -59,7 +59,7 @@ static const struct {
                        HAS(INT, exited.blames), HAS(TEXT, exited.what)}},
     [FRAME_PROBLEM] = {false,
                        {HAS(INT, problem.rank), HAS(INT, problem.code), HAS(TEXT, problem.text)}},
-    [FRAME_STOP] = {false, {HAS(INT, stop.signo), HAS(INT, stop.grace_ms)}},
+    [FRAME_STOP] = {false, {HAS(INT, stop.rank), HAS(INT, stop.signo), HAS(INT, stop.grace_ms)}},
     [FRAME_WHERE] = {false, {HAS(INT, where.rank), HAS(TEXT, where.text)}},
     [FRAME_EXAMINE] = {false,
                        {HAS(TEXT, examine.addresses), HAS(INT, examine.port),
@@ -74,7 +74,8 @@ static const struct {
     [FRAME_DONE] = {false, {{FIELD_NONE, 0}}},
     [FRAME_PLACE] = {false, {HAS(INT, place.rank), HAS(LIST, place.env)}},
     [FRAME_NEWS] = {false, {HAS(INT, news.number), HAS(INT, news.what)}},
-    [FRAME_READY] = {false, {HAS(INT, ready.rank), HAS(INT, ready.generation)}},
+    [FRAME_READY] = {false,
+                     {HAS(INT, ready.rank), HAS(INT, ready.generation), HAS(INT, ready.blames)}},
     [FRAME_END] = {false, {HAS(INT, end.code)}},
 };
 

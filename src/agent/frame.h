@@ -89,6 +89,7 @@ typedef struct frame {
             const char *text;
         } problem;
         struct {
+            int32_t rank; // -1: all, and then everything ends
             int32_t signo, grace_ms;
         } stop;
         struct {
@@ -114,6 +115,7 @@ typedef struct frame {
         } news;
         struct {
             int32_t rank, generation;
+            int32_t blames; // the rank of that generation that is lost to it; -1: none
         } ready;
         struct {
             int32_t code;

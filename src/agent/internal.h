@@ -2,8 +2,9 @@
 //
 // internal.h - the agent, and what it works with on its host.
 //
-// agent.c has its loop, agent_plan.c starts the ranks; supervisor.c removes what a killed agent
-// would leave, mailbox.c carries notes to and from ranks. Private to agent/. One thread.
+// agent.c has its loop, agent_plan.c starts the ranks, agent_end.c ends them; supervisor.c removes
+// what a killed agent would leave, mailbox.c carries notes to and from ranks. Private to agent/.
+// One thread.
 #ifndef HVD_AGENT_INTERNAL_H
 #define HVD_AGENT_INTERNAL_H
 
@@ -72,5 +73,11 @@ bool agent_forward(agent_t *agent, agent_rank_t *rank, int stream);
 void agent_forward_rest(agent_t *agent, agent_rank_t *rank); // with its result
 // FRAME_PLAN: starts the ranks, or reports why not.
 void agent_start_plan(agent_t *agent, const frame_t *frame);
+// The end of ranks: those that have ended are reaped and reported; the others are sent a signal,
+// and SIGKILL after grace_ms, by whoever watches kill_at_ns.
+void agent_reap(agent_t *agent);
+void agent_signal_ranks(agent_t *agent, int signo);
+void agent_stop_ranks(agent_t *agent, int signo, int grace_ms);
+void agent_kill_leftovers(agent_t *agent);
 
 #endif

@@ -31,6 +31,13 @@
 #define LOOK_MS 500
 #define REDIAL_MS 200
 
+// Secrets pass through the memory of all of these: no core file of them is written. Those they fork
+// inherit that; the agents, which are programs of their own, do the same.
+static void keep_out_of_cores(void)
+{
+    prctl(PR_SET_DUMPABLE, 0);
+}
+
 // --- Passing bytes on ----------------------------------------------------------------------------
 
 typedef struct flow {
@@ -128,14 +135,14 @@ static void pass_on(relay_t *relay)
 // channel over.
 static hvd_status_t relay_run(int net_fd, hvd_channel_t *channel, int in_fd, int out_fd)
 {
-    relay_t *relay = channel != NULL ? calloc(1, sizeof *relay) : NULL;
+    relay_t *relay = channel != NULL ? secret_new(sizeof *relay) : NULL; // a plan passes through it
     if (relay != NULL) {
         relay->net_fd = net_fd;
         relay->channel = channel;
         relay->in_fd = in_fd;
         relay->out_fd = out_fd;
         pass_on(relay);
-        free(relay);
+        secret_free(relay, sizeof *relay);
     }
     hvd_channel_close(channel);
     return relay != NULL ? HVD_OK : HVD_NO_MEMORY;
@@ -150,6 +157,7 @@ int relay_dial(const options_t *options)
     err_t err = {0};
     hvd_channel_t *channel;
     int fd;
+    keep_out_of_cores();
     signal(SIGPIPE, SIG_IGN);
     if (shared_secret(options, secret, &err) != HVD_OK) {
         say("agent port: %s", err.text);
@@ -206,6 +214,7 @@ int relay_redial(const options_t *options)
     int signal_fd = signals_open(SIG_SETMASK, (const int[]){SIGCHLD, SIGTERM, SIGINT, 0});
     bool is_told = false;
     int code;
+    keep_out_of_cores();
     do {
         code = serve_once(options, signal_fd, &is_told);
         struct pollfd polled = {.fd = is_told ? -1 : signal_fd, .events = POLLIN};
@@ -336,5 +345,6 @@ int relay_serve(const options_t *options)
         say("--serve-agents needs --agent-port and --secret-file");
         return EXIT_USAGE;
     }
+    keep_out_of_cores();
     return serve_at(options, (int)options->agent_port);
 }

@@ -430,6 +430,54 @@ static PyObject *timeline_stop(PyObject *module, PyObject *unused)
     return PyUnicode_FromString(hvd_status_name(status));
 }
 
+// Of a number, or None.
+static bool read_number(PyObject *object, double *value, const double **value_p)
+{
+    *value = object != Py_None ? PyFloat_AsDouble(object) : 0;
+    *value_p = object != Py_None ? value : NULL;
+    return !PyErr_Occurred();
+}
+
+static PyObject *report(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *step_object, *loss_object, *samples_object;
+    const double *loss_p, *samples_p;
+    double loss, samples;
+    hvd_ctx_t *ctx = core_context();
+    if (ctx == NULL ||
+        !PyArg_ParseTuple(args, "OOO", &step_object, &loss_object, &samples_object) ||
+        !read_number(loss_object, &loss, &loss_p) ||
+        !read_number(samples_object, &samples, &samples_p)) {
+        return NULL;
+    }
+    int64_t step = step_object != Py_None ? (int64_t)PyLong_AsLongLong(step_object) : 0;
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    hvd_status_t status = hvd_report(ctx, step_object != Py_None ? &step : NULL, loss_p, samples_p);
+    return status == HVD_OK ? Py_NewRef(Py_None) : core_raise(status, NULL, "");
+}
+
+static PyObject *metrics(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_ctx_t *ctx = core_context();
+    if (ctx == NULL) {
+        return NULL;
+    }
+    size_t bytes = hvd_metrics(ctx, NULL, 0) + 4096; // numbers may grow until it is read again
+    char *text = malloc(bytes);
+    if (text == NULL) {
+        return PyErr_NoMemory();
+    }
+    hvd_metrics(ctx, text, bytes);
+    PyObject *string = PyUnicode_FromString(text);
+    free(text);
+    return string;
+}
+
 static PyObject *version(PyObject *module, PyObject *unused)
 {
     (void)module;
@@ -470,6 +518,8 @@ static PyMethodDef methods[] = {
     {"timeline_start", timeline_start, METH_VARARGS,
      "timeline_start(path, mark_cycles) -> (status name, sentence)"},
     {"timeline_stop", timeline_stop, METH_NOARGS, "timeline_stop() -> status name"},
+    {"report", report, METH_VARARGS, "report(step, loss, samples): numbers, or None"},
+    {"metrics", metrics, METH_NOARGS, "metrics() -> the metrics of this rank as text"},
     {"version", version, METH_NOARGS, "version() of libhvd"},
     {"submit", (PyCFunction)(void (*)(void))core_submit, METH_FASTCALL | METH_KEYWORDS,
      "submit(*, op, name=None, dtype, reduce=SUM, root=0, process_set=0, prescale=1.0,\n"

@@ -130,6 +130,11 @@ out:
     return status;
 }
 
+int boot_missing(const boot_t *boot)
+{
+    return boot != NULL ? kv_missing(boot->rendezvous.client) : -1;
+}
+
 // Everyone says that it no longer needs the rendezvous; rank 0 hears all and ends it, and that is
 // what the others wait for: a rank that comes back at once must not find the old one. Whatever goes
 // wrong here, this rank has all it needs.

@@ -35,6 +35,9 @@ hvd_status_t boot_open(const config_t *config, const log_t *log, boot_job_t *job
 hvd_status_t boot_exchange(boot_t *boot, const char *round, const void *value, size_t bytes,
                            const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err);
 
+// The first rank for which boot_exchange has waited in vain; -1: none. Safe on NULL.
+int boot_missing(const boot_t *boot);
+
 // Leaves the rendezvous after a start that succeeded. Where rank 0 hosts it, all leave together.
 void boot_leave(boot_t *boot);
 // Leaves it at once, as after a failure. Safe on NULL.
@@ -79,6 +82,7 @@ hvd_status_t kv_get(kv_client_t *client, const char *key, uint64_t deadline_ns, 
 // what is not complete yet never will be: that is HVD_PEER_LOST, and the sentence names it.
 hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t deadline_ns,
                        const uint8_t **values, size_t *lengths, buf_t *storage, err_t *err);
+int kv_missing(const kv_client_t *client); // the first of them; -1: there was none
 // Holds `name` until disconnected, and says how many times it has been taken (1 at first). Waits
 // for another holder to leave; if it does not, HVD_INVALID_ARGUMENT names it. One name a client.
 // `who`, up to 128 bytes, is what others are told when this client leaves.

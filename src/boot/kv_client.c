@@ -40,6 +40,7 @@ struct kv_client {
     secure_t *secure;
     buf_t out;
     bool is_broken;   // an answer was not read to its end
+    int missing;      // the first that a gather has waited for in vain; -1: none
     char address[64]; // of the server
 };
 
@@ -232,7 +233,7 @@ hvd_status_t kv_connect(const char *addresses, int port, const uint8_t secret[32
     if (client == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory for the connection to the rendezvous server");
     }
-    client->fd = -1;
+    client->fd = client->missing = -1;
     TRY(secure_keys_new(secret, &client->keys, err), undo);
     for (;;) {
         status = connect_pass(client, addresses, port, deadline_ns, attempt_ms, &kept);
@@ -436,8 +437,8 @@ static hvd_status_t fail_left(const kv_request_t *request, const kv_left_t *left
                 left->number, left->who, (int)request->key_bytes, request->key);
 }
 
-static hvd_status_t fail_gather(const kv_request_t *request, uint64_t started_ns, kv_code_t code,
-                                reader_t *body, err_t *err)
+static hvd_status_t fail_gather(kv_client_t *client, const kv_request_t *request,
+                                uint64_t started_ns, kv_code_t code, reader_t *body, err_t *err)
 {
     kv_missing_t missing;
     char text[HVD_TEXT_BYTES / 2];
@@ -461,6 +462,7 @@ static hvd_status_t fail_gather(const kv_request_t *request, uint64_t started_ns
         return status;
     }
     kv_missing_format(&missing, text, sizeof text);
+    client->missing = missing.n_ranges > 0 ? (int)missing.ranges[0].first : -1;
     return fail(err, HVD_TIMEOUT,
                 "waited %.1f s for rank%s %s of %u at step \"%.*s\"; look for the first "
                 "error in the output of these ranks, or raise HOROVOD_START_TIMEOUT",
@@ -489,9 +491,14 @@ hvd_status_t kv_gather(kv_client_t *client, const char *prefix, int n, uint64_t 
         return status;
     }
     if (code != KV_OK) {
-        return fail_gather(&request, started_ns, code, &body, err);
+        return fail_gather(client, &request, started_ns, code, &body, err);
     }
     return kv_decode_values(&body, n, values, lengths, err);
+}
+
+int kv_missing(const kv_client_t *client)
+{
+    return client != NULL ? client->missing : -1;
 }
 
 hvd_status_t kv_enter(kv_client_t *client, const char *name, const char *who, uint64_t deadline_ns,

@@ -193,9 +193,8 @@ void environ_of_job(const options_t *options, const char *addresses, bool is_ela
     }
     if (is_elastic) {
         put(list, "HOROVOD_ELASTIC", "1");
-        // Who has left a generation waits for the others as long as for hosts.
-        environ_put(list, "HOROVOD_START_TIMEOUT=%lld",
-                    (long long)MAX(options->elastic_timeout, (int64_t)options->start_timeout));
+        // Who waits longer for the others leaves: the next generation is formed without them.
+        environ_put(list, "HOROVOD_START_TIMEOUT=%g", options->start_timeout);
         environ_put(list, "HOROVOD_ELASTIC_TIMEOUT=%lld", (long long)options->elastic_timeout);
     }
 }

@@ -279,7 +279,8 @@ void report_stuck(hvd_ctx_t *ctx, const decision_t *decision) REQUIRES(ctx->bato
 // An operation of this rank has failed because of the end of the job: tells the launcher whose
 // fault that is, once.
 void note_blame(hvd_ctx_t *ctx) REQUIRES(ctx->lock);
-void forget_blame(hvd_ctx_t *ctx); // of a generation before, while the context starts
+void blame_missing(hvd_ctx_t *ctx, int rank); // with which the job could not start; -1: none
+void forget_blame(hvd_ctx_t *ctx);            // of a generation before, while the context starts
 // Adds to the cause of an end what only this rank knows: that it was absent, what it waited for.
 void explain_end(hvd_ctx_t *ctx, err_t *end) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 

@@ -232,6 +232,15 @@ void note_blame(hvd_ctx_t *ctx)
     }
 }
 
+void blame_missing(hvd_ctx_t *ctx, int rank)
+{
+    lock_take(&ctx->lock);
+    if (rank >= 0) {
+        write_blame(ctx, rank, "");
+    }
+    lock_release(&ctx->lock);
+}
+
 void forget_blame(hvd_ctx_t *ctx)
 {
     ctx->blame.rank = -1;

@@ -72,6 +72,7 @@ void finish_job(hvd_ctx_t *ctx)
 void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns)
 {
     HELD(ctx);
+    int lost = coord_end_rank(ctx->coord); // if one is: it is neither heard nor reached
     bool open = true;
     while (open && clock_ns() < deadline_ns) {
         net_progress(ctx->net);
@@ -83,10 +84,11 @@ void engine_drain(hvd_ctx_t *ctx, uint64_t deadline_ns)
             const control_link_t *c = &ctx->control[i];
             const void *data;
             bool child = c->peer > ctx->job.rank;
+            bool is_lost = ctx->ended.status == HVD_PEER_LOST && c->peer == lost;
             bool unsent = coord_outgoing(ctx->coord, i, &data) > 0;
             bool sockets = strcmp(c->link->transport, "shm") != 0;
             bool waits = ctx->ended.status == HVD_SHUTDOWN || (child && sockets);
-            open |= c->link->err.status == HVD_OK && (unsent || waits);
+            open |= c->link->err.status == HVD_OK && !is_lost && (unsent || waits);
         }
         if (open) {
             sched_yield();

@@ -69,6 +69,33 @@ int hvd_stragglers(hvd_ctx_t *ctx, hvd_late_t *late, int n_late)
     return check(ctx) == HVD_OK ? observe_stragglers(ctx->observe, late, n_late) : 0;
 }
 
+hvd_status_t hvd_report(hvd_ctx_t *ctx, const int64_t *step, const double *loss,
+                        const double *samples)
+{
+    hvd_status_t status = check(ctx);
+    if (status == HVD_OK) {
+        observe_report(ctx->observe, step, loss, samples);
+    }
+    return status;
+}
+
+size_t hvd_metrics(hvd_ctx_t *ctx, char *text, size_t bytes)
+{
+    buf_t page = {0};
+    if (check(ctx) != HVD_OK) {
+        return 0;
+    }
+    observe_metrics(ctx->observe, &page);
+    size_t n = page.failed ? 0 : page.len;
+    if (bytes > 0) {
+        size_t fits = MIN(n, bytes - 1);
+        memcpy(text, n > 0 ? page.data : (const uint8_t *)"", fits);
+        text[fits] = '\0';
+    }
+    buf_free(&page);
+    return n;
+}
+
 void hvd_set_stack_source(hvd_ctx_t *ctx, hvd_stack_fn fn, void *arg)
 {
     if (check(ctx) == HVD_OK) {

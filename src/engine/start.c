@@ -574,6 +574,9 @@ static hvd_status_t bring_up(hvd_ctx_t *ctx, const hvd_options_t *options, err_t
     TRY(engine_start(ctx, err), out);
     status = hear_neighbours(ctx, err);
 out:
+    if (status == HVD_TIMEOUT) {
+        blame_missing(ctx, boot_missing(ctx->boot));
+    }
     free(answers.values);
     free(answers.lengths);
     buf_free(&answers.storage);

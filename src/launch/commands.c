@@ -117,7 +117,13 @@ void command_plan(session_t *session, agent_link_t *link)
 
 void command_stop(agent_link_t *link, int signo, int grace_ms)
 {
-    tell(link, &(frame_t){.kind = FRAME_STOP, .stop = {.signo = signo, .grace_ms = grace_ms}});
+    tell(link, &(frame_t){.kind = FRAME_STOP,
+                          .stop = {.rank = -1, .signo = signo, .grace_ms = grace_ms}});
+}
+
+void command_stop_rank(agent_link_t *link, int id, int signo)
+{
+    tell(link, &(frame_t){.kind = FRAME_STOP, .stop = {.rank = id, .signo = signo}});
 }
 
 void command_ping(agent_link_t *link)

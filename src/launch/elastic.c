@@ -3,8 +3,9 @@
 // elastic.c - a job whose ranks may fail, come and go: a session with many generations.
 //
 // When a rank fails, or one has left because hosts changed (FRAME_READY), the next generation is
-// formed (generation.c). Hosts whose ranks fail are barred. Once a rank has ended well the job only
-// waits for the others. docs/elastic.md has the whole story.
+// formed (generation.c). A rank that failed is started again on its host, unless that happens too
+// often there; hosts that are lost are barred. Once a rank has ended well the job only waits for
+// the others. docs/elastic.md has the whole story.
 //
 // The session's thread; discovery has one of its own.
 #include "launch/elastic.h"
@@ -80,25 +81,48 @@ static void bar_host(driver_t *driver, const host_t *host)
     }
 }
 
+// What becomes of the host of a rank that failed, and what is said about it.
+static void judge_host(driver_t *driver, const worker_t *worker, char *text, size_t bytes)
+{
+    const host_t *host = worker->link->host;
+    pool_host_t *known = host_pool_find(&driver->pool, host);
+    if (driver->pool.max_restarts == 0 || worker->link->phase == LINK_FAILED ||
+        suspects_has_cut(worker)) {
+        bar_host(driver, host);
+        snprintf(text, bytes, "excluding host %s", host->name);
+    } else if (host_pool_restart(&driver->pool, known, clock_ns())) {
+        snprintf(text, bytes, "starting it again on host %s (%d of --elastic-restarts %d)",
+                 host->name, known->n_restarts, driver->pool.max_restarts);
+    } else {
+        snprintf(text, bytes,
+                 "not starting it again: host %s had more failures than --elastic-restarts %d",
+                 host->name, driver->pool.max_restarts);
+    }
+}
+
 static void on_failure(driver_t *driver, worker_t *worker)
 {
     session_t *session = &driver->session;
+    char text[HVD_TEXT_BYTES] = "";
     if (session->options->verbose) {
         sink_say(session->sink, STREAM_STDERR, "Process %d exit with status code %d.",
                  worker->place.rank, worker->end.code);
     }
     driver->cause = driver->cause != NULL ? driver->cause : worker;
+    if (suspects_has_cut(worker)) {
+        sink_say(session->sink, STREAM_STDERR,
+                 "%s: the other ranks cannot reach rank %d on host %s, or hear nothing of it",
+                 PROGRAM, worker->place.rank, worker->link->host->name);
+    }
     if (!session->is_finishing) {
-        bar_host(driver, worker->link->host);
+        judge_host(driver, worker, text, sizeof text);
     }
     if (session->is_finishing || n_alive(driver) == 0) { // nobody has the state any more
         session_stop(session, SIGTERM, GRACE_MS);
         return;
     }
-    sink_say(session->sink, STREAM_STDERR,
-             "%s: rank %d failed; excluding host %s, continuing with %d rank%s", PROGRAM,
-             worker->place.rank, worker->link->host->name, n_alive(driver),
-             plural(n_alive(driver)));
+    sink_say(session->sink, STREAM_STDERR, "%s: rank %d failed; %s, continuing with %d rank%s",
+             PROGRAM, worker->place.rank, text, n_alive(driver), plural(n_alive(driver)));
     form_in_ms(driver, MOMENT_MS);
 }
 
@@ -165,6 +189,7 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
     }
     worker_t *worker = session->workers[id];
     worker->has_left = (uint32_t)frame->ready.generation;
+    suspects_note(session, worker, frame->ready.blames);
     if (worker->has_left != session->generation || !worker_is_alive(worker)) {
         return; // it will find its next place, or has none
     }
@@ -183,7 +208,9 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
     }
     take_hosts(driver);
     if (now_ns >= driver->form_at_ns) {
-        generation_form(driver);
+        if (suspects_settle(driver, now_ns)) {
+            generation_form(driver);
+        }
         return driver->form_at_ns == NEVER_NS ? NEVER_NS : now_ns + FORM_MS * NS_PER_MS;
     }
     if (driver->form_at_ns == NEVER_NS) {
@@ -250,10 +277,12 @@ static hvd_status_t check_options(const options_t *options, int *min_ranks_p, er
 
 static hvd_status_t check_hosts(const driver_t *driver, err_t *err)
 {
-    if (!discovery_goes_on(driver->discovery) && driver->pool.n_hosts < 2) {
+    if (!discovery_goes_on(driver->discovery) && driver->pool.n_hosts < 2 &&
+        driver->pool.max_restarts == 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "an elastic job on a single host has nowhere to go when that host fails; name "
-                    "at least two with -H, or give --host-discovery-script");
+                    "an elastic job on a single host has nowhere to go when a rank fails; leave "
+                    "out --elastic-restarts 0, name at least two hosts with -H, or give "
+                    "--host-discovery-script");
     }
     return HVD_OK;
 }
@@ -263,6 +292,7 @@ static hvd_status_t prepare(driver_t *driver, const options_t *options, err_t *e
     hvd_status_t status;
     TRY(check_options(options, &driver->min_ranks, err), out);
     TRY(host_pool_read_cooldown(&driver->pool, options->blacklist_cooldown_range, err), out);
+    driver->pool.max_restarts = (int)options->elastic_restarts;
     TRY(session_init(&driver->session, options, &policy, err), out);
     TRY(discovery_start(options, &driver->discovery, err), out);
     take_hosts(driver);

@@ -2,7 +2,8 @@
 //
 // elastic.h - an elastic job: a session with many generations of ranks.
 //
-// elastic.c has its policy and owns it; generation.c forms the next generation; host_pool.c says
+// elastic.c has its policy and owns it; suspects.c finds out which ranks are out of reach;
+// generation.c forms the next generation; host_pool.c says
 // which hosts there are, which may be used, and how many ranks each has, and does nothing else.
 // Private to these three, which share one thread.
 #ifndef HVD_LAUNCH_ELASTIC_H
@@ -16,8 +17,14 @@ typedef struct pool_host {
     host_t host;              // stays where it is
     bool is_there;            // named by the last discovery
     bool is_absent;           // its agent is to dial, and has not
+    bool is_full;             // an agent is to dial before it gets more ranks
     int n_failures;           // of its ranks, or of reaching it
     uint64_t barred_until_ns; // 0: not barred; NEVER_NS: for good
+    int n_restarts;           // of its ranks, since it was last forgiven
+    uint64_t failed_ns;       // when the last of these failed
+    uint64_t restart_at_ns;   // no new ranks before
+    bool is_pausing;          // that is later than the last host_pool_share
+    bool is_given_up;         // it may be forgiven, but a job that needs it does not wait for that
     int n_alive;              // ranks of ours that go on there; kept by elastic.c
     int quota;                // ranks it has in the next generation: host_pool_share
 } pool_host_t;
@@ -26,7 +33,8 @@ typedef struct host_pool {
     pool_host_t **hosts; // in order of appearance
     pool_host_t **order; // after host_pool_share: those with a quota, in order of their ranks
     int n_hosts, n_order;
-    double cooldown_min_s, cooldown_max_s; // 0: failed hosts are barred for good
+    double cooldown_min_s, cooldown_max_s; // 0: failed hosts are given up
+    int max_restarts;                      // 0: a host is barred with its first failure, for good
 } host_pool_t;
 
 enum { NEWS_REMOVED = 1, NEWS_ADDED = 2 }; // as Python's HostUpdateResult has it
@@ -37,6 +45,9 @@ hvd_status_t host_pool_read_cooldown(host_pool_t *pool, const char *text,
 bool host_pool_update(host_pool_t *pool, const hosts_t *found);
 pool_host_t *host_pool_find(const host_pool_t *pool, const host_t *host); // one of its own
 void host_pool_bar(host_pool_t *pool, pool_host_t *host, uint64_t now_ns, uint32_t random);
+// A rank of the host has failed: may another be started there? After a pause that doubles, and so
+// often; then none before the host is forgiven, which it is when it has not failed for a while.
+bool host_pool_restart(const host_pool_t *pool, pool_host_t *host, uint64_t now_ns);
 // Gives places to hosts: first to those that have ranks, in order, at most max_ranks (0: any
 // number); the sum.
 int host_pool_share(host_pool_t *pool, int max_ranks, uint64_t now_ns);
@@ -76,6 +87,13 @@ static inline bool worker_is_alive(const worker_t *worker)
 // elastic.c
 // The first reason is the one that counts; stops everything.
 void elastic_give_up(driver_t *driver, int code, const char *format, ...) PRINTF_LIKE(3, 4);
+
+// suspects.c
+// A rank has left a generation, because of another one (rank -1: not).
+void suspects_note(session_t *session, worker_t *accuser, int rank);
+// Ends those that have been given up by others. false: an agent has been asked, call again.
+bool suspects_settle(driver_t *driver, uint64_t now_ns);
+bool suspects_has_cut(const worker_t *worker); // it ran, out of reach of the others
 
 // generation.c
 // Forms the next generation if there are slots enough and the agents are there; else brings them

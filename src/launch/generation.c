@@ -37,9 +37,10 @@ static void note_absent(driver_t *driver)
     for (int i = 0; i < driver->pool.n_hosts && session->awaited != NULL; i++) {
         pool_host_t *host = driver->pool.hosts[i];
         const agent_link_t *link = fresh_link(session, host);
-        bool has_come = (link != NULL && link->phase == LINK_READY) || host->n_alive > 0;
-        host->is_absent =
+        bool has_come = link != NULL && link->phase == LINK_READY;
+        host->is_full =
             !host->host.is_local && !has_come && !awaited_has(session->awaited, host->host.name);
+        host->is_absent = host->is_full && host->n_alive == 0;
     }
 }
 

@@ -2,10 +2,12 @@
 //
 // host_pool.c - which hosts an elastic job may use, and how its ranks are shared among them.
 //
-// Hosts keep their order for as long as the job lives; new ones come after. A host on which a rank
-// failed is barred: for good, or for a while that doubles with every failure. Hosts that have ranks
-// get places before those that have none, so rank 0 is always one that has the state of the job,
-// unless none is left. Pure but for memory.
+// Hosts keep their order for as long as the job lives; new ones come after. A rank that failed is
+// started again on its host, so often; then the host gets no new ones before it is forgiven. A host
+// that is lost is barred, for a while that may double with every failure; so is one whose ranks
+// fail, if they are not to be started again. Hosts that have ranks get places before those that
+// have none, so rank 0 is always one that has the state of the job, unless none is left. Pure but
+// for memory.
 //
 // Where the hosts come from is below: a script, once a second, in a thread, or a list.
 #define _GNU_SOURCE
@@ -16,6 +18,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#define RESTART_PAUSE_NS NS_PER_S // after the second failure; the first is not waited for
+#define MAX_DOUBLINGS 6
+#define FORGIVEN_AFTER_NS (600 * NS_PER_S) // without a failure
 #define MIN_COOLDOWN_S 1
 #define MAX_COOLDOWN_S 3600
 #define ASK_EVERY_S 1
@@ -109,8 +114,9 @@ bool host_pool_update(host_pool_t *pool, const hosts_t *found)
 
 void host_pool_bar(host_pool_t *pool, pool_host_t *host, uint64_t now_ns, uint32_t random)
 {
-    if (pool->cooldown_max_s <= 0) {
-        host->barred_until_ns = NEVER_NS;
+    host->is_given_up = pool->cooldown_max_s <= 0;
+    if (host->is_given_up) {
+        host->barred_until_ns = pool->max_restarts > 0 ? now_ns + FORGIVEN_AFTER_NS : NEVER_NS;
         return;
     }
     double delay_s = pool->cooldown_min_s * (1 + random / 4294967296.0);
@@ -119,6 +125,31 @@ void host_pool_bar(host_pool_t *pool, pool_host_t *host, uint64_t now_ns, uint32
     }
     host->n_failures++;
     host->barred_until_ns = now_ns + (uint64_t)(MIN(delay_s, pool->cooldown_max_s) * 1e9);
+}
+
+bool host_pool_restart(const host_pool_t *pool, pool_host_t *host, uint64_t now_ns)
+{
+    if (host->n_restarts > 0 && now_ns - host->failed_ns >= FORGIVEN_AFTER_NS) {
+        host->n_restarts = 0;
+    }
+    host->failed_ns = now_ns;
+    host->n_restarts++;
+    host->is_given_up = host->n_restarts > pool->max_restarts;
+    if (host->is_given_up) {
+        host->restart_at_ns = now_ns + FORGIVEN_AFTER_NS;
+        return false;
+    }
+    int doublings = MIN(host->n_restarts - 2, MAX_DOUBLINGS);
+    host->restart_at_ns = doublings < 0 ? 0 : now_ns + (RESTART_PAUSE_NS << doublings);
+    return true;
+}
+
+// How many ranks it may have: no new ones while it is not to start any, or cannot.
+static int places_of(pool_host_t *host, uint64_t now_ns)
+{
+    host->is_pausing = host->restart_at_ns > now_ns;
+    return host->is_pausing || host->is_full ? MIN(host->n_alive, host->host.slots)
+                                             : host->host.slots;
 }
 
 static bool is_usable(const pool_host_t *host, uint64_t now_ns)
@@ -136,9 +167,11 @@ int host_pool_share(host_pool_t *pool, int max_ranks, uint64_t now_ns)
     for (int has_ranks = 1; has_ranks >= 0; has_ranks--) {
         for (int i = 0; i < pool->n_hosts; i++) {
             pool_host_t *host = pool->hosts[i];
-            int left = max_ranks > 0 ? max_ranks - n_ranks : host->host.slots;
-            if ((host->n_alive > 0) == (has_ranks == 1) && is_usable(host, now_ns) && left > 0) {
-                host->quota = MIN(host->host.slots, left);
+            int places = places_of(host, now_ns);
+            int left = max_ranks > 0 ? max_ranks - n_ranks : places;
+            if ((host->n_alive > 0) == (has_ranks == 1) && is_usable(host, now_ns) &&
+                MIN(places, left) > 0) {
+                host->quota = MIN(places, left);
                 n_ranks += host->quota;
                 pool->order[pool->n_order++] = host;
             }
@@ -161,8 +194,8 @@ bool host_pool_may_grow(const host_pool_t *pool)
 {
     for (int i = 0; i < pool->n_hosts; i++) {
         const pool_host_t *host = pool->hosts[i];
-        bool comes_back = host->barred_until_ns != 0 || host->is_absent;
-        if (host->is_there && comes_back && host->barred_until_ns != NEVER_NS) {
+        bool comes_back = host->barred_until_ns != 0 || host->is_absent || host->is_pausing;
+        if (host->is_there && comes_back && !host->is_given_up) {
             return true;
         }
     }

@@ -46,6 +46,7 @@ worker_t *session_add_worker(session_t *session, agent_link_t *link, const rank_
     worker->link = link;
     worker->place = *place;
     worker->end.blames = -1;
+    worker->accuses = -1;
     worker->result_fd = -1;
     return worker;
 }

@@ -43,8 +43,11 @@ typedef struct worker {
     int id; // stays, while its rank may change
     agent_link_t *link;
     rank_place_t place;
-    bool is_leaving;   // told to go: how it ends does not matter
-    uint32_t has_left; // the last generation it has left
+    bool is_leaving;             // told to go: how it ends does not matter
+    uint32_t has_left;           // the last generation it has left
+    int accuses;                 // the worker because of which it has; -1: none
+    uint64_t condemned_until_ns; // its agent has been asked to end it; 0: not
+    uint32_t condemned_in;       // that generation
     rank_end_t end;
     splitter_t splitters[N_STREAMS];
     fold_t held;
@@ -233,6 +236,7 @@ hvd_status_t commands_prepare(session_t *session, err_t *err); // gathers what a
 void command_plan(session_t *session, agent_link_t *link);     // with all its workers
 void command_place(session_t *session, worker_t *worker);
 void command_stop(agent_link_t *link, int signo, int grace_ms);
+void command_stop_rank(agent_link_t *link, int id, int signo); // only this one
 void command_ping(agent_link_t *link);
 void command_end(agent_link_t *link, int code);
 void command_news(agent_link_t *link, int number, int what);

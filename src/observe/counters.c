@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// counters.c - how much, how often, how long: sums that only grow, and what they are called.
+// counters.c - how much, how often, how long: sums that only grow. metrics.c has their names.
 //
 // Every finished operation adds its record, at the latest when somebody asks; times are kept in
-// ticks and become nanoseconds then. One row of the table below is one metric of the Prometheus
-// text.
+// ticks and become nanoseconds then. What the program says of its own progress is kept beside them.
 // Threads: under lock; the sums about batches are written by the holder alone.
 #include "observe/internal.h"
 
@@ -28,6 +27,8 @@ struct counters {
     bool watches_arrivals; // for the timeline
     coord_counters_t agreement;
     uint64_t strangers;
+    progress_t progress;      // as the program tells it
+    uint64_t told_ns;         // when it last did
     coord_straggler_t late[]; // by branch
 };
 
@@ -207,6 +208,42 @@ int observe_stragglers(observe_t *o, hvd_late_t *late, int n_late)
     return n;
 }
 
+// --- What the program tells ----------------------------------------------------------------------
+
+void observe_report(observe_t *o, const int64_t *step, const double *loss, const double *samples)
+{
+    uint64_t now_ns = clock_ns();
+    lock_take(o->job.lock);
+    counters_t *c = o->counters;
+    progress_t *p = &c->progress;
+    if (step != NULL && p->has_step && *step > p->step) {
+        double elapsed_s = (double)(now_ns - c->told_ns) / (double)NS_PER_S;
+        p->step_s = elapsed_s / (double)(*step - p->step);
+    }
+    if (step != NULL) {
+        p->step = *step;
+        p->has_step = true;
+        c->told_ns = now_ns;
+    }
+    if (loss != NULL) {
+        p->loss = *loss;
+        p->has_loss = true;
+    }
+    if (samples != NULL && *samples > 0) {
+        p->samples += *samples;
+        p->has_samples = true;
+    }
+    lock_release(o->job.lock);
+}
+
+progress_t observe_progress(observe_t *o)
+{
+    lock_take(o->job.lock);
+    progress_t progress = o->counters->progress;
+    lock_release(o->job.lock);
+    return progress;
+}
+
 // --- Summary -------------------------------------------------------------------------------------
 
 // ", waited for the last rank 12 % of the time, mostly for rank 3 (last in 300 of 480 steps)"; ""
@@ -255,96 +292,4 @@ void observe_summarize(observe_t *o, coord_t *coord)
               plural(n_operations), (double)n_operations / seconds,
               (unsigned long long)counters.steps, plural(counters.steps),
               (double)counters.steps / seconds, (double)n_bytes / 1e6, waiting);
-}
-
-// --- Prometheus ----------------------------------------------------------------------------------
-
-typedef struct metric {
-    const char *name, *type, *help;
-    size_t at;         // offset in hvd_counters_t
-    bool by_operation; // one for each
-    bool is_time;      // nanoseconds, shown as seconds
-} metric_t;
-
-#define METRIC(field, kind, meaning, ...)                                                          \
-    {.type = kind, .help = meaning, .at = offsetof(hvd_counters_t, field), __VA_ARGS__}
-
-static const metric_t metrics[] = {
-    METRIC(operations, "counter", "operations finished", .name = "hvd_operations_total",
-           .by_operation = true),
-    METRIC(bytes, "counter", "bytes of their tensors", .name = "hvd_bytes_total",
-           .by_operation = true),
-    METRIC(failed, "counter", "operations that failed", .name = "hvd_failed_total"),
-    METRIC(on_board, "counter", "operations that needed no agreement",
-           .name = "hvd_board_operations_total"),
-    METRIC(riding, "counter", "operations carried by control messages",
-           .name = "hvd_riding_operations_total"),
-    METRIC(batches, "counter", "batches run", .name = "hvd_batches_total"),
-    METRIC(batched, "counter", "operations run in batches", .name = "hvd_batched_operations_total"),
-    METRIC(cache_hits, "counter", "submissions of known names", .name = "hvd_cache_hits_total"),
-    METRIC(cache_misses, "counter", "submissions of new names", .name = "hvd_cache_misses_total"),
-    METRIC(steps, "counter", "steps, as far as names that come again in the agreement tell",
-           .name = "hvd_steps_total"),
-    METRIC(in_flight, "gauge", "operations submitted and not finished", .name = "hvd_in_flight"),
-    METRIC(in_flight_max, "gauge", "most operations in flight so far", .name = "hvd_in_flight_max"),
-    METRIC(negotiate_ns, "counter", "from submission until all had submitted",
-           .name = "hvd_negotiate_seconds_total", .is_time = true),
-    METRIC(queue_ns, "counter", "from then until the batch began",
-           .name = "hvd_queue_seconds_total", .is_time = true),
-    METRIC(run_ns, "counter", "from then until finished", .name = "hvd_run_seconds_total",
-           .is_time = true),
-    METRIC(strangers, "counter", "clients refused because they do not belong to this job",
-           .name = "hvd_strangers_total"),
-};
-
-static void put_value(buf_t *out, const metric_t *m, const char *label, uint64_t value)
-{
-    if (m->is_time) {
-        buf_printf(out, "%s%s %.9f\n", m->name, label, (double)value / (double)NS_PER_S);
-    } else {
-        buf_printf(out, "%s%s %llu\n", m->name, label, (unsigned long long)value);
-    }
-}
-
-static void put_late(observe_t *o, buf_t *out)
-{
-    buf_printf(out, "# HELP hvd_last_total steps in which the rank (or one below it in the tree) "
-                    "came last\n# TYPE hvd_last_total counter\n");
-    lock_take(o->job.lock);
-    int n = o->job.n_branches > 1 ? o->job.n_branches : 0;
-    const coord_straggler_t *late = o->counters->late;
-    for (int b = 0; b < n; b++) {
-        buf_printf(out, "hvd_last_total{rank=\"%d\",ranks=\"%d\"} %llu\n", late[b].rank,
-                   late[b].n_ranks, (unsigned long long)late[b].n_last);
-    }
-    buf_printf(out, "# HELP hvd_late_seconds_total how much later than the first it came\n"
-                    "# TYPE hvd_late_seconds_total counter\n");
-    for (int b = 0; b < n; b++) {
-        buf_printf(out, "hvd_late_seconds_total{rank=\"%d\",ranks=\"%d\"} %.9f\n", late[b].rank,
-                   late[b].n_ranks, (double)late[b].late_ns / (double)NS_PER_S);
-    }
-    lock_release(o->job.lock);
-}
-
-void counters_page(observe_t *o, buf_t *out)
-{
-    hvd_counters_t counters = observe_counters(o);
-    buf_printf(out,
-               "# HELP hvd_info which rank this is\n# TYPE hvd_info gauge\n"
-               "hvd_info{rank=\"%d\",size=\"%d\",version=\"%s\"} 1\n",
-               o->job.rank, o->job.size, hvd_version());
-    for (size_t i = 0; i < N_ELEMENTS(metrics); i++) {
-        const metric_t *m = &metrics[i];
-        const uint64_t *value = (const uint64_t *)(const void *)((char *)&counters + m->at);
-        buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", m->name, m->help, m->name, m->type);
-        for (int op = 0; m->by_operation && op < HVD_N_OPS; op++) {
-            char label[64];
-            snprintf(label, sizeof label, "{operation=\"%s\"}", hvd_op_name((hvd_op_t)op));
-            put_value(out, m, label, value[op]);
-        }
-        if (!m->by_operation) {
-            put_value(out, m, "", *value);
-        }
-    }
-    put_late(o, out);
 }

@@ -79,7 +79,9 @@ void counters_free(counters_t *counters);                                 // saf
 void counters_submitted(observe_t *observe) REQUIRES(*observe->job.lock); // one more is in flight
 // Adds the records that are not in the sums yet.
 void counters_catch_up(observe_t *observe) REQUIRES(*observe->job.lock);
-void counters_page(observe_t *observe, buf_t *out) EXCLUDES(*observe->job.lock); // Prometheus text
+void counters_page(observe_t *observe, metrics_form_t form, buf_t *out)
+    EXCLUDES(*observe->job.lock); // metrics.c: of this rank
+progress_t observe_progress(observe_t *observe) EXCLUDES(*observe->job.lock);
 
 // --- timeline.c ---------------------------------------------------------------------------------
 

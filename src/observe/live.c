@@ -171,7 +171,13 @@ const char *live_name(const live_t *live)
 static void page_metrics(observe_t *o, snapshot_t *scratch, buf_t *out)
 {
     (void)scratch;
-    counters_page(o, out);
+    counters_page(o, METRICS_PROMETHEUS, out);
+}
+
+static void page_openmetrics(observe_t *o, snapshot_t *scratch, buf_t *out)
+{
+    (void)scratch;
+    counters_page(o, METRICS_OPEN, out);
 }
 
 static void page_status(observe_t *o, snapshot_t *scratch, buf_t *out)
@@ -197,6 +203,8 @@ static const struct page {
     void (*print)(observe_t *o, snapshot_t *scratch, buf_t *out);
 } pages[] = {
     {"/metrics", "text/plain; version=0.0.4", page_metrics},
+    {"/openmetrics", "application/openmetrics-text; version=1.0.0; charset=utf-8",
+     page_openmetrics},
     {"/status", "text/plain", page_status},
     {"/recorder", "text/plain", page_recorder},
     {"/where", "text/plain", page_where},
@@ -219,7 +227,7 @@ static void answer(live_t *live, client_t *c, snapshot_t *scratch)
         }
     }
     if (result[0] != '2') {
-        buf_printf(&body, "try /metrics, /status, /recorder or /where\n");
+        buf_printf(&body, "try /metrics, /openmetrics, /status, /recorder or /where\n");
     }
     buf_printf(&c->answer, "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", result,
                type, body.len);

@@ -4,7 +4,8 @@
 //
 //   observe.c   bringing it up and down
 //   recorder.c  the last operations of this rank, and what is in flight
-//   counters.c  how much and how long, as numbers and as Prometheus text
+//   counters.c  how much and how long, as numbers
+//   metrics.c   the same as text, for Prometheus
 //   timeline.c  the trace users load in a browser
 //   monitor.c   the monitor thread: writes the trace, dumps the recorder
 //   live.c      its socket, where counters and live state can be read
@@ -160,12 +161,55 @@ void observe_dump(observe_t *observe, dump_reason_t reason);
 
 hvd_counters_t observe_counters(observe_t *observe);
 int observe_stragglers(observe_t *observe, hvd_late_t *late, int n_late); // as hvd_stragglers()
+// What the program tells of its own progress; NULL: not said this time.
+void observe_report(observe_t *observe, const int64_t *step, const double *loss,
+                    const double *samples);
+// The metrics of this rank (metrics.c), in the form that Prometheus' own format has.
+void observe_metrics(observe_t *observe, buf_t *out);
 // Replaces the timeline; the one before, if any, has been written and closed on return.
 hvd_status_t observe_start_timeline(observe_t *observe, const char *path, bool mark_cycles,
                                     err_t *err);
 hvd_status_t observe_stop_timeline(observe_t *observe, err_t *err);
 void observe_set_stack_source(observe_t *observe, hvd_stack_fn fn, void *arg);
 const char *observe_socket(const observe_t *observe); // its abstract name; "": there is none
+
+// --- Numbers as text (metrics.c) -----------------------------------------------------------------
+// Pure; the launcher writes those of all ranks.
+
+// What the program of a rank has told.
+typedef struct progress {
+    bool has_step, has_loss, has_samples;
+    int64_t step;
+    double loss, samples; // samples: all together
+    double step_s;        // of the last step; 0: not known yet
+} progress_t;
+
+typedef struct rank_numbers {
+    const char *labels; // 'rank="0"', and more; "": none
+    hvd_counters_t counters;
+    progress_t progress;
+    uint64_t resident_bytes; // 0: not known
+    double cpu_seconds;
+} rank_numbers_t;
+
+typedef enum metrics_form {
+    METRICS_PROMETHEUS, // text format 0.0.4
+    METRICS_OPEN,       // OpenMetrics 1.0
+} metrics_form_t;
+
+extern const char *const metrics_types[]; // Content-Type, by form
+
+// One family of samples for each metric that any of them has. The caller may add families with
+// metrics_family; metrics_end comes last.
+void metrics_write(buf_t *out, metrics_form_t form, const rank_numbers_t *ranks, int n_ranks);
+// name: with "_total" if it is a counter, and with its unit.
+void metrics_family(buf_t *out, metrics_form_t form, const char *name, const char *type,
+                    const char *help);
+void metrics_number(buf_t *out, double value); // with the line's end
+void metrics_end(buf_t *out, metrics_form_t form);
+// Counters as one line of numbers, for a launcher of the same version; false: it is not one.
+void metrics_pack(buf_t *out, const hvd_counters_t *counters);
+bool metrics_unpack(const char *text, hvd_counters_t *counters_p);
 
 // --- Where ranks listen (live.c), and how to ask them (ask.c) ------------------------------------
 

@@ -94,6 +94,9 @@ void pai_find(pai_findings_t *findings, const pai_node_t *at, const char *path, 
               const char *format, ...) PRINTF_LIKE(5, 6);
 void pai_check_map(const pai_document_t *document, const pai_node_t *map, const pai_rule_t *rules,
                    const char *path, pai_findings_t *findings);
+// Keys of a job, and of the prerequisites of each type.
+extern const pai_rule_t pai_v1_job[], pai_v2_job[];
+extern const pai_rule_t pai_v2_image[], pai_v2_data[], pai_v2_script[];
 // Which form a document has: v1 if it has a jobName, v2 if a protocolVersion, else by its name.
 pai_format_t pai_format_of(const pai_document_t *document, const char *file);
 // Everything that is wrong with a job. findings->text is the caller's to free.

@@ -3,10 +3,11 @@
 // bench.h - what hvd-bench measures, on one rank.
 //
 // hvd-bench.c reads the options and starts ranks; bench.c runs and times the operations on each.
+// bench_simulate.c has no ranks: it prices the operations.
 #ifndef HVD_TOOLS_BENCH_H
 #define HVD_TOOLS_BENCH_H
 
-#include "base/base.h"
+#include "simulate/simulate.h"
 
 #define MAX_SIZES 64
 
@@ -20,6 +21,7 @@ typedef struct bench_options {
     double budget_s;
     int max_samples;
     bool json, pin, no_fork, serve, demo, out_of_place;
+    machine_t simulated; // n_ranks 0: nothing is simulated
     const char *env[32]; // ends in NULL
     int n_env;
 } bench_options_t;
@@ -33,6 +35,7 @@ typedef struct bench_rank {
 
 // Measures every size of the options and prints a line for each on rank 0; 0 if all were right.
 int bench_measure(bench_rank_t *r);
+int bench_simulate(const bench_options_t *o);            // the exit code
 void bench_die(const bench_rank_t *r, const char *what); // with what r->text says
 
 #endif

@@ -20,6 +20,10 @@
 #include <unistd.h>
 
 #define MAX_RANKS 512
+#define MAX_SIMULATED_RANKS 1000000
+
+// A network of 100 Gbit/s through the kernel, hosts with eight ranks.
+#define USUAL_MACHINE {.per_host = 8, .network = {5e3, 3e3, 1 / 12.5}, .host = {200, 200, 1 / 10.0}}
 
 // --- Ranks ---------------------------------------------------------------------------------------
 
@@ -196,7 +200,10 @@ static const char usage[] =
     "                 [--transport shm|tcp] [--algorithm NAME] [--env NAME=VALUE] [--encrypt "
     "auto|always|never]\n"
     "                 [--budget SECONDS] [--max-samples N] [--out-of-place] [--pin] [--json]\n"
-    "                 [--no-fork [--serve-rendezvous]] [--demo]\n";
+    "                 [--no-fork [--serve-rendezvous]] [--demo]\n"
+    "       hvd-bench --simulate RANKS [--per-host 8] [--cores N] [--op ...] [--bytes ...] "
+    "[--json]\n"
+    "                 [--network LATENCY_US,MESSAGE_US,GIGABYTES_PER_S] [--memory the same]\n";
 
 static void add_env(bench_options_t *o, const char *name, const char *value)
 {
@@ -263,6 +270,11 @@ enum {
     NO_FORK,
     SERVE,
     DEMO,
+    SIMULATE,
+    PER_HOST,
+    CORES,
+    NETWORK,
+    MEMORY,
     HELP,
 };
 
@@ -285,9 +297,35 @@ static const struct option long_options[] = {
     {"no-fork", 0, 0, NO_FORK},
     {"serve-rendezvous", 0, 0, SERVE},
     {"demo", 0, 0, DEMO},
+    {"simulate", 1, 0, SIMULATE},
+    {"per-host", 1, 0, PER_HOST},
+    {"cores", 1, 0, CORES},
+    {"network", 1, 0, NETWORK},
+    {"memory", 1, 0, MEMORY},
     {"help", 0, 0, HELP},
     {0},
 };
+
+// Three numbers: microseconds on the way, microseconds of a core, gigabytes a second.
+static bool parse_path(const char *text, path_cost_t *cost_p)
+{
+    double latency_us, message_us, gigabytes;
+    char end;
+    if (sscanf(text, "%lf,%lf,%lf%c", &latency_us, &message_us, &gigabytes, &end) != 3 ||
+        !(latency_us >= 0 && message_us >= 0 && gigabytes > 0)) {
+        return false;
+    }
+    *cost_p = (path_cost_t){latency_us * 1e3, message_us * 1e3, 1 / gigabytes};
+    return true;
+}
+
+static bool parse_count(const char *text, int most, int *count_p)
+{
+    char *end;
+    long n = strtol(text, &end, 10);
+    *count_p = (int)n;
+    return end != text && *end == '\0' && n > 0 && n <= most;
+}
 
 static bool parse_one(bench_options_t *o, int code, char *value)
 {
@@ -345,6 +383,16 @@ static bool parse_one(bench_options_t *o, int code, char *value)
     case DEMO:
         o->demo = true;
         return true;
+    case SIMULATE:
+        return parse_count(value, MAX_SIMULATED_RANKS, &o->simulated.n_ranks);
+    case PER_HOST:
+        return parse_count(value, MAX_SIMULATED_RANKS, &o->simulated.per_host);
+    case CORES:
+        return parse_count(value, MAX_SIMULATED_RANKS, &o->simulated.n_cores);
+    case NETWORK:
+        return parse_path(value, &o->simulated.network);
+    case MEMORY:
+        return parse_path(value, &o->simulated.host);
     default:
         return false;
     }
@@ -389,7 +437,8 @@ int main(int argc, char **argv)
                          .ranks = 2,
                          .hosts = 1,
                          .budget_s = 1.0,
-                         .max_samples = 1000};
+                         .max_samples = 1000,
+                         .simulated = USUAL_MACHINE};
     int code;
     while ((code = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
         if (code == HELP) {
@@ -400,6 +449,9 @@ int main(int argc, char **argv)
             fputs(usage, stderr);
             return 2;
         }
+    }
+    if (o.simulated.n_ranks > 0) {
+        return bench_simulate(&o);
     }
     if (o.demo) {
         return run_demo(&o);

@@ -10,13 +10,17 @@ Usage: test_elastic.py BUILD-DIRECTORY [unittest arguments]
 import os
 import pathlib
 import re
+import signal
 import sys
 import tempfile
 import threading
+import time
 
-from launching import BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, eventually, main, run
+from launching import (BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, command_line, eventually, main,
+                       run, variable)
 
 PATIENCE_S = 20 * SLACK
+HEARTBEAT_S = 10  # HOROVOD_HEARTBEAT_TIMEOUT_SECONDS
 RANK = [sys.executable, ROOT / "tests/launch/elastic_rank.py"]
 STEP = re.compile(r"step (\d+) rank (\d+) of (\d+) on (\S+)")
 
@@ -109,9 +113,67 @@ class Elastic(Case):
             last[host] = step
 
 
+class Restarting(Elastic):
+    """A rank that failed is started again on its host; one host is enough."""
+
+    def start_on_one_host(self, *words):
+        return self.start("-np", 3, "--min-np", 1, *words, "-H", "a.invalid:3")
+
+    def await_failure(self, counting, number):
+        """Kills a rank, and waits until the launcher has said so."""
+        self.kill_rank("a.invalid")
+        if not eventually(lambda: counting.text().count("failed; ") == number, PATIENCE_S):
+            self.fail(f"no failure {number}:\n{counting.text()}")
+        return len(counting.steps())
+
+    def test_on_one_host(self):
+        counting = self.start_on_one_host()
+        self.await_size(counting, 3)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 3, seen)
+        self.finish_well(counting)
+        self.assertIn("starting it again on host a.invalid (1 of --elastic-restarts 3), continuing "
+                      "with 2 ranks", counting.text())
+        numbers = [step for step, *_ in counting.steps()[seen:]]
+        self.assertGreater(min(numbers), 1)  # nobody began at the beginning
+
+    def test_second_failure_is_waited_for(self):
+        counting = self.start_on_one_host()
+        self.await_size(counting, 3)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 3, seen)
+        seen = self.await_failure(counting, 2)
+        seen = self.await_size(counting, 2, seen)  # the others go on meanwhile
+        self.await_size(counting, 3, seen)
+        self.finish_well(counting)
+
+    def test_too_often(self):
+        counting = self.start_on_one_host("--elastic-restarts", 1)
+        self.await_size(counting, 3)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 3, seen)
+        seen = self.await_failure(counting, 2)
+        self.await_size(counting, 2, seen)
+        self.finish_well(counting)
+        self.assertIn("had more failures than --elastic-restarts 1", counting.text())
+        self.assertEqual(counting.steps()[-1][2], 2)
+
+    def test_too_few_are_left(self):
+        counting = self.start("-np", 2, "--min-np", 2, "--elastic-restarts", 1, "-H", "a.invalid:2")
+        self.await_size(counting, 2)
+        seen = self.await_failure(counting, 1)
+        self.await_size(counting, 2, seen)
+        self.kill_rank("a.invalid")
+        self.assertEqual(counting.wait(), 75, counting.text())
+        self.assertIn("the job needs 2 slots but has 1, and no more are expected", counting.text())
+        self.finish_all(counting)
+
+
 class Failing(Elastic):
+    """Hosts are excluded at once, as they are without restarts."""
+
     def test_others_go_on(self):
-        counting = self.start("--verbose", "-np", 3, "--min-np", 2, "-H",
+        counting = self.start("--verbose", "--elastic-restarts", 0, "-np", 3, "--min-np", 2, "-H",
                               "a.invalid:1,b.invalid:1,c.invalid:1")
         seen = self.await_size(counting, 3)
         self.kill_rank("b.invalid")
@@ -124,7 +186,8 @@ class Failing(Elastic):
                          {"a.invalid", "c.invalid"})
 
     def test_rank_0_fails(self):
-        counting = self.start("-np", 2, "--min-np", 1, "-H", "a.invalid:1,b.invalid:1")
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np",
+                              1, "-H", "a.invalid:1,b.invalid:1")
         seen = self.await_size(counting, 2)
         self.kill_rank("a.invalid")
         self.await_size(counting, 1, seen)
@@ -145,7 +208,8 @@ class Failing(Elastic):
         self.finish_all(counting)
 
     def test_too_few_are_left(self):
-        counting = self.start("-np", 2, "--min-np", 2, "-H", "a.invalid:1,b.invalid:1")
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np",
+                              2, "-H", "a.invalid:1,b.invalid:1")
         self.await_size(counting, 2)
         self.kill_rank("b.invalid")
         self.assertEqual(counting.wait(), 75, counting.text())
@@ -154,7 +218,8 @@ class Failing(Elastic):
         self.finish_all(counting)
 
     def test_host_comes_back_after_its_cooldown(self):
-        counting = self.start("-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 1, 2, "-H",
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np", 1,
+                              "--blacklist-cooldown-range", 1, 2, "-H",
                               "a.invalid:1,b.invalid:1")
         seen = self.await_size(counting, 2)
         self.kill_rank("b.invalid")
@@ -163,7 +228,8 @@ class Failing(Elastic):
         self.finish_well(counting)
 
     def test_reset_limit(self):
-        counting = self.start("-np", 3, "--min-np", 1, "--reset-limit", 1, "-H",
+        counting = self.start("--elastic-restarts", 0, "-np", 3, "--min-np", 1, "--reset-limit", 1,
+                              "-H",
                               "a.invalid:1,b.invalid:1,c.invalid:1")
         seen = self.await_size(counting, 3)
         self.kill_rank("b.invalid")
@@ -174,11 +240,70 @@ class Failing(Elastic):
         self.finish_all(counting)
 
     def test_killed_launcher_takes_everything_along(self):
-        counting = self.start("-np", 2, "--min-np", 1, "-H", "a.invalid:1,b.invalid:1")
+        counting = self.start("--elastic-restarts", 0, "-np", 2, "--min-np",
+                              1, "-H", "a.invalid:1,b.invalid:1")
         self.await_size(counting, 2)
         counting.job.process.kill()
         self.finish_all(counting)
         counting.wait()
+
+
+class Unheard(Elastic):
+    """Ranks that stay, but are not heard any more."""
+
+    def rank_on(self, counting, host):
+        pid, = [pid for pid in counting.job.survivors()
+                if variable(pid, "HOROVOD_HOSTNAME") == host and b"elastic_rank" in
+                command_line(pid)]
+        return pid
+
+    def stop_and_go_on(self, counting, host, size):
+        """Stops a rank; the job goes on without it, and soon."""
+        seen = self.await_size(counting, size)
+        os.kill(self.rank_on(counting, host), signal.SIGSTOP)
+        begun = time.monotonic()
+        self.await_size(counting, size - 1, seen)
+        elapsed = time.monotonic() - begun
+        self.finish_well(counting)
+        self.assert_no_step_lost(counting)
+        self.assertLess(elapsed, HEARTBEAT_S + 5 * SLACK)
+        print(f"{elapsed:.1f} s", end=" ", file=sys.stderr)
+
+    def test_stopped_rank(self):
+        self.stop_and_go_on(self.start("-np", 3, "--min-np", 2, "--elastic-restarts", 0, "-H",
+                                       "a.invalid:1,b.invalid:1,c.invalid:1"), "b.invalid", 3)
+
+    def test_stopped_rank_0(self):
+        self.stop_and_go_on(self.start("-np", 2, "--min-np", 1, "--elastic-restarts", 0, "-H",
+                                       "a.invalid:1,b.invalid:1"), "a.invalid", 2)
+
+    def test_stopped_rank_of_one_host(self):
+        """It is ended and started again; the others of its host stay."""
+        counting = self.start("-np", 3, "--min-np", 2, "-H", "a.invalid:3")
+        seen = self.await_size(counting, 3)
+        victim = next(pid for pid in counting.job.survivors()
+                      if variable(pid, "HOROVOD_RANK") == "1" and b"elastic_rank" in
+                      command_line(pid))
+        os.kill(victim, signal.SIGSTOP)
+        self.assertTrue(eventually(lambda: "generation 2 of the job has" in counting.text(),
+                                   HEARTBEAT_S + 5 * SLACK), counting.text())
+        self.await_size(counting, 3, seen)
+        self.finish_well(counting)
+        self.assertNotIn("excluding host", counting.text())
+
+    def test_generation_that_does_not_meet(self):
+        """One is stopped just when the others are about to meet it in the next generation."""
+        counting = self.start("-np", 3, "--min-np", 1, "--start-timeout", 5,
+                              "--elastic-restarts", 0, "-H", "a.invalid:1,b.invalid:1,c.invalid:1")
+        seen = self.await_size(counting, 3)
+        os.kill(self.rank_on(counting, "c.invalid"), signal.SIGSTOP)
+        os.kill(self.rank_on(counting, "b.invalid"), signal.SIGKILL)
+        begun = time.monotonic()
+        self.await_size(counting, 1, seen)
+        elapsed = time.monotonic() - begun
+        self.finish_well(counting)
+        self.assertLess(elapsed, 5 + 3 * SLACK)
+        print(f"{elapsed:.1f} s", end=" ", file=sys.stderr)
 
 
 class Discovering(Elastic):
@@ -229,7 +354,7 @@ class Discovering(Elastic):
 
 class Words(Elastic):
     def test_wrong_command_lines(self):
-        for words, part in [(["-np", 2, "--min-np", 1], "at least two"),
+        for words, part in [(["-np", 2, "--min-np", 1, "--elastic-restarts", 0], "at least two"),
                             (["-np", 2, "--min-np", 3, "-H", "a:1,b:1"], "must be between"),
                             (["-np", 2, "--max-np", 1, "-H", "a:1,b:1"], "must be between"),
                             (["--min-np", 1, "-H", "a:1,b:1"], "-np"),

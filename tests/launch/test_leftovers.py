@@ -115,7 +115,7 @@ def fixed(scene):
 
 def elastic(scene):
     return [scene.start("-np", N_RANKS, "-H", "localhost:1,127.0.0.2:1", "--min-np", N_RANKS,
-                        "--elastic-timeout", 3, *RANK, scene.folder)]
+                        "--elastic-restarts", 0, "--elastic-timeout", 3, *RANK, scene.folder)]
 
 
 def dialled(scene):

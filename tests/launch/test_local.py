@@ -400,7 +400,8 @@ class Words(Case):
                             (["-np", "3", "-H", "localhost:2", "x"],
                              "Requested more processes (3) than there are available slots (2)"),
                             (["-H", "a:x", "y"], "Invalid host input"),
-                            (["-np", "2", "--min-np", "2", "x"], "elastic"),
+                            (["-np", "2", "--min-np", "2", "--elastic-restarts", "0", "x"],
+                             "elastic"),
                             (["--gloo", "--mpi", "x"], "contradicts")]:
             with self.subTest(words=words):
                 _, err = run(*words, expect=2)

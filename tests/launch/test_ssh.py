@@ -261,6 +261,53 @@ class Elastic(Ssh):
             os.kill(pid, signal.SIGKILL)
         self.finish(job, 5)
 
+    def go_on_without_b(self, cut, mend, *words):
+        """How long it takes until the others go on."""
+        with tempfile.TemporaryDirectory() as folder:
+            job = launch("-H", "a:1,b:1", "-np", 2, "--min-np", 1, *words,
+                         *python((ROOT / "tests/launch/elastic_rank.py").read_text()), folder,
+                         env={"PYTHONPATH": str(BUILD / "python")})
+            self.addCleanup(job.kill)
+            self.read_until(job, b"step 3 rank 0 of 2")
+            cut()
+            begun = time.monotonic()
+            try:
+                self.read_until(job, b"rank 0 of 1 on a")
+                elapsed = time.monotonic() - begun
+                pathlib.Path(folder, "over").touch()
+                code, out, err = job.wait()
+            finally:
+                mend()
+            self.assertEqual(code, 0, err.decode())
+            self.assertIn(b"done rank 0 of 1", out)
+            self.assertIn(b"the other ranks cannot reach rank 1 on host b", err)
+        for pid in WORLD.processes("b"):  # the session sshd keeps until it notices
+            os.kill(pid, signal.SIGKILL)
+        self.finish(job, 5)
+        print(f"{elapsed:.1f} s", end=" ", file=sys.stderr)
+        return elapsed
+
+    def test_cut_host_is_left_out_soon(self):
+        """Ranks notice it long before the launcher gives the agent up."""
+        elapsed = self.go_on_without_b(lambda: WORLD.set_link("b", "down"),
+                                       lambda: WORLD.set_link("b", "up"))
+        self.assertLess(elapsed, 3 + 4 * SLACK)  # HOROVOD_NETWORK_TIMEOUT_SECONDS, and the rest
+
+    def test_cut_ranks_whose_agent_lives(self):
+        """All but ssh is cut: the launcher still hears the agent, and that its ranks."""
+        def cut():
+            rules = ("add table ip cut; add chain ip cut in { type filter hook input priority 0; };"
+                     "add chain ip cut out { type filter hook output priority 0; }; "
+                     "add rule ip cut in tcp dport != 2222 drop; "
+                     "add rule ip cut out tcp sport != 2222 drop")
+            sh(*WORLD.inside("b"), "nft", rules)
+
+        def mend():
+            sh(*WORLD.inside("b"), "nft", "delete table ip cut")
+
+        elapsed = self.go_on_without_b(cut, mend)
+        self.assertLess(elapsed, 3 + 4 * SLACK)
+
     def read_until(self, job, part):
         deadline = time.monotonic() + 60
         while part not in (line := job.process.stdout.readline()):

@@ -11,19 +11,23 @@ Usage: test_strangers.py BUILD-DIRECTORY [unittest arguments]
 import os
 import pathlib
 import resource
+import signal
 import socket
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 
-from launching import (BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, clean_environment, main,
-                       process_ids, read)
+from launching import (BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, clean_environment,
+                       eventually, main, process_ids, read)
 
 MARK_FILE = f"/tmp/hvd-test-was-run-{os.getpid()}"
 PICKLE = f"cposix\nsystem\n(S'touch {MARK_FILE}'\ntR.".encode()
 CLAIM = struct.pack("<I", 0x7fffffff)
 N_IDLE = 10_000
+N_CROWD = 600
+CORE_BYTES = 1 << 30
 LEAST_IDLE = 500  # what a user who may not raise the limit can still do
 MORE_KIB = 32 * 1024
 ANSWER_BYTES = 7  # a TLS alert is all that is ever said
@@ -112,6 +116,10 @@ def raise_limit(n):
     except (ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return min(n, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200)
+
+
+def allow_cores():
+    resource.setrlimit(resource.RLIMIT_CORE, (CORE_BYTES, CORE_BYTES))
 
 
 class Strangers(Case):
@@ -219,6 +227,123 @@ class Strangers(Case):
         self.finish_job()
         for connection in crowd:
             connection.close()
+
+
+class AgentPort(Case):
+    """The port of --serve-agents alone, while many strangers crowd it and while it is killed."""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.place = pathlib.Path(directory.name)
+        self.secret = self.place / "secret"
+        self.secret.touch(0o600)
+        self.secret.write_text(os.urandom(32).hex())
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        log = open(self.place / "log", "wb")
+        self.addCleanup(log.close)
+        self.server = subprocess.Popen(
+            [HOROVODRUN, "--serve-agents", "--agent-port", str(self.port), "--secret-file",
+             self.secret], env=clean_environment(), stderr=log, cwd=self.place,
+            preexec_fn=allow_cores)
+        self.addCleanup(self.server.wait)
+        self.addCleanup(self.server.kill)
+        self.fake = self.place / "fake"
+        self.fake.write_text(f"#!/bin/sh\nexec {HOROVODRUN} --dial-agent 127.0.0.1 "
+                             f"--agent-port {self.port} --secret-file {self.secret}\n")
+        self.fake.chmod(0o755)
+
+    def launch(self, *command):
+        job = Job("-H", "there.invalid:1", "--ssh-command", self.fake, *command)
+        self.addCleanup(job.kill)
+        return job
+
+    def crowd(self, n):
+        """Connections that have sent one byte; those that no longer get in are not waited for."""
+        found = []
+        for _ in range(n):
+            connection = socket.socket()
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", self.port))
+            found.append(connection)
+            self.addCleanup(connection.close)
+        time.sleep(0.2)
+        for i, connection in enumerate(found):
+            try:
+                connection.send(HELLO[:1])
+                if i % 3 == 0:
+                    connection.shutdown(socket.SHUT_WR)  # half-open from here on
+            except OSError:
+                pass
+        return found
+
+    def test_launches_go_on_in_a_crowd(self):
+        code, _, err = self.launch("true").wait()
+        self.assertEqual(code, 0, err.decode())
+        over = threading.Event()
+        crowd = self.crowd(N_CROWD)
+
+        def drip():  # slow ones: a byte of the hello now and then, and they read nothing
+            for i in range(1, len(HELLO)):
+                for connection in crowd:
+                    try:
+                        connection.send(HELLO[i:i + 1])
+                    except OSError:
+                        pass
+                if over.wait(0.3):
+                    return
+
+        slow = threading.Thread(target=drip)
+        slow.start()
+        try:
+            for _ in range(3):
+                crowd += self.crowd(N_CROWD // 3)
+                self.assertEqual(family_of(self.server.pid), {self.server.pid},
+                                 "a process for a stranger")
+                begun = time.monotonic()
+                code, _, err = self.launch("true").wait()
+                self.assertEqual(code, 0, err.decode())
+                self.assertLess(time.monotonic() - begun, 5 * SLACK)
+        finally:
+            over.set()
+            slow.join()
+        for connection in crowd:
+            connection.close()
+        code, _, err = self.launch("true").wait()
+        self.assertEqual(code, 0, err.decode())
+        lines = (self.place / "log").read_text().splitlines()
+        self.assertLessEqual(len(lines), 3, lines)
+
+    def cores(self):
+        return [path.name for path in self.place.glob("core*")]
+
+    def test_no_core_files(self):
+        """Neither of the server, nor of a guest's process, nor of the agent."""
+        other = subprocess.Popen(["sleep", "60"], cwd=self.place, preexec_fn=allow_cores)
+        other.send_signal(signal.SIGABRT)
+        other.wait()
+        if not self.cores():
+            self.skipTest("core files are not written to the directory of a process here: see "
+                          "/proc/sys/kernel/core_pattern")
+        for name in self.cores():
+            (self.place / name).unlink()
+        job = self.launch("sleep", "60")
+
+        def ours():
+            return [pid for pid in family_of(self.server.pid)
+                    if HOROVODRUN.name.encode() in read(pid, "cmdline")]
+
+        # Server, guest, agent, supervisor, rank.
+        self.assertTrue(eventually(lambda: len(family_of(self.server.pid)) >= 5, 10 * SLACK))
+        there = [pid for pid in ours() if b"supervisor" not in read(pid, "comm")]
+        self.assertEqual(len(there), 3)
+        for pid in there:
+            os.kill(pid, signal.SIGABRT)
+        self.server.wait(10)
+        self.assertEqual(self.server.returncode, -signal.SIGABRT)
+        self.assertEqual(job.left_behind(10 * SLACK), [])
+        self.assertEqual(self.cores(), [])
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def run_after_a_loss(folder, script, env=None, timeout_s=300):
     environment.update(env or {}, OMP_NUM_THREADS="1",
                        PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     done = subprocess.run(
-        [find_launcher(), "--verbose", "-np", "3", "--min-np", "2", "-H", "localhost:2,127.0.0.1:1",
+        [find_launcher(), "--verbose", "-np", "3", "--min-np", "2", "--elastic-restarts", "0", "-H",
+         "localhost:2,127.0.0.1:1",
          sys.executable, folder / "train.py", folder / "order"], text=True, timeout=timeout_s,
         env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     said = done.stdout + done.stderr

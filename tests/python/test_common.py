@@ -318,11 +318,33 @@ def timeline_nowhere_on_a_rank():
         basics.start_timeline("/nonexistent/x")
 
 
+def numbers_on_a_rank():
+    with pytest.raises(NotInitializedError):
+        basics.metrics()
+    with pytest.raises(NotInitializedError):
+        basics.report(step=1)
+    basics.init()
+    assert "hvd_report_step" not in basics.metrics() and "hvd_report_loss" not in basics.metrics()
+    for step in range(3):
+        submit(_core.ALLREDUCE, "sum", floats(1, 2), floats(0, 0)).wait()
+        basics.report(step=step, loss=0.5 / (step + 1), samples=32)
+    basics.report(loss=float("nan"))
+    with pytest.raises(TypeError):
+        basics.report(samples=[])
+    numbers = basics.metrics()
+    assert numbers["hvd_info"]["rank"] == basics.rank()
+    assert numbers["hvd_operations_total"]["allreduce"] == 3
+    assert numbers["hvd_bytes_total"]["allreduce"] == 24 and numbers["hvd_failed_total"] == 0
+    assert numbers["hvd_report_step"] == 2 and numbers["hvd_report_samples_total"] == 96
+    assert numbers["hvd_report_loss"] != numbers["hvd_report_loss"]
+
+
 # --- The tests ------------------------------------------------------------------------------------
 
 ON_RANKS = ["basics_on_a_rank", "operations_on_a_rank", "dropped_handles_on_a_rank",
             "errors_on_a_rank", "process_sets_on_a_rank", "objects_on_a_rank",
-            "waits_in_threads_on_a_rank", "shut_down_under_threads_on_a_rank", "fork_on_a_rank"]
+            "waits_in_threads_on_a_rank", "shut_down_under_threads_on_a_rank", "fork_on_a_rank",
+            "numbers_on_a_rank"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -485,10 +485,53 @@ static void test_host_pool_bars_hosts(void **state)
         assert_true(host_pool_may_grow(&pool));
         assert_int_equal(host_pool_share(&pool, 0, until_ns), 1);
     }
+    // With restarts a host that is lost is forgiven, but a job that has too few does not wait.
+    pool = (host_pool_t){.max_restarts = 1, .hosts = pool.hosts, .order = pool.order, .n_hosts = 2};
+    pool.hosts[0]->barred_until_ns = pool.hosts[1]->barred_until_ns = 0;
+    host_pool_bar(&pool, pool.hosts[0], 5, 0);
+    assert_int_equal(host_pool_share(&pool, 0, 6), 1);
+    assert_false(host_pool_may_grow(&pool));
+    assert_int_equal(host_pool_share(&pool, 0, 5 + 600 * NS_PER_S), 2);
     static const char *const wrong[] = {"9 2", "0 5", "1 4000", "1", "x y", "1 2 3"};
     for (size_t i = 0; i < N_ELEMENTS(wrong); i++) {
         assert_int_equal(host_pool_read_cooldown(&pool, wrong[i], &err), HVD_INVALID_ARGUMENT);
     }
+    host_pool_free(&pool);
+}
+
+// A rank that failed is started again at once, then after pauses that double, then not before the
+// host is forgiven; ranks that run there stay.
+static void test_host_pool_restarts_ranks(void **state)
+{
+    static const struct {
+        uint64_t failed_s, pause_s;
+        bool may_restart;
+    } rows[] = {{10, 0, true},   {20, 1, true},      {30, 2, true},     {40, 600, false},
+                {700, 0, true},  {710, 1, true},     {2000, 0, true},   {2001, 1, true},
+                {2002, 2, true}, {2003, 600, false}, {2004, 600, false}};
+    host_pool_t pool = {.max_restarts = 3};
+    (void)state;
+
+    see_hosts(&pool, "a:3");
+    pool_host_t *host = pool.hosts[0];
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++) {
+        uint64_t failed_ns = rows[i].failed_s * NS_PER_S;
+        uint64_t again_ns = failed_ns + rows[i].pause_s * NS_PER_S;
+        host->n_alive = 2;
+        assert_int_equal(host_pool_restart(&pool, host, failed_ns), rows[i].may_restart);
+        assert_int_equal(host_pool_share(&pool, 0, again_ns), 3);
+        if (rows[i].pause_s > 0) {
+            assert_int_equal(host_pool_share(&pool, 0, again_ns - 1), 2);
+            assert_int_equal(host_pool_may_grow(&pool), rows[i].may_restart);
+            host->n_alive = 0;
+            assert_int_equal(host_pool_share(&pool, 0, again_ns - 1), 0);
+        }
+    }
+    host->n_alive = 1;
+    host->is_full = true; // it could start some, but its agent is busy
+    assert_int_equal(host_pool_share(&pool, 0, NEVER_NS - 1), 1);
+    host->is_full = false;
+    assert_int_equal(host_pool_share(&pool, 0, NEVER_NS - 1), 3);
     host_pool_free(&pool);
 }
 
@@ -786,7 +829,7 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_EXITED,
      .exited = {.rank = 1, .code = 137, .signo = 9, .was_oom = true, .blames = -1, .what = ""}},
     {.kind = FRAME_PROBLEM, .problem = {.rank = -1, .code = 127, .text = ""}},
-    {.kind = FRAME_STOP, .stop = {.signo = 15, .grace_ms = 5000}},
+    {.kind = FRAME_STOP, .stop = {.rank = -1, .signo = 15, .grace_ms = 5000}},
     {.kind = FRAME_WHERE, .where = {.rank = 1, .text = "at train.py:7"}},
     {.kind = FRAME_EXAMINE,
      .examine = {.addresses = "::1",
@@ -802,7 +845,7 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_DONE},
     {.kind = FRAME_PLACE, .place = {.rank = 7, .env = TEXT_BYTES("HOROVOD_RANK=7")}},
     {.kind = FRAME_NEWS, .news = {.number = 2, .what = 3}},
-    {.kind = FRAME_READY, .ready = {.rank = 5, .generation = 6}},
+    {.kind = FRAME_READY, .ready = {.rank = 5, .generation = 6, .blames = 3}},
     {.kind = FRAME_END, .end = {.code = 7}},
 };
 
@@ -1063,6 +1106,7 @@ int main(void)
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_host_pool_shares_places),
         cmocka_unit_test(test_host_pool_bars_hosts),
+        cmocka_unit_test(test_host_pool_restarts_ranks),
         cmocka_unit_test(test_ranks_of_agents_that_dial_go_host_by_host),
         cmocka_unit_test(test_ranks_that_go_on_come_first),
         cmocka_unit_test(test_lines_survive_any_cut),

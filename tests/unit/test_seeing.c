@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -270,7 +271,7 @@ static void metrics_are_prometheus_text(void **state)
     buf_t page = {0};
     int n_values = 0;
     sum(ctx, "some", 1000);
-    counters_page(ctx->observe, &page);
+    counters_page(ctx->observe, METRICS_PROMETHEUS, &page);
     buf_append(&page, "", 1);
     char *text = (char *)page.data;
     assert_non_null(strstr(text, "\nhvd_operations_total{operation=\"allreduce\"} 1\n"));
@@ -294,6 +295,48 @@ static void metrics_are_prometheus_text(void **state)
     assert_true(n_values > 20);
     buf_free(&page);
     hvd_shutdown(ctx);
+}
+
+// OpenMetrics differs where its parsers insist: the family of a counter, and the end.
+static void metrics_have_both_forms(void **state)
+{
+    (void)state;
+    hvd_ctx_t *ctx = open_alone(NULL, NULL);
+    buf_t page = {0};
+    const int64_t step = 7;
+    const double loss = NAN, samples = 2.5;
+    assert_int_equal(hvd_report(ctx, &step, &loss, &samples), HVD_OK);
+    assert_int_equal(hvd_report(ctx, NULL, NULL, &samples), HVD_OK);
+    counters_page(ctx->observe, METRICS_OPEN, &page);
+    buf_append(&page, "", 1);
+    const char *text = (const char *)page.data;
+    assert_non_null(strstr(text, "\n# TYPE hvd_operations counter\nhvd_operations_total{"));
+    assert_non_null(strstr(text, "\n# TYPE hvd_in_flight gauge\nhvd_in_flight 0\n"));
+    assert_non_null(strstr(text, "\nhvd_report_step 7\n"));
+    assert_non_null(strstr(text, "\nhvd_report_loss NaN\n"));
+    assert_non_null(strstr(text, "\nhvd_report_samples_total 5\n"));
+    assert_string_equal(text + page.len - 7, "# EOF\n");
+    char small[16];
+    size_t bytes = hvd_metrics(ctx, small, sizeof small);
+    assert_true(bytes > 1000 && strlen(small) == sizeof small - 1);
+    buf_free(&page);
+    hvd_shutdown(ctx);
+}
+
+static void counters_pack_in_a_line(void **state)
+{
+    (void)state;
+    hvd_counters_t counters = {.failed = 3, .strangers = UINT64_MAX}, read;
+    buf_t line = {0};
+    counters.operations[HVD_N_OPS - 1] = 11;
+    metrics_pack(&line, &counters);
+    buf_append(&line, "", 1);
+    assert_true(metrics_unpack((const char *)line.data, &read));
+    assert_memory_equal(&counters, &read, sizeof read);
+    line.data[line.len - 2] = 'x';
+    assert_false(metrics_unpack((const char *)line.data, &read));
+    assert_false(metrics_unpack("1 2 3", &read));
+    buf_free(&line);
 }
 
 // --- Timeline -----------------------------------------------------------------------------------
@@ -881,6 +924,8 @@ int main(void)
         cmocka_unit_test(what_is_in_flight_is_told),
         cmocka_unit_test(signals_reach_one_process),
         cmocka_unit_test(metrics_are_prometheus_text),
+        cmocka_unit_test(metrics_have_both_forms),
+        cmocka_unit_test(counters_pack_in_a_line),
         cmocka_unit_test(the_reader_of_json_is_strict),
         cmocka_unit_test(the_file_parses_at_every_moment),
         cmocka_unit_test(only_files_are_replaced),

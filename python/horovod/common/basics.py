@@ -5,7 +5,7 @@ They do so by `from horovod.common.basics import *`: this is the one list of the
 """
 import atexit
 import os
-from typing import Any, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Union
 
 from horovod import _core
 from horovod.common import communicators as _communicators
@@ -17,8 +17,8 @@ from horovod.common.exceptions import NotInitializedError
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum", "ccl_built", "cross_rank", "cross_size",
     "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
-    "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
+    "is_initialized", "local_rank", "local_size", "metrics", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "report", "rocm_built", "shutdown", "size",
     "start_timeline", "stop_timeline",
 ]
 
@@ -214,6 +214,47 @@ def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool 
 def stop_timeline() -> None:
     """Ends the timeline; its file is then complete."""
     _core.timeline_stop()
+
+
+def report(step: Optional[int] = None, loss: Any = None, samples: Any = None) -> None:
+    """Tells whoever watches the job how far this rank's program has got.
+
+    step: its number. loss: the last one. samples: how many this rank has seen since its last
+    report. All may be left out. The job page, the launcher's status line and metrics() show them.
+    """
+    _core.report(None if step is None else int(step), None if loss is None else float(loss),
+                 None if samples is None else float(samples))
+
+
+def metrics() -> Dict[str, Any]:
+    """The numbers that this rank shows to Prometheus, by name (docs/observability.md).
+
+    What is counted by operation, or by rank, is a dict in turn.
+    """
+    numbers: Dict[str, Any] = {}
+    for line in _core.metrics().splitlines():
+        if line.startswith("#"):
+            continue
+        name, value = line.rsplit(" ", 1)
+        name, _, labels = name.partition("{")
+        pairs = dict(pair.split("=", 1) for pair in labels.rstrip("}").split(",") if pair)
+        pairs = {label: _number(text.strip('"')) for label, text in pairs.items()}
+        if name == "hvd_info":
+            numbers[name] = pairs
+        elif pairs:
+            numbers.setdefault(name, {})[next(iter(pairs.values()))] = _number(value)
+        else:
+            numbers[name] = _number(value)
+    return numbers
+
+
+def _number(text):
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 # --- Questions about how this was built -----------------------------------------------------------
