@@ -34,7 +34,8 @@ static bool same_bits(double a, double b)
 bool signature_fuses_with(const signature_t *a, const signature_t *b)
 {
     return a->op == b->op && a->dtype == b->dtype && a->reduce == b->reduce && a->root == b->root &&
-           same_bits(a->prescale, b->prescale) && same_bits(a->postscale, b->postscale);
+           a->on_device == b->on_device && same_bits(a->prescale, b->prescale) &&
+           same_bits(a->postscale, b->postscale);
 }
 
 bool signature_equal(const signature_t *a, const signature_t *b)
@@ -72,7 +73,8 @@ size_t shape_elements(const int64_t **dims)
 bool signature_rides_with(const signature_t *signature, size_t n_elements, size_t most_bytes,
                           size_t *bytes_p)
 {
-    if (!op_has(signature->op, OP_RIDES) || signature->reduce == HVD_ADASUM || most_bytes == 0) {
+    if (!op_has(signature->op, OP_RIDES) || signature->reduce == HVD_ADASUM || most_bytes == 0 ||
+        signature->on_device) {
         return false;
     }
     size_t element = hvd_dtype_bytes(acc_dtype(signature->dtype));

@@ -66,6 +66,7 @@ typedef struct signature {
     hvd_reduce_t reduce; // HVD_SUM for what does not reduce
     int root;            // a global rank; 0 for what has none
     double prescale, postscale;
+    bool on_device; // runs in the memory of GPUs, without the host
     int n_tensors;
     // Dimensions of all tensors, one after the other: n_dims, dim, dim, ..., n_dims, dim, ...
     // The first dimension is written as -1 where members tell sizes. Sets: ranks, or the id.

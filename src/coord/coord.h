@@ -56,8 +56,10 @@ typedef struct coord_request {
 } coord_request_t;
 
 typedef enum decision_kind {
-    DECIDE_RUN,       // run these entries now, as one batch
-    DECIDE_FAIL,      // the submission `tag` failed on every member; others go on
+    DECIDE_RUN, // run these entries now, as one batch
+    // The submission `tag` failed on every member; others go on. HVD_UNSUPPORTED: only because some
+    // have it on_device and others not; all are to submit it again, without.
+    DECIDE_FAIL,
     DECIDE_JOINED,    // all members have joined: `tag` (if any) ends with last_joined
     DECIDE_SET_ADDED, // the set exists now on every rank: `tag` (if any) ends with set
     DECIDE_SET_REMOVED,

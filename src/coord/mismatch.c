@@ -185,8 +185,12 @@ hvd_status_t mismatch_of_variants(const entry_t *entry, err_t *err)
     const signature_t *a = &first->sig->view, *b = &second->sig->view;
     char title[64], mine[VALUE_BYTES], other[VALUE_BYTES], name[MAX_NAME_SHOWN + 64];
     size_t i = 0;
-    while (i + 1 < N_ELEMENTS(properties) && !properties[i].differs(a, b)) {
+    while (i < N_ELEMENTS(properties) && !properties[i].differs(a, b)) {
         i++;
+    }
+    if (i == N_ELEMENTS(properties)) { // every row is the same: only the memory differs
+        return fail(err, HVD_UNSUPPORTED, "some ranks have '%.*s' on a GPU and others do not",
+                    MAX_NAME_SHOWN, entry->name);
     }
     bool shapes_comparable = a->op == b->op && !op_is_about_sets(a->op);
     int tensor = shapes_comparable ? differing_tensor(a, b) : 0;

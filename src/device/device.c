@@ -3,9 +3,9 @@
 // device.c - copies between a GPU and pinned memory of the host.
 //
 // Two streams of our own, so that copies in do not wait for copies out. The order of the user's
-// stream is taken over by an event: recorded there, waited for in `in`. Waits take an event as it
-// is when they are queued, so one event serves all copies in, one after the other. Copies out are
-// followed by the event of the block they read.
+// stream is taken over by a mark: an event recorded there, waited for in `in`. Waits take an event
+// as it is when they are queued, so a mark that nobody holds any more may be recorded anew at once.
+// Copies out are followed by the event of the block they read.
 //
 // Pinned memory is taken in powers of two and kept: to pin it may wait for the whole device, so
 // that happens in the first steps of a training and then no more. No lock is held meanwhile. It is
@@ -14,7 +14,7 @@
 #define _GNU_SOURCE
 #include "device/device.h"
 
-#include "device/driver.h"
+#include "device/inside.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -27,21 +27,9 @@
 #define FIRST_NAP_NS 20000
 #define LONGEST_NAP_NS 1000000
 
-struct device {
-    gpu_driver_t driver;
-    int ordinal;
-    void *context; // the primary one, that frameworks use
-    void *in, *out;
-    void *ready;     // recorded in the user's stream, waited for in `in`
-    lock_t in_lock;  // what a fetch queues stays together
-    lock_t out_lock; // the same for a store
-    lock_t pool_lock;
-    pinned_t *pool; // not in use; some may still be read
-};
-
 // --- Calls of the driver -------------------------------------------------------------------------
 
-static hvd_status_t refused(const device_t *device, int code, const char *what, err_t *err)
+hvd_status_t device_refused(const device_t *device, int code, const char *what, err_t *err)
 {
     const char *why = NULL;
     if (device->driver.error_text(code, &why) != 0 || why == NULL) {
@@ -53,22 +41,13 @@ static hvd_status_t refused(const device_t *device, int code, const char *what, 
                 what, device->ordinal, device->driver.name, code, why);
 }
 
-#define CALL(device, what, call)                                                                   \
-    do {                                                                                           \
-        int code = (device)->driver.call;                                                          \
-        if (UNLIKELY(code != 0)) {                                                                 \
-            status = refused(device, code, what, err);                                             \
-            goto out;                                                                              \
-        }                                                                                          \
-    } while (0)
-
-static hvd_status_t enter(const device_t *device, err_t *err)
+hvd_status_t device_enter(const device_t *device, err_t *err)
 {
     int code = device->driver.push_context(device->context);
-    return code == 0 ? HVD_OK : refused(device, code, "making its context current", err);
+    return code == 0 ? HVD_OK : device_refused(device, code, "making its context current", err);
 }
 
-static void leave(const device_t *device)
+void device_leave(const device_t *device)
 {
     void *context;
     device->driver.pop_context(&context);
@@ -78,15 +57,14 @@ static void leave(const device_t *device)
 
 static hvd_status_t make_streams(device_t *device, err_t *err)
 {
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
     CALL(device, "making a stream", stream_create(&device->in, NON_BLOCKING, 0));
     CALL(device, "making a stream", stream_create(&device->out, NON_BLOCKING, 0));
-    CALL(device, "making an event", event_create(&device->ready, NO_TIMING));
 out:
-    leave(device);
+    device_leave(device);
     return status;
 }
 
@@ -103,7 +81,8 @@ hvd_status_t device_open(int ordinal, device_t **device_p, err_t *err)
     hvd_status_t status = driver_open(&device->driver, err);
     if (status == HVD_OK) {
         int code = device->driver.retain_context(&device->context, ordinal);
-        status = code != 0 ? refused(device, code, "opening", err) : make_streams(device, err);
+        status =
+            code != 0 ? device_refused(device, code, "opening", err) : make_streams(device, err);
     }
     if (status != HVD_OK) {
         device_close(device);
@@ -113,22 +92,34 @@ hvd_status_t device_open(int ordinal, device_t **device_p, err_t *err)
     return HVD_OK;
 }
 
+static void free_data(device_t *device, const block_t *block)
+{
+    if (block->on_device) {
+        device->driver.memory_free(block->data);
+    } else {
+        device->driver.host_unregister(block->data);
+        free(block->data);
+    }
+}
+
 void device_close(device_t *device)
 {
     if (device == NULL) {
         return;
     }
-    if (device->context != NULL && enter(device, NULL) == HVD_OK) {
+    if (device->context != NULL && device_enter(device, NULL) == HVD_OK) {
         while (device->pool != NULL) {
-            pinned_t *block = device->pool;
+            block_t *block = device->pool;
             device->pool = block->next;
             device->driver.event_destroy(block->event);
-            device->driver.host_unregister(block->data); // after all that is queued
-            free(block->data);
+            free_data(device, block); // after all that is queued
             free(block);
         }
-        if (device->ready != NULL) {
-            device->driver.event_destroy(device->ready);
+        while (device->marks != NULL) {
+            mark_t *mark = device->marks;
+            device->marks = mark->next;
+            device->driver.event_destroy(mark->event);
+            free(mark);
         }
         if (device->out != NULL) {
             device->driver.stream_destroy(device->out);
@@ -136,7 +127,7 @@ void device_close(device_t *device)
         if (device->in != NULL) {
             device->driver.stream_destroy(device->in);
         }
-        leave(device);
+        device_leave(device);
         device->driver.release_context(device->ordinal);
     }
     lock_free(&device->in_lock);
@@ -155,18 +146,25 @@ const char *device_driver_name(const device_t *device)
     return device->driver.name;
 }
 
-// --- Pinned memory -------------------------------------------------------------------------------
+void device_uuid(const device_t *device, uint8_t uuid[16])
+{
+    if (device->driver.uuid(uuid, device->ordinal) != 0) {
+        memset(uuid, 0, 16);
+    }
+}
 
-static pinned_t *take_from_pool(device_t *device, size_t bytes)
+// --- Memory --------------------------------------------------------------------------------------
+
+static block_t *take_from_pool(device_t *device, size_t bytes, bool on_device)
 {
     lock_take(&device->pool_lock);
-    pinned_t **link = &device->pool;
+    block_t **link = &device->pool;
     while (*link != NULL &&
-           ((*link)->bytes != bytes ||
+           ((*link)->bytes != bytes || (*link)->on_device != on_device ||
             ((*link)->is_read && device->driver.event_query((*link)->event) != 0))) {
         link = &(*link)->next;
     }
-    pinned_t *block = *link;
+    block_t *block = *link;
     if (block != NULL) {
         *link = block->next;
     }
@@ -174,50 +172,70 @@ static pinned_t *take_from_pool(device_t *device, size_t bytes)
     return block;
 }
 
-static hvd_status_t make_block(device_t *device, size_t bytes, pinned_t **block_p, err_t *err)
+static int pin(const device_t *device, size_t bytes, void **data_p)
 {
-    pinned_t *block = calloc(1, sizeof *block);
+    int code = posix_memalign(data_p, LEAST_BLOCK_BYTES, bytes) != 0
+                   ? NO_MEMORY
+                   : device->driver.host_register(*data_p, bytes, PORTABLE);
+    if (code != 0) {
+        free(*data_p);
+    }
+    return code;
+}
+
+static hvd_status_t no_memory(const device_t *device, size_t bytes, bool on_device, int code,
+                              err_t *err)
+{
+    return on_device
+               ? fail(err, HVD_NO_MEMORY,
+                      "GPU %d has no %zu bytes left for collectives (%s error %d); leave it some, "
+                      "as with torch.cuda.set_per_process_memory_fraction(0.95)",
+                      device->ordinal, bytes, device->driver.name, code)
+               : fail(err, HVD_NO_MEMORY,
+                      "the driver has no %zu bytes of pinned memory to copy from GPU %d (error "
+                      "%d); raise the limit of locked memory (ulimit -l), or use smaller tensors",
+                      bytes, device->ordinal, code);
+}
+
+static hvd_status_t make_block(device_t *device, size_t bytes, bool on_device, block_t **block_p,
+                               err_t *err)
+{
+    block_t *block = calloc(1, sizeof *block);
     if (block == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to copy from GPU %d", device->ordinal);
     }
-    block->bytes = bytes;
+    *block = (block_t){.bytes = bytes, .on_device = on_device};
     void *data = NULL;
-    int code = posix_memalign(&data, LEAST_BLOCK_BYTES, bytes) != 0
-                   ? NO_MEMORY
-                   : device->driver.host_register(data, bytes, PORTABLE);
+    int code = on_device ? device->driver.memory_take(&data, bytes) : pin(device, bytes, &data);
     if (code != 0) {
-        free(data);
         free(block);
-        return fail(err, HVD_NO_MEMORY,
-                    "the driver has no %zu bytes of pinned memory to copy from GPU %d (error %d); "
-                    "raise the limit of locked memory (ulimit -l), or use smaller tensors",
-                    bytes, device->ordinal, code);
+        return no_memory(device, bytes, on_device, code, err);
     }
     block->data = data;
     code = device->driver.event_create(&block->event, NO_TIMING);
     if (code != 0) {
-        device->driver.host_unregister(block->data);
-        free(block->data);
+        free_data(device, block);
         free(block);
-        return refused(device, code, "making an event", err);
+        return device_refused(device, code, "making an event", err);
     }
     *block_p = block;
     return HVD_OK;
 }
 
-hvd_status_t device_take(device_t *device, size_t bytes, pinned_t **block_p, err_t *err)
+hvd_status_t device_take(device_t *device, size_t bytes, bool on_device, block_t **block_p,
+                         err_t *err)
 {
     size_t whole = LEAST_BLOCK_BYTES;
     while (whole < bytes) {
         whole *= 2;
     }
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
-    pinned_t *block = take_from_pool(device, whole);
-    status = block != NULL ? HVD_OK : make_block(device, whole, &block, err);
-    leave(device);
+    block_t *block = take_from_pool(device, whole, on_device);
+    status = block != NULL ? HVD_OK : make_block(device, whole, on_device, &block, err);
+    device_leave(device);
     if (status == HVD_OK) {
         block->is_read = false;
         *block_p = block;
@@ -225,7 +243,7 @@ hvd_status_t device_take(device_t *device, size_t bytes, pinned_t **block_p, err
     return status;
 }
 
-void device_give_back(device_t *device, pinned_t *block)
+void device_give_back(device_t *device, block_t *block)
 {
     if (block == NULL) {
         return;
@@ -236,7 +254,7 @@ void device_give_back(device_t *device, pinned_t *block)
     lock_release(&device->pool_lock);
 }
 
-// --- Copies --------------------------------------------------------------------------------------
+// --- Marks ---------------------------------------------------------------------------------------
 
 static hvd_status_t check_capture(device_t *device, void *stream, err_t *err)
 {
@@ -252,17 +270,78 @@ out:
     return status;
 }
 
-hvd_status_t device_fetch(device_t *device, void *stream, const device_copy_t *copies, int n,
+// An event, its own or one that has served before.
+static hvd_status_t take_mark(device_t *device, mark_t **mark_p, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    lock_take(&device->pool_lock);
+    mark_t *mark = device->marks;
+    if (mark != NULL) {
+        device->marks = mark->next;
+    }
+    lock_release(&device->pool_lock);
+    if (mark == NULL) {
+        mark = calloc(1, sizeof *mark);
+        if (mark == NULL) {
+            return fail(err, HVD_NO_MEMORY, "no memory for an event of GPU %d", device->ordinal);
+        }
+        CALL(device, "making an event", event_create(&mark->event, NO_TIMING));
+    }
+    atomic_store(&mark->n_holders, 1);
+    atomic_store(&mark->is_spoiled, false);
+    *mark_p = mark;
+    return HVD_OK;
+out:
+    free(mark);
+    return status;
+}
+
+hvd_status_t device_mark(device_t *device, void *stream, mark_t **mark_p, err_t *err)
+{
+    mark_t *mark = NULL;
+    hvd_status_t status = device_enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    TRY(check_capture(device, stream, err), out);
+    TRY(take_mark(device, &mark, err), out);
+    CALL(device, "recording an event", event_record(mark->event, stream));
+    *mark_p = mark;
+    mark = NULL;
+out:
+    device_leave(device);
+    device_unmark(device, mark);
+    return status;
+}
+
+mark_t *mark_hold(mark_t *mark)
+{
+    atomic_fetch_add(&mark->n_holders, 1);
+    return mark;
+}
+
+void device_unmark(device_t *device, mark_t *mark)
+{
+    if (mark == NULL || atomic_fetch_sub(&mark->n_holders, 1) > 1) {
+        return;
+    }
+    lock_take(&device->pool_lock);
+    mark->next = device->marks;
+    device->marks = mark;
+    lock_release(&device->pool_lock);
+}
+
+// --- Copies --------------------------------------------------------------------------------------
+
+hvd_status_t device_fetch(device_t *device, const mark_t *ready, const device_copy_t *copies, int n,
                           void (*arrived)(void *arg), void *arg, err_t *err)
 {
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
     lock_take(&device->in_lock);
-    TRY(check_capture(device, stream, err), out);
-    CALL(device, "recording an event", event_record(device->ready, stream));
-    CALL(device, "waiting for an event", stream_wait(device->in, device->ready, 0));
+    CALL(device, "waiting for an event", stream_wait(device->in, ready->event, 0));
     for (int i = 0; i < n; i++) {
         if (copies[i].device != NULL && copies[i].bytes > 0) {
             CALL(device, "copying to the host",
@@ -272,18 +351,28 @@ hvd_status_t device_fetch(device_t *device, void *stream, const device_copy_t *c
     CALL(device, "queueing a call", call_host(device->in, arrived, arg));
 out:
     lock_release(&device->in_lock);
-    leave(device);
+    device_leave(device);
     return status;
 }
 
+static int queue_copy(const device_t *device, const device_copy_t *copy, void *stream,
+                      const block_t *block)
+{
+    return block->on_device
+               ? device->driver.copy_on_device(copy->device, copy->host, copy->bytes, stream)
+               : device->driver.copy_to_device(copy->device, copy->host, copy->bytes, stream);
+}
+
 static hvd_status_t queue_copies(device_t *device, const device_copy_t *copies, int n, void *stream,
-                                 pinned_t *block, err_t *err)
+                                 block_t *block, err_t *err)
 {
     hvd_status_t status = HVD_OK;
     for (int i = 0; i < n; i++) {
         if (copies[i].device != NULL && copies[i].bytes > 0) {
-            CALL(device, "copying to the device",
-                 copy_to_device(copies[i].device, copies[i].host, copies[i].bytes, stream));
+            int code = queue_copy(device, &copies[i], stream, block);
+            if (code != 0) {
+                return device_refused(device, code, "copying to the device", err);
+            }
         }
     }
     CALL(device, "recording an event", event_record(block->event, stream));
@@ -292,71 +381,71 @@ out:
     return status;
 }
 
-hvd_status_t device_store(device_t *device, const device_copy_t *copies, int n, pinned_t *block,
+hvd_status_t device_store(device_t *device, const device_copy_t *copies, int n, block_t *block,
                           err_t *err)
 {
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status == HVD_OK) {
         lock_take(&device->out_lock);
         status = queue_copies(device, copies, n, device->out, block, err);
         lock_release(&device->out_lock);
-        leave(device);
+        device_leave(device);
     }
     return status;
 }
 
 hvd_status_t device_store_on(device_t *device, const device_copy_t *copy, void *stream,
-                             pinned_t *block, err_t *err)
+                             block_t *block, err_t *err)
 {
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status == HVD_OK) {
         status = queue_copies(device, copy, 1, stream, block, err);
-        leave(device);
+        device_leave(device);
     }
     return status;
 }
 
-hvd_status_t device_order(device_t *device, void *stream, const pinned_t *block, err_t *err)
+hvd_status_t device_order(device_t *device, void *stream, void *event, err_t *err)
 {
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
-    CALL(device, "waiting for an event", stream_wait(stream, block->event, 0));
+    CALL(device, "waiting for an event", stream_wait(stream, event, 0));
 out:
-    leave(device);
+    device_leave(device);
     return status;
 }
 
 // A driver's own wait would have no deadline.
-hvd_status_t device_settle(device_t *device, const pinned_t *block, uint64_t deadline_ns,
-                           err_t *err)
+hvd_status_t device_settle(device_t *device, void *event, uint64_t deadline_ns, err_t *err)
 {
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
     long nap_ns = FIRST_NAP_NS;
     int code;
-    while ((code = device->driver.event_query(block->event)) == DRIVER_NOT_READY &&
+    while ((code = device->driver.event_query(event)) == DRIVER_NOT_READY &&
            clock_ns() < deadline_ns) {
         nanosleep(&(struct timespec){.tv_nsec = nap_ns}, NULL);
         nap_ns = MIN(2 * nap_ns, LONGEST_NAP_NS);
     }
-    leave(device);
+    device_leave(device);
     return code == 0                  ? HVD_OK
            : code == DRIVER_NOT_READY ? HVD_TIMEOUT
-                                      : refused(device, code, "copying to the device", err);
+                                      : device_refused(device, code, "work on the device", err);
 }
 
 hvd_status_t device_health(device_t *device, err_t *err)
 {
-    hvd_status_t status = enter(device, err);
+    hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
     int code = device->driver.stream_query(device->in);
-    leave(device);
-    return code == 0 || code == DRIVER_NOT_READY ? HVD_OK
-                                                 : refused(device, code, "a kernel or copy", err);
+    device_leave(device);
+    return code == 0 || code == DRIVER_NOT_READY
+               ? HVD_OK
+               : device_refused(device, code, "a kernel or copy", err);
 }

@@ -3,8 +3,9 @@
 // device.h - the GPU of this rank: its memory copied to the host and back, in the order of streams.
 //
 // Owns: the driver library, found at run time (CUDA's, or AMD's), two streams for copies, one in
-// and one out, and blocks of pinned memory, kept from copy to copy. Nothing here waits for the
-// device but device_settle, which has a deadline, and pinned memory that has to be taken anew.
+// and one out, blocks of pinned memory and of the device's own, and marks, which are kept and used
+// again. Nothing here waits for the device but device_settle, which has a deadline, and memory that
+// has to be taken anew. nccl.h is about collectives on it.
 //
 // Threads: every function may be called by any thread. Each makes the device's primary context
 // current for itself, and leaves the thread as it was.
@@ -15,15 +16,24 @@
 
 typedef struct device device_t;
 
-// Pinned memory. `event` is recorded behind the last copy that reads it: such a block is used again
-// only when that copy is over.
-typedef struct pinned {
+// Memory of the host that is pinned, or of the device. `event` is recorded behind the last copy
+// that reads it: such a block is used again only when that copy is over.
+typedef struct block {
     uint8_t *data;
     size_t bytes;
     void *event;
     bool is_read; // the event has been recorded since the block was taken
-    struct pinned *next;
-} pinned_t;
+    bool on_device;
+    struct block *next;
+} block_t;
+
+// A place in the work of a stream: behind all that was queued there before.
+typedef struct mark {
+    void *event;
+    atomic_int n_holders;
+    atomic_bool is_spoiled; // for whoever holds it: it will come, but not well
+    struct mark *next;
+} mark_t;
 
 // Opens the driver that this process has loaded, or the system's, and the device of this number.
 hvd_status_t device_open(int ordinal, device_t **device_p, err_t *err);
@@ -32,9 +42,20 @@ void device_close(device_t *device);
 int device_ordinal(const device_t *device);
 const char *device_driver_name(const device_t *device); // "CUDA", "HIP"
 
-// At least so many bytes.
-hvd_status_t device_take(device_t *device, size_t bytes, pinned_t **block_p, err_t *err);
-void device_give_back(device_t *device, pinned_t *block); // safe on NULL
+// Of the GPU, whichever process asks. All zero: it has none.
+void device_uuid(const device_t *device, uint8_t uuid[16]);
+
+// At least so many bytes. Memory of the device that is taken again may still be written by what was
+// queued in the stream it was used in: use it in that stream only.
+hvd_status_t device_take(device_t *device, size_t bytes, bool on_device, block_t **block_p,
+                         err_t *err);
+void device_give_back(device_t *device, block_t *block); // safe on NULL
+
+// For what `stream`, one of the user's, has queued so far. Refused while it is captured. It has one
+// holder.
+hvd_status_t device_mark(device_t *device, void *stream, mark_t **mark_p, err_t *err);
+mark_t *mark_hold(mark_t *mark);
+void device_unmark(device_t *device, mark_t *mark); // one holder less; safe on NULL
 
 typedef struct device_copy {
     void *host;
@@ -42,22 +63,22 @@ typedef struct device_copy {
     size_t bytes;
 } device_copy_t;
 
-// Copies to the host what `stream`, one of the user's, has queued so far, and calls arrived(arg)
-// then, on a thread of the driver's, which may neither use the device nor block for long. Returns
-// at once. It is not called if this fails, nor if the device breaks before.
-hvd_status_t device_fetch(device_t *device, void *stream, const device_copy_t *copies, int n,
+// Copies to the host behind the mark, and calls arrived(arg) then, on a thread of the driver's,
+// which may neither use the device nor block for long. Returns at once. It is not called if this
+// fails, nor if the device breaks before.
+hvd_status_t device_fetch(device_t *device, const mark_t *ready, const device_copy_t *copies, int n,
                           void (*arrived)(void *arg), void *arg, err_t *err);
 // Copies to the device in the stream `out`; the block's event is behind them. Returns at once.
-hvd_status_t device_store(device_t *device, const device_copy_t *copies, int n, pinned_t *block,
+hvd_status_t device_store(device_t *device, const device_copy_t *copies, int n, block_t *block,
                           err_t *err);
-// The same in a stream of the user's.
+// The same in a stream of the user's, from either kind of block.
 hvd_status_t device_store_on(device_t *device, const device_copy_t *copy, void *stream,
-                             pinned_t *block, err_t *err);
-// What is queued in `stream` from now on comes after the block's event. Returns at once.
-hvd_status_t device_order(device_t *device, void *stream, const pinned_t *block, err_t *err);
-// Waits until the block's event has happened. HVD_TIMEOUT: not yet.
-hvd_status_t device_settle(device_t *device, const pinned_t *block, uint64_t deadline_ns,
-                           err_t *err);
+                             block_t *block, err_t *err);
+// What is queued in `stream` from now on comes after the event, a block's or a mark's. Returns at
+// once.
+hvd_status_t device_order(device_t *device, void *stream, void *event, err_t *err);
+// Waits until the event has happened. HVD_TIMEOUT: not yet; deadline 0 only looks.
+hvd_status_t device_settle(device_t *device, void *event, uint64_t deadline_ns, err_t *err);
 // HVD_OK, or how the device has broken.
 hvd_status_t device_health(device_t *device, err_t *err);
 

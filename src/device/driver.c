@@ -10,7 +10,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 
-enum { N_FUNCTIONS = 20 };
+enum { N_FUNCTIONS = 26 };
 
 typedef struct maker {
     const char *name;
@@ -39,7 +39,13 @@ static const maker_t makers[] = {
                    "cuMemHostUnregister",
                    "cuMemcpyHtoDAsync_v2",
                    "cuMemcpyDtoHAsync_v2",
+                   "cuMemcpyDtoDAsync_v2",
+                   "cuMemsetD8Async",
+                   "cuMemAlloc_v2",
+                   "cuMemFree_v2",
                    "cuLaunchHostFunc",
+                   "cuDeviceGetUuid_v2",
+                   "cuDriverGetVersion",
                    "cuGetErrorString"}},
     {.name = "HIP",
      .libraries = {"libamdhip64.so.6", "libamdhip64.so.7", "libamdhip64.so.5"},
@@ -61,7 +67,13 @@ static const maker_t makers[] = {
                    "hipHostUnregister",
                    "hipMemcpyHtoDAsync",
                    "hipMemcpyDtoHAsync",
+                   "hipMemcpyDtoDAsync",
+                   "hipMemsetD8Async",
+                   "hipMalloc",
+                   "hipFree",
                    "hipLaunchHostFunc",
+                   "hipDeviceGetUuid",
+                   "hipDriverGetVersion",
                    "hipDrvGetErrorString"}},
 };
 _Static_assert(offsetof(gpu_driver_t, error_text) - offsetof(gpu_driver_t, init) ==

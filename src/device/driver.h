@@ -33,7 +33,13 @@ typedef struct driver {
     int (*host_unregister)(void *memory);
     int (*copy_to_device)(void *device, const void *host, size_t bytes, void *stream);
     int (*copy_to_host)(void *host, void *device, size_t bytes, void *stream);
+    int (*copy_on_device)(void *to, void *from, size_t bytes, void *stream);
+    int (*set_bytes)(void *memory, unsigned char value, size_t bytes, void *stream);
+    int (*memory_take)(void **memory_p, size_t bytes);
+    int (*memory_free)(void *memory);
     int (*call_host)(void *stream, void (*call)(void *arg), void *arg);
+    int (*uuid)(uint8_t uuid[16], int device);
+    int (*version)(int *version_p); // 13020: CUDA 13.2
     int (*error_text)(int code, const char **text_p);
 } gpu_driver_t;
 

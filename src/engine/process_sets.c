@@ -4,7 +4,7 @@
 //
 // coord owns them; here is a copy that any thread may look at under the lock. Adding and removing
 // one is agreed upon by all ranks, like an operation.
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 #include <stdlib.h>
 
@@ -131,6 +131,7 @@ bool set_register(hvd_ctx_t *ctx, int id)
 void set_forget(hvd_ctx_t *ctx, int id)
 {
     HELD(ctx);
+    comms_end(ctx->staging, id, true);
     lock_take(&ctx->lock);
     for (int i = 0; i < ctx->n_sets; i++) {
         if (ctx->sets[i]->id == id) {

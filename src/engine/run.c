@@ -53,9 +53,12 @@ void runner_free(runner_t *r)
     if (r == NULL) {
         return;
     }
-    vec_t *const vectors[] = {&r->in, &r->out, &r->pieces.in, &r->pieces.out, &r->two_level.shard};
-    buf_t *const buffers[] = {&r->plan.packed, &r->plan.unpacked, &r->plan.tmp,        &r->plan.acc,
-                              &r->zeros,       &r->pieces.bytes,  &r->two_level.memory};
+    vec_t *const vectors[] = {&r->in,         &r->out,         &r->pieces.in,      &r->pieces.out,
+                              &r->meeting.in, &r->meeting.out, &r->two_level.shard};
+    buf_t *const buffers[] = {&r->plan.packed,     &r->plan.unpacked, &r->plan.tmp,
+                              &r->plan.acc,        &r->zeros,         &r->pieces.bytes,
+                              &r->nccl.calls,      &r->nccl.pieces,   &r->meeting.memory,
+                              &r->two_level.memory};
     void *const arrays[] = {r->blocks,     r->send_bytes,         r->recv_bytes,
                             r->mpi.blocks, r->two_level.shard_at, r->two_level.shard_bytes};
     stream_free(r->stream);
@@ -186,6 +189,7 @@ static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b) REQUIR
     way_case_t given = {
         .args = &r->task.args,
         .algorithm = ctx->config.algorithm,
+        .on_device = b->entries[0].signature->on_device,
         .one_host = one_host,
         .has_stream = r->stream != NULL,
         .is_crowded = net_oversubscribed(ctx->net),
@@ -197,6 +201,16 @@ static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b) REQUIR
     return way_choose(&given);
 }
 
+// Its tensors are on GPUs, and the members have not agreed yet what to do with them.
+static bool must_meet(hvd_ctx_t *ctx, const batch_t *b) REQUIRES(ctx->baton)
+{
+    if (LIKELY(!b->entries[0].signature->on_device)) {
+        return false;
+    }
+    const set_comm_t *set = comms_of_set(ctx->staging, b->set->id);
+    return set == NULL || set->comm == NULL;
+}
+
 static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *err)
     REQUIRES(ctx->baton)
 {
@@ -206,6 +220,10 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *
     way_id_t way = WAY_RIDING;
     if (!b->brings_results) {
         r->task = run_task_of(ctx, r, b);
+        if (UNLIKELY(must_meet(ctx, b))) {
+            r->way = &ways[WAY_MEETING];
+            return r->way->start(ctx, r, &r->task, err);
+        }
         if (!string_tensors(r)) {
             return fail(err, HVD_NO_MEMORY, "rank %d has no memory for the output of '%s'",
                         ctx->job.rank, b->entries[0].name);
@@ -237,6 +255,10 @@ static void finish_request(hvd_ctx_t *ctx, request_t *request, hvd_status_t stat
                            const char *text) REQUIRES(ctx->baton)
 {
     err_t err;
+    if (UNLIKELY(request->signature.on_device) && ctx->runner->way == &ways[WAY_MEETING]) {
+        staging_go_by_host(ctx, request); // they have agreed not to
+        return;
+    }
     if (UNLIKELY(request->staged != NULL) && status == HVD_OK) {
         status = staging_end(request, &err);
         text = status != HVD_OK ? err.text : text;
@@ -299,8 +321,12 @@ bool run_progress(hvd_ctx_t *ctx)
             engine_fail(ctx, &err, -1);
             return true;
         }
-        finish_batch(ctx, b, HVD_OK, NULL);
         moved = true;
+        if (UNLIKELY(r->way == &ways[WAY_MEETING]) && !must_meet(ctx, b)) {
+            r->batch = NULL; // now it can begin
+            continue;
+        }
+        finish_batch(ctx, b, HVD_OK, NULL);
     }
     return moved;
 }

@@ -56,6 +56,46 @@ typedef struct mpi_state {
     size_t *blocks; // of a widened reducescatter
 } mpi_state_t;
 
+// comms.c: what the members of a process set tell each other of their GPUs.
+typedef struct card {
+    uint32_t version;    // of NCCL; 0: this rank cannot use it
+    uint32_t is_passing; // the reason may be another one next time
+    uint8_t uuid[16];    // of the GPU
+    uint8_t id[128];     // of member 0: by it they find each other
+    char why_not[360];
+} card_t;
+
+typedef enum meeting_phase {
+    PHASE_CARDS,
+    PHASE_OUTCOMES, // of making a communicator
+    PHASE_CONNECTING,
+    PHASE_OVER
+} meeting_phase_t;
+
+typedef struct meeting_state {
+    meeting_phase_t phase;
+    staging_t *staging;
+    struct set_comm *set;
+    struct comm *comm; // being made
+    card_t mine;
+    const card_t *cards; // by member
+    vec_t in, out;
+    buf_t memory;
+    uint64_t deadline_ns;
+    err_t failure; // of making it
+} meeting_state_t;
+
+// way_nccl.c
+typedef struct nccl_state {
+    staging_t *staging;
+    struct comm *comm;
+    struct block *scratch; // what is packed, or the zeros of a rank that has joined
+    size_t packed_bytes, zero_bytes;
+    buf_t calls;  // nccl_call_t
+    buf_t pieces; // of what is packed
+    struct launch *launch;
+} nccl_state_t;
+
 struct runner {
     batch_t *batch; // NULL: nothing runs
     const way_t *way;
@@ -69,6 +109,8 @@ struct runner {
     piece_state_t pieces;
     two_level_state_t two_level;
     mpi_state_t mpi;
+    meeting_state_t meeting;
+    nccl_state_t nccl;
 };
 
 // What the batch asks for, but for what its tensors tell.
@@ -135,7 +177,13 @@ WAY_IN_STEPS(way_direct);
 WAY_IN_STEPS(way_stream);
 WAY_IN_STEPS(way_two_level);
 WAY_IN_STEPS(way_plan);
+WAY_IN_STEPS(way_nccl);
 void way_direct_abandon(runner_t *r);
+void way_nccl_abandon(runner_t *r);
+// comms.c: before the first batch of a set that may use NCCL.
+hvd_status_t way_meeting_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err);
+hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err);
+void way_meeting_abandon(runner_t *r);
 bool board_takes(const way_case_t *given); // board.c: its members run it themselves
 
 #endif

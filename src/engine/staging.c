@@ -11,13 +11,16 @@
 // waits until they have landed. Results whose size only the agreement tells stay in pinned memory
 // until hvd_fetch() says where on the device they belong.
 //
+// Those that NCCL can serve (comms.c says which) are handed to the engine at once, with a mark of
+// what their stream has queued: they stay where they are. If it turns out that some member of the
+// process set has the tensor on the host, or no NCCL, all submit it again, the long way.
+//
 // Threads: a request is the device's (held_by_device) until its copies have arrived, which a thread
 // of the driver's tells; then the engine's. If the device breaks before, nobody calls: housekeeping
 // looks at it, and whoever claims the request first completes it.
 #include "engine/staging.h"
 
 #include "coll/reduce.h"
-#include "device/device.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -26,14 +29,7 @@
 #define LOOK_NS (100 * NS_PER_MS) // at the device, while copies are under way
 #define TENSOR_ALIGN ((size_t)64)
 
-// Outlives the context if the device never answers: what it still may call must find it.
-struct staging {
-    lock_t lock;
-    device_t *device; // NULL: no tensor of one has come
-    staged_t *held;   // whose copies have not arrived
-    atomic_int n_held;
-    atomic_bool is_closed;
-};
+#define POLL_NS (200 * NS_PER_US) // for NCCL, while it is asked
 
 struct staged {
     staging_t *staging;
@@ -42,11 +38,13 @@ struct staged {
     staged_t *next, **link; // among those held
     atomic_bool is_claimed; // by whoever ends its stay with the device
     bool is_launched;
-    pinned_t *block; // inputs, end to end; results, where they have the same size
+    mark_t *ready;  // the user's stream has written the tensors
+    mark_t *done;   // of what ran on the device; NULL: by the host
+    block_t *block; // inputs, end to end; results, where they have the same size
     int n;
     device_copy_t *copies; // by tensor
     void **targets;        // by tensor: where the result belongs; NULL: hvd_fetch() will tell
-    pinned_t **outputs;    // by tensor: results of another size
+    block_t **outputs;     // by tensor: results of another size
 };
 
 // --- Life ----------------------------------------------------------------------------------------
@@ -58,24 +56,71 @@ hvd_status_t staging_new(staging_t **staging_p, err_t *err)
         return fail(err, HVD_NO_MEMORY, "no memory to start");
     }
     lock_init(&(*staging_p)->lock);
+    (*staging_p)->last_launch = &(*staging_p)->launches;
     return HVD_OK;
 }
 
-void staging_close(staging_t *staging)
+// Lets go of what has landed, from the oldest on.
+static void sweep_launches(staging_t *staging)
 {
-    if (staging == NULL) {
-        return;
+    launch_t *launch;
+    while ((launch = staging->launches) != NULL &&
+           (atomic_load(&launch->done->is_spoiled) ||
+            device_settle(staging->device, launch->done->event, 0, NULL) != HVD_TIMEOUT)) {
+        staging->launches = launch->next;
+        staging->last_launch = launch->next == NULL ? &staging->launches : staging->last_launch;
+        device_unmark(staging->device, launch->begun);
+        device_unmark(staging->device, launch->done);
+        free(launch);
     }
+}
+
+void staging_cut(staging_t *staging)
+{
+    sweep_launches(staging);
+    for (launch_t *launch = staging->launches; launch != NULL; launch = launch->next) {
+        atomic_store(&launch->done->is_spoiled, true);
+    }
+    comms_end(staging, -1, false);
+    sweep_launches(staging);
+}
+
+void staging_close(hvd_ctx_t *ctx, bool ended_well)
+{
+    staging_t *staging = ctx->staging;
     uint64_t deadline_ns = clock_ns() + CLOSE_NS;
     while (atomic_load(&staging->n_held) > 0 && clock_ns() < deadline_ns) {
         nanosleep(&(struct timespec){.tv_nsec = (long)NS_PER_MS}, NULL);
     }
     atomic_store(&staging->is_closed, true);
+    for (const launch_t *launch = staging->launches; launch != NULL && ended_well;
+         launch = launch->next) {
+        ended_well =
+            device_settle(staging->device, launch->done->event, deadline_ns, NULL) == HVD_OK;
+    }
+    if (ended_well) {
+        sweep_launches(staging);
+        comms_end(staging, -1, true);
+    } else {
+        staging_cut(staging);
+    }
+    if (!comms_have_ended(staging, deadline_ns)) {
+        log_warn(&ctx->log, "device",
+                 "NCCL has not ended its communicators within %d s: they are left behind",
+                 (int)(CLOSE_NS / NS_PER_S));
+    }
 }
 
 void staging_free(staging_t *staging)
 {
-    if (staging != NULL && atomic_load(&staging->n_held) == 0) {
+    if (staging != NULL && atomic_load(&staging->n_held) == 0 &&
+        atomic_load(&staging->n_ending) == 0) {
+        while (staging->comms != NULL) {
+            set_comm_t *comm = staging->comms;
+            staging->comms = comm->next;
+            free(comm);
+        }
+        nccl_close(staging->nccl);
         device_close(staging->device);
         lock_free(&staging->lock);
         free(staging);
@@ -113,16 +158,21 @@ static size_t tensor_bytes(const request_t *request, int t)
 static staged_t *staged_new(hvd_ctx_t *ctx, request_t *request)
 {
     size_t n = (size_t)request->signature.n_tensors;
-    size_t each = sizeof(device_copy_t) + sizeof(void *) + sizeof(pinned_t *);
+    size_t each = sizeof(device_copy_t) + sizeof(void *) + sizeof(block_t *);
     staged_t *staged = calloc(1, sizeof *staged + n * each);
     if (staged != NULL) {
         staged->staging = ctx->staging;
         staged->ctx = ctx;
         staged->request = request;
         staged->n = (int)n;
+        atomic_store(&staged->is_claimed, true); // nothing is under way yet
         staged->copies = (device_copy_t *)(staged + 1);
         staged->targets = (void **)(staged->copies + n);
-        staged->outputs = (pinned_t **)(staged->targets + n);
+        staged->outputs = (block_t **)(staged->targets + n);
+        for (size_t t = 0; t < n; t++) {
+            staged->copies[t].device = (void *)(uintptr_t)request->tensors[t].input;
+            staged->targets[t] = request->tensors[t].output;
+        }
     }
     return staged;
 }
@@ -138,7 +188,7 @@ static hvd_status_t lay_out(staged_t *staged, device_t *device, err_t *err)
     for (int t = 0; t < staged->n; t++) {
         total += (tensor_bytes(request, t) + TENSOR_ALIGN - 1) & ~(TENSOR_ALIGN - 1);
     }
-    hvd_status_t status = device_take(device, total, &staged->block, err);
+    hvd_status_t status = device_take(device, total, false, &staged->block, err);
     if (status != HVD_OK) {
         return status;
     }
@@ -147,8 +197,7 @@ static hvd_status_t lay_out(staged_t *staged, device_t *device, err_t *err)
         hvd_tensor_t *tensor = &request->tensors[t];
         size_t bytes = tensor_bytes(request, t);
         staged->copies[t] = (device_copy_t){
-            .host = at, .device = brings ? (void *)(uintptr_t)tensor->input : NULL, .bytes = bytes};
-        staged->targets[t] = tensor->output;
+            .host = at, .device = brings ? staged->copies[t].device : NULL, .bytes = bytes};
         tensor->input = at;
         tensor->output = same_size ? at : NULL;
         at += (bytes + TENSOR_ALIGN - 1) & ~(TENSOR_ALIGN - 1);
@@ -186,6 +235,7 @@ static void hand_over(staged_t *staged, const err_t *broken)
 static void hold(staged_t *staged)
 {
     staging_t *staging = staged->staging;
+    atomic_store(&staged->is_claimed, false);
     lock_take(&staging->lock);
     staged->next = staging->held;
     staged->link = &staging->held;
@@ -224,6 +274,25 @@ static void on_arrived(void *arg)
     }
 }
 
+static hvd_status_t go_by_host(staged_t *staged, err_t *err)
+{
+    staging_t *staging = staged->staging;
+    hvd_status_t status = lay_out(staged, staging->device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    hold(staged);
+    status = device_fetch(staging->device, staged->ready, staged->copies, staged->n, on_arrived,
+                          staged, err);
+    if (status != HVD_OK && !claim(staged)) {
+        return HVD_OK; // housekeeping has seen that the device is broken, and completed it
+    }
+    if (status != HVD_OK) {
+        atomic_fetch_sub(&staging->n_held, 1);
+    }
+    return status;
+}
+
 hvd_status_t staging_begin(hvd_ctx_t *ctx, const hvd_request_t *asked, request_t *request,
                            err_t *err)
 {
@@ -237,21 +306,36 @@ hvd_status_t staging_begin(hvd_ctx_t *ctx, const hvd_request_t *asked, request_t
         return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", request->name);
     }
     request->staged = staged;
-    status = lay_out(staged, device, err);
+    status = device_mark(device, asked->stream, &staged->ready, err);
     if (status != HVD_OK) {
-        atomic_store(&staged->is_claimed, true);
         return status;
     }
-    hold(staged);
-    status =
-        device_fetch(device, asked->stream, staged->copies, staged->n, on_arrived, staged, err);
-    if (status != HVD_OK && !claim(staged)) {
-        return HVD_OK; // housekeeping has seen that the device is broken, and completed it
+    request->signature.on_device = comms_may_take(ctx, request);
+    if (!request->signature.on_device) {
+        return go_by_host(staged, err);
     }
+    hand_over(staged, NULL);
+    return HVD_OK;
+}
+
+void staging_go_by_host(hvd_ctx_t *ctx, request_t *request)
+{
+    HELD(ctx);
+    err_t err;
+    atomic_fetch_sub_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
+    if (request->staged == NULL) { // on the host it was all the time
+        lock_take(&ctx->lock);
+        request_enqueue(ctx, request);
+        lock_release(&ctx->lock);
+        return;
+    }
+    request->signature.on_device = false;
+    atomic_store(&request->held_by_device, true);
+    hvd_status_t status = go_by_host(request->staged, &err);
     if (status != HVD_OK) {
-        atomic_fetch_sub(&ctx->staging->n_held, 1);
+        atomic_fetch_add_explicit(&ctx->requests.n_in_flight, 1, memory_order_relaxed);
+        request_complete(ctx, request, status, err.text);
     }
-    return status;
 }
 
 // --- And back ------------------------------------------------------------------------------------
@@ -259,14 +343,30 @@ hvd_status_t staging_begin(hvd_ctx_t *ctx, const hvd_request_t *asked, request_t
 void *staging_output(request_t *request, int t, size_t bytes)
 {
     staged_t *staged = request->staged;
-    pinned_t **block = &staged->outputs[t];
-    return device_take(staged->staging->device, bytes, block, NULL) == HVD_OK ? (*block)->data
-                                                                              : NULL;
+    block_t **block = &staged->outputs[t];
+    bool on_device = request->signature.on_device;
+    return device_take(staged->staging->device, bytes, on_device, block, NULL) == HVD_OK
+               ? (*block)->data
+               : NULL;
+}
+
+const mark_t *staging_ready(const request_t *request)
+{
+    return request->staged->ready;
+}
+
+void staging_launched(request_t *request, mark_t *done)
+{
+    request->staged->done = mark_hold(done);
+    request->staged->is_launched = true;
 }
 
 hvd_status_t staging_end(request_t *request, err_t *err)
 {
     staged_t *staged = request->staged;
+    if (request->signature.on_device) {
+        return HVD_OK; // they are there, or will be
+    }
     for (int t = 0; t < staged->n; t++) {
         staged->copies[t] = (device_copy_t){.host = request->tensors[t].output,
                                             .device = staged->targets[t],
@@ -284,12 +384,25 @@ hvd_status_t staging_end(request_t *request, err_t *err)
     return status;
 }
 
+// The last of what was queued for it.
+static void *end_of(const staged_t *staged)
+{
+    return staged->done != NULL ? staged->done->event : staged->block->event;
+}
+
+// The job has ended before it was over: what it left there is worth nothing.
+static bool is_spoiled(const staged_t *staged)
+{
+    return staged->done != NULL && atomic_load(&staged->done->is_spoiled);
+}
+
 hvd_status_t staging_settle(request_t *request, uint64_t deadline_ns)
 {
     const staged_t *staged = request->staged;
-    return staged->is_launched
-               ? device_settle(staged->staging->device, staged->block, deadline_ns, NULL)
-               : HVD_OK;
+    hvd_status_t status = staged->is_launched ? device_settle(staged->staging->device,
+                                                              end_of(staged), deadline_ns, NULL)
+                                              : HVD_OK;
+    return is_spoiled(staged) ? HVD_PEER_LOST : status;
 }
 
 void staging_release(request_t *request)
@@ -304,6 +417,8 @@ void staging_release(request_t *request)
         device_give_back(device, staged->outputs[t]);
     }
     device_give_back(device, staged->block);
+    device_unmark(device, staged->ready);
+    device_unmark(device, staged->done);
     free(staged);
 }
 
@@ -317,7 +432,11 @@ static device_t *opened_device(staging_t *staging)
 
 uint64_t staging_next_look(const staging_t *staging)
 {
-    bool is_busy = atomic_load_explicit(&staging->n_held, memory_order_relaxed) > 0;
+    if (UNLIKELY(staging->asks_nccl)) {
+        return clock_ns() + POLL_NS;
+    }
+    bool is_busy = staging->launches != NULL ||
+                   atomic_load_explicit(&staging->n_held, memory_order_relaxed) > 0;
     return UNLIKELY(is_busy) ? clock_ns() + LOOK_NS : NEVER_NS;
 }
 
@@ -326,11 +445,20 @@ void staging_watch(hvd_ctx_t *ctx)
     HELD(ctx);
     err_t err;
     staging_t *staging = ctx->staging;
-    if (LIKELY(atomic_load_explicit(&staging->n_held, memory_order_relaxed) == 0)) {
+    if (LIKELY(atomic_load_explicit(&staging->n_held, memory_order_relaxed) == 0 &&
+               staging->launches == NULL)) {
         return;
     }
     device_t *device = opened_device(staging);
-    if (device == NULL || device_health(device, &err) == HVD_OK) {
+    if (device == NULL) {
+        return;
+    }
+    sweep_launches(staging);
+    if (staging->launches != NULL && comms_health(staging, &err) != HVD_OK) {
+        engine_fail(ctx, &err, ctx->job.rank);
+        return;
+    }
+    if (device_health(device, &err) == HVD_OK) {
         return;
     }
     engine_fail(ctx, &err, ctx->job.rank);
@@ -365,7 +493,10 @@ hvd_status_t hvd_wait_on(hvd_ctx_t *ctx, hvd_handle_t handle, void *stream, int6
     if (request->status != HVD_OK || staged == NULL || !staged->is_launched) {
         return request->status;
     }
-    return device_order(staged->staging->device, stream, staged->block, NULL);
+    if (is_spoiled(staged)) {
+        return HVD_PEER_LOST;
+    }
+    return device_order(staged->staging->device, stream, end_of(staged), NULL);
 }
 
 hvd_status_t hvd_fetch(hvd_ctx_t *ctx, hvd_handle_t handle, int tensor, void *to, void *stream)
@@ -386,7 +517,13 @@ hvd_status_t hvd_fetch(hvd_ctx_t *ctx, hvd_handle_t handle, int tensor, void *to
     device_copy_t copy = {.host = request->tensors[tensor].output,
                           .device = to,
                           .bytes = tensor_bytes(request, tensor)};
-    pinned_t *block = staged->outputs[tensor] != NULL ? staged->outputs[tensor] : staged->block;
+    block_t *block = staged->outputs[tensor] != NULL ? staged->outputs[tensor] : staged->block;
+    if (staged->done != NULL && copy.bytes > 0) {
+        status = device_order(staged->staging->device, stream, staged->done->event, NULL);
+        if (status != HVD_OK) {
+            return status;
+        }
+    }
     return copy.bytes > 0 ? device_store_on(staged->staging->device, &copy, stream, block, NULL)
                           : HVD_OK;
 }

@@ -639,7 +639,7 @@ hvd_status_t hvd_shutdown(hvd_ctx_t *ctx) NOT_ANALYSED // the baton ends with th
     }
     ctx->ended_well = ctx->ended.status == HVD_SHUTDOWN;
     requests_end(ctx, HVD_SHUTDOWN, "Horovod has been shut down.");
-    staging_close(ctx->staging);
+    staging_close(ctx, ctx->ended_well);
     engine_drain(ctx, clock_ns() + DRAIN_NS);
     take_down(ctx);
     return HVD_OK;

@@ -23,6 +23,9 @@ void end_job(hvd_ctx_t *ctx, hvd_status_t status, const char *text)
 {
     HELD(ctx);
     batches_drop(ctx);
+    if (status != HVD_SHUTDOWN) {
+        staging_cut(ctx->staging);
+    }
     requests_end(ctx, status, text);
 }
 
@@ -235,6 +238,10 @@ static void complete_tag(hvd_ctx_t *ctx, const decision_t *d) REQUIRES(ctx->bato
     request_t *request = request_of_tag(d->tag);
     request->last_joined = d->last_joined;
     request->set = d->set;
+    if (UNLIKELY(d->kind == DECIDE_FAIL && d->status == HVD_UNSUPPORTED)) {
+        staging_go_by_host(ctx, request);
+        return;
+    }
     bool with_job = d->kind == DECIDE_FAIL && d->status == ctx->cause.status;
     request_complete(ctx, request, d->kind == DECIDE_FAIL ? d->status : HVD_OK,
                      with_job ? ctx->cause.text : d->text);

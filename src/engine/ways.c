@@ -36,6 +36,13 @@ static bool agreed_takes(const way_case_t *given)
     return layout == LAYOUT_NOTHING || (layout == LAYOUT_WHOLE && given->args->bytes == 0);
 }
 
+// Nobody chooses it: run.c begins with it where a set has not met yet.
+static bool meeting_takes(const way_case_t *given)
+{
+    (void)given;
+    return false;
+}
+
 const way_t ways[N_WAYS] = {
     [WAY_BOARD] = {.name = "BOARD",
                    .tells = "board: in the host's shared memory, without agreement messages",
@@ -47,6 +54,18 @@ const way_t ways[N_WAYS] = {
     [WAY_AGREED] = {.name = "AGREED",
                     .tells = "agreed: nothing is left to do once all ranks have submitted it",
                     .takes = agreed_takes},
+    [WAY_MEETING] = {.name = "MEETING",
+                     .tells = "meeting: members of a process set agree whether to use NCCL",
+                     .takes = meeting_takes,
+                     .start = way_meeting_start,
+                     .progress = way_meeting_progress,
+                     .abandon = way_meeting_abandon},
+    [WAY_NCCL] = {.name = "NCCL",
+                  .tells = "nccl: from GPU to GPU",
+                  .takes = way_nccl_takes,
+                  .start = way_nccl_start,
+                  .progress = way_nccl_progress,
+                  .abandon = way_nccl_abandon},
     [WAY_ALONE] = {.name = "LOCAL",
                    .tells = "alone: copied",
                    .takes = way_alone_takes,

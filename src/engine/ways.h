@@ -16,6 +16,7 @@ typedef struct way_case {
     const coll_args_t *args;
     const char *algorithm; // HOROVOD_ALGORITHM
     size_t inline_bytes;   // HOROVOD_INLINE_BYTES; 0: the agreement did not bring the result
+    bool on_device;        // tensors of all members are in the memory of GPUs, and stay there
     bool is_waited_for;    // submitted with HVD_WAITS, not agreed yet, and not for the first time
     bool one_host;         // of all members
     bool has_stream;       // through the memory of this host
@@ -45,6 +46,8 @@ typedef enum way_id {
     WAY_BOARD,
     WAY_RIDING,
     WAY_AGREED,
+    WAY_MEETING,
+    WAY_NCCL,
     WAY_ALONE,
     WAY_PIECES,
     WAY_MPI,

@@ -20,7 +20,8 @@
 #define RUN_FLAGS (RUN_NAMED | RUN_SIZES | RUN_RESULT)
 
 #define SIGNATURE_SCALED 0x80 // in the byte of the operation
-#define MAX_STATUS_CODE 127   // statuses are small negative numbers
+#define SIGNATURE_ON_DEVICE 0x40
+#define MAX_STATUS_CODE 127 // statuses are small negative numbers
 
 typedef enum field {
     FIELD_END,
@@ -208,8 +209,10 @@ static size_t get_signature(control_reader_t *reader, signature_t *signature)
 {
     reader_t *in = &reader->in;
     uint8_t head = get_u8(in);
-    *signature =
-        (signature_t){.op = (hvd_op_t)(head & ~SIGNATURE_SCALED), .prescale = 1, .postscale = 1};
+    *signature = (signature_t){.op = (hvd_op_t)(head & ~(SIGNATURE_SCALED | SIGNATURE_ON_DEVICE)),
+                               .prescale = 1,
+                               .postscale = 1,
+                               .on_device = (head & SIGNATURE_ON_DEVICE) != 0};
     signature->dtype = (hvd_dtype_t)get_u8(in);
     signature->reduce = (hvd_reduce_t)get_u8(in);
     signature->root = (int)get_count(in, CONTROL_MAX_RANKS);
@@ -437,7 +440,8 @@ static void put_words(buf_t *out, const int64_t *words, int n, int64_t least)
 static void put_signature(buf_t *out, const signature_t *signature)
 {
     bool scaled = signature->prescale != 1 || signature->postscale != 1;
-    put_u8(out, (uint8_t)(signature->op | (scaled ? SIGNATURE_SCALED : 0)));
+    put_u8(out, (uint8_t)(signature->op | (scaled ? SIGNATURE_SCALED : 0) |
+                          (signature->on_device ? SIGNATURE_ON_DEVICE : 0)));
     put_u8(out, (uint8_t)signature->dtype);
     put_u8(out, (uint8_t)signature->reduce);
     put_varint(out, (uint64_t)signature->root);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 int cuInit(unsigned flags);
+int cuDeviceGetCount(int *n_p);
 int cuDevicePrimaryCtxRetain(void **context_p, int device);
 int cuCtxSetCurrent(void *context);
 int cuCtxPushCurrent_v2(void *context);

@@ -15,10 +15,11 @@ foreach(cuda 12 13)
     set_target_properties(gpusim${cuda} PROPERTIES
         C_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY ${gpusim_directory})
 endforeach()
-foreach(name libcuda.so.1 libnccl.so.2)
+foreach(name lib/libcuda.so.1 lib/libnccl.so.2 lib-without-nccl/libcuda.so.1)
+    cmake_path(GET name PARENT_PATH folder)
     add_custom_command(TARGET gpusim13 POST_BUILD
-        COMMAND ${CMAKE_COMMAND} -E make_directory ${gpusim_directory}/lib
-        COMMAND ${CMAKE_COMMAND} -E create_symlink ../libgpusim13.so ${gpusim_directory}/lib/${name}
+        COMMAND ${CMAKE_COMMAND} -E make_directory ${gpusim_directory}/${folder}
+        COMMAND ${CMAKE_COMMAND} -E create_symlink ../libgpusim13.so ${gpusim_directory}/${name}
         VERBATIM)
 endforeach()
 
@@ -28,6 +29,8 @@ set_target_properties(test_gpusim PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
 
 # The library under test finds the simulation as libcuda.so.1 in tests/gpu/lib (LD_LIBRARY_PATH).
-hvd_test_program(${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/test_device.c)
-target_link_libraries(test_device PRIVATE rank_helpers gpusim13)
-target_include_directories(test_device PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks)
+foreach(test test_device test_nccl)
+    hvd_test_program(${CMAKE_CURRENT_SOURCE_DIR}/tests/gpu/${test}.c)
+    target_link_libraries(${test} PRIVATE rank_helpers gpusim13)
+    target_include_directories(${test} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks)
+endforeach()

@@ -21,6 +21,8 @@
 #define VERSION 23007
 #define GARBAGE 0xEE
 #define MAX_FACTORS 64
+#define FIRST_FLOATING 6 // of the numbers of types
+#define LAST_FLOATING 9
 #define FIRST_FACTOR 5 // of the numbers of reductions
 
 typedef struct unique_id {
@@ -399,17 +401,10 @@ EXPORT int ncclRedOpCreatePreMulSum(int *op_p, const void *factor, int dtype, in
     (void)residence;
     (void)comm;
     int at = atomic_fetch_add(&factors.n, 1) % MAX_FACTORS;
-    float narrow;
-    double wide;
-    if (dtype == 7) {
-        memcpy(&narrow, factor, sizeof narrow);
-        factors.values[at] = (double)narrow;
-    } else if (dtype == 8) {
-        memcpy(&wide, factor, sizeof wide);
-        factors.values[at] = wide;
-    } else {
+    if (dtype < FIRST_FLOATING || dtype > LAST_FLOATING) {
         return NCCL_INVALID_ARGUMENT;
     }
+    factors.values[at] = nccl_factor(dtype, factor);
     *op_p = FIRST_FACTOR + at;
     return NCCL_OK;
 }

@@ -85,7 +85,8 @@ typedef struct comm {
 } comm_t;
 
 // nccl_math.c
-size_t nccl_bytes(int dtype); // 0: no such type
+size_t nccl_bytes(int dtype);                    // 0: no such type
+double nccl_factor(int dtype, const void *from); // of a floating type
 // out[i] = the reduction over all ranks of slot[from + i].
 void nccl_reduce(const comm_t *comm, const call_t *call, void *out, size_t from, size_t n);
 

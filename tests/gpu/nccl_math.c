@@ -93,6 +93,11 @@ static double get_real(int dtype, const void *from, size_t i)
                               : ((const double *)from)[i];
 }
 
+double nccl_factor(int dtype, const void *from)
+{
+    return get_real(dtype, from, 0);
+}
+
 static void put_real(int dtype, void *to, size_t i, double value)
 {
     switch (dtype) {

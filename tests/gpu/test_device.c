@@ -6,95 +6,9 @@
 // The user's stream gets its values late: an operation that does not wait for it, or a stream that
 // is not ordered behind the result, reads old ones. Rows of tests.list choose the schedule.
 #define _GNU_SOURCE
-#include "api.h"
-#include "cases.h"
+#include "device_tensors.h"
 
-#include <stdio.h>
 #include <unistd.h>
-
-#define OLD (-7.0f)
-#define LONG_MS 60000
-
-// What one tensor needs.
-typedef struct tensor {
-    uintptr_t device;
-    float *host; // pinned
-    size_t n;
-} tensor_t;
-
-static void *use_device(rank_t *r)
-{
-    void *context, *stream;
-    CHECK(r, cuInit(0) == 0);
-    CHECK(r, cuDevicePrimaryCtxRetain(&context, r->rank % 2) == 0);
-    CHECK(r, cuCtxSetCurrent(context) == 0);
-    CHECK(r, cuStreamCreate(&stream, 1) == 0);
-    return stream;
-}
-
-static tensor_t tensor_new(rank_t *r, size_t n)
-{
-    tensor_t t = {.n = n};
-    void *host;
-    CHECK(r, cuMemAlloc_v2(&t.device, n * sizeof *t.host) == 0);
-    CHECK(r, cuMemHostAlloc(&host, n * sizeof *t.host, 0) == 0);
-    t.host = host;
-    return t;
-}
-
-static void tensor_free(rank_t *r, tensor_t *t)
-{
-    CHECK(r, cuMemFree_v2(t->device) == 0 && cuMemFreeHost(t->host) == 0);
-}
-
-// Old values are there; the right ones are queued.
-static void tensor_fill(rank_t *r, tensor_t *t, float value, void *stream)
-{
-    for (size_t i = 0; i < t->n; i++) {
-        t->host[i] = OLD;
-    }
-    CHECK(r, cuMemcpyHtoD_v2(t->device, t->host, t->n * sizeof *t->host) == 0);
-    for (size_t i = 0; i < t->n; i++) {
-        t->host[i] = value + (float)(i % 10);
-    }
-    CHECK(r, cuMemcpyHtoDAsync_v2(t->device, t->host, t->n * sizeof *t->host, stream) == 0);
-}
-
-// In the order of the stream.
-static void tensor_check(rank_t *r, tensor_t *t, size_t from, size_t n, float value, float step,
-                         void *stream)
-{
-    CHECK(r, cuMemcpyDtoHAsync_v2(t->host, t->device, t->n * sizeof *t->host, stream) == 0);
-    CHECK(r, cuStreamSynchronize(stream) == 0);
-    for (size_t i = 0; i < n; i++) {
-        float expected = value + step * (float)(i % 10);
-        if (t->host[from + i] != expected) {
-            check_failed(r, __FILE__, __LINE__, "element %zu: expected %g, got %g", from + i,
-                         (double)expected, (double)t->host[from + i]);
-        }
-    }
-}
-
-static hvd_request_t request_of(rank_t *r, hvd_op_t op, const char *name, const hvd_tensor_t *t,
-                                void *stream)
-{
-    return (hvd_request_t){.op = op,
-                           .name = name,
-                           .dtype = HVD_FLOAT32,
-                           .reduce = HVD_SUM,
-                           .tensors = t,
-                           .n_tensors = 1,
-                           .flags = HVD_ON_DEVICE,
-                           .device = r->rank % 2,
-                           .stream = stream};
-}
-
-static hvd_handle_t submit(rank_t *r, const hvd_request_t *request)
-{
-    hvd_handle_t handle;
-    CHECK_OK(r, hvd_submit(r->ctx, request, &handle, r->text, sizeof r->text));
-    return handle;
-}
 
 static void allreduces(rank_t *r, void *arg)
 {
@@ -325,9 +239,9 @@ static void refusals(rank_t *r, void *arg)
     CHECK(r, cuStreamBeginCapture_v2(stream, 0) == 0);
     expect_refusal(r, &request, HVD_UNSUPPORTED, "captured");
     CHECK(r, cuStreamEndCapture(stream, &graph) == 0);
-    request.device = 1 - r->rank % 2;
+    request.device = 1 - device_of(r);
     expect_refusal(r, &request, HVD_UNSUPPORTED, "one rank uses one GPU");
-    request.device = r->rank % 2;
+    request.device = device_of(r);
     tensor_fill(r, &in, 1, stream); // the job, and the name, go on
     hvd_handle_t handle = submit(r, &request);
     CHECK_OK(r, hvd_wait_on(r->ctx, handle, stream, LONG_MS));

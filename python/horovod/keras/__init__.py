@@ -8,7 +8,7 @@ from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.basics import Average as _Average
 from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.common.process_sets import global_process_set as _global_process_set
-from horovod.keras import callbacks, elastic
+from horovod.keras import callbacks, checkpoint, elastic
 
 Compression = _backend_of(keras).Compression
 _functions = _functions_for(keras, Compression, __name__)

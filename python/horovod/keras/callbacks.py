@@ -5,6 +5,7 @@ import functools
 import keras
 
 from horovod._keras import callbacks as _impl
+from horovod._keras import checkpoint as _checkpoint
 
 _bind = functools.partial(_impl.bind, keras, __name__)
 
@@ -12,6 +13,7 @@ BroadcastGlobalVariablesCallback = _bind(_impl.BroadcastGlobalVariablesCallback)
 MetricAverageCallback = _bind(_impl.MetricAverageCallback)
 LearningRateScheduleCallback = _bind(_impl.LearningRateScheduleCallback)
 LearningRateWarmupCallback = _bind(_impl.LearningRateWarmupCallback)
+CheckpointCallback = _bind(_checkpoint.CheckpointCallback)
 
 
 class BestModelCheckpoint(_impl.best_model_checkpoint(keras, __name__)):

@@ -42,7 +42,7 @@ from horovod.tensorflow.mpi_ops import (
 )
 from horovod.tensorflow.optimizer import DistributedOptimizer
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
-from horovod.tensorflow import elastic  # isort: skip
+from horovod.tensorflow import checkpoint, elastic  # isort: skip
 
 _guide.look_after(_tf.keras)
 del _guide, _tf  # not for those who import *

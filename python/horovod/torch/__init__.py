@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod for PyTorch: `import horovod.torch as hvd`."""
 from horovod.torch import custom_ops as _custom_ops  # noqa: F401 - registers them
-from horovod.torch import elastic
+from horovod.torch import checkpoint, elastic
 from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.common.exceptions import HorovodInternalError

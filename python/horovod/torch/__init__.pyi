@@ -13,6 +13,7 @@ from horovod.common.basics import *
 from horovod.common.compression import Compressor
 from horovod.common.exceptions import HorovodInternalError as HorovodInternalError
 from horovod.common.process_sets import *
+from horovod.torch import checkpoint as checkpoint
 from horovod.torch import elastic as elastic
 from horovod.torch.mpi_ops import JointHandle
 from horovod.torch.sync_batch_norm import SyncBatchNorm as SyncBatchNorm

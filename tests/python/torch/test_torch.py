@@ -2,6 +2,7 @@
 """horovod.torch: every row is a job of real ranks."""
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -105,6 +106,14 @@ def test_the_script_of_the_page_continues_from_its_checkpoint(tmp_path):
     learns(run_script(script, tmp_path))
     output = run_script(script, tmp_path)
     assert "epoch 5" in output and "epoch 2" not in output, output
+
+
+def test_the_script_with_checkpoints(tmp_path):
+    script, = whole_scripts("docs/checkpoints.md")
+    learns(run_script(script, tmp_path))
+    shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))
+    output = run_script(script, tmp_path, ranks=1)  # goes on with what is left
+    assert "epoch 2" in output and "epoch 1" not in output, output
 
 
 def test_the_elastic_script(tmp_path):

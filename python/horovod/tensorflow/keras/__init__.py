@@ -6,7 +6,7 @@ from horovod._keras.face import functions_for as _functions_for
 from horovod.common.basics import *  # noqa: F401,F403 - exported
 from horovod.common.process_sets import *  # noqa: F401,F403 - exported
 from horovod.tensorflow import Compression
-from horovod.tensorflow.keras import callbacks, elastic
+from horovod.tensorflow.keras import callbacks, checkpoint, elastic
 
 _functions = _functions_for(tf.keras, Compression, __name__)
 

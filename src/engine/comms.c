@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// comms.c - communicators of NCCL by process set, and the meeting at which its members decide
+// whether they use one.
+//
+// The first batch of a set whose tensors are all on GPUs begins with a meeting, in the order of the
+// log and therefore of all members at once. Each tells the others, over the links of the job, which
+// NCCL it has and which GPU it uses; one of them, how to find each other. If nothing is against it,
+// all make a communicator, and tell each other whether that has worked. Everybody has heard the
+// same, and decides alike: the set uses NCCL from then on, or never, with a reason that is logged
+// once. Nothing here blocks: the batches behind wait, the engine does not.
+//
+// Threads: the holder of the engine, but comms_may_take. Communicators end on a thread of their
+// own, since NCCL may never come back from that.
+#define _GNU_SOURCE
+#include "engine/run.h"
+#include "engine/staging.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define CARD_BYTES sizeof(card_t)
+
+// --- By set --------------------------------------------------------------------------------------
+
+static set_comm_t *find_set(staging_t *staging, int set)
+{
+    set_comm_t *found = staging->comms;
+    while (found != NULL && found->set != set) {
+        found = found->next;
+    }
+    return found;
+}
+
+set_comm_t *comms_of_set(staging_t *staging, int set)
+{
+    lock_take(&staging->lock);
+    set_comm_t *found = find_set(staging, set);
+    if (found == NULL && (found = calloc(1, sizeof *found)) != NULL) {
+        found->set = set;
+        found->next = staging->comms;
+        staging->comms = found;
+    }
+    lock_release(&staging->lock);
+    return found;
+}
+
+static bool is_refused(staging_t *staging, int set)
+{
+    lock_take(&staging->lock);
+    const set_comm_t *found = find_set(staging, set);
+    bool refused = found != NULL && atomic_load(&found->meeting) == MEETING_REFUSED;
+    lock_release(&staging->lock);
+    return refused;
+}
+
+bool comms_may_take(hvd_ctx_t *ctx, const request_t *request)
+{
+    const signature_t *sig = &request->signature;
+    if (ctx->config.gpu_operations == GPU_OPERATIONS_HOST ||
+        ctx->config.encrypt == ENCRYPT_ALWAYS) {
+        return false;
+    }
+    lock_take(&ctx->lock);
+    const process_set_t *set = set_find(ctx, request->process_set);
+    int n = set != NULL ? set->n : 1;
+    lock_release(&ctx->lock);
+    finish_t finish = signature_finish(sig, n);
+    hvd_reduce_t reduce = sig->reduce == HVD_AVERAGE ? HVD_SUM : sig->reduce;
+    return n > 1 &&
+           nccl_takes(sig->op, sig->dtype, reduce,
+                      sig->prescale * finish.factor / (double)finish.divisor) &&
+           !is_refused(ctx->staging, request->process_set);
+}
+
+// --- Their end -----------------------------------------------------------------------------------
+
+typedef struct ending {
+    staging_t *staging;
+    comm_t *comm;
+    bool ended_well;
+} ending_t;
+
+static void *end_comm(void *arg)
+{
+    ending_t *ending = arg;
+    comm_end(ending->comm, ending->ended_well);
+    atomic_fetch_sub(&ending->staging->n_ending, 1); // the last touch
+    free(ending);
+    return NULL;
+}
+
+// One that cannot be ended is left behind, as is all that it may still use.
+static void end_on_a_thread(staging_t *staging, comm_t *comm, bool ended_well)
+{
+    pthread_t thread;
+    ending_t *ending = malloc(sizeof *ending);
+    atomic_fetch_add(&staging->n_ending, 1);
+    if (ending == NULL) {
+        return;
+    }
+    *ending = (ending_t){staging, comm, ended_well};
+    if (thread_start(&thread, "hvd-nccl-end", end_comm, ending) == 0) {
+        pthread_detach(thread);
+    } else {
+        free(ending);
+    }
+}
+
+void comms_end(staging_t *staging, int set, bool ended_well)
+{
+    lock_take(&staging->lock);
+    for (set_comm_t *at = staging->comms; at != NULL; at = at->next) {
+        if (at->set == set || set < 0) {
+            atomic_store(&at->meeting, MEETING_AHEAD);
+            if (at->comm != NULL) {
+                end_on_a_thread(staging, at->comm, ended_well);
+                at->comm = NULL;
+            }
+        }
+    }
+    lock_release(&staging->lock);
+}
+
+bool comms_have_ended(staging_t *staging, uint64_t deadline_ns)
+{
+    while (atomic_load(&staging->n_ending) > 0 && clock_ns() < deadline_ns) {
+        nanosleep(&(struct timespec){.tv_nsec = (long)NS_PER_MS}, NULL);
+    }
+    return atomic_load(&staging->n_ending) == 0;
+}
+
+hvd_status_t comms_health(staging_t *staging, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    for (const set_comm_t *at = staging->comms; at != NULL && status == HVD_OK; at = at->next) {
+        status = at->comm != NULL ? comm_poll(at->comm, err) : HVD_OK;
+        status = status == HVD_IN_PROGRESS ? HVD_OK : status;
+    }
+    return status;
+}
+
+// --- The meeting ---------------------------------------------------------------------------------
+
+// Of this rank, as all members get to see it.
+static void fill_card(hvd_ctx_t *ctx, runner_t *r, card_t *card)
+{
+    staging_t *staging = ctx->staging;
+    err_t err = {.status = HVD_OK};
+    *card = (card_t){0};
+    if (staging->device == NULL) {
+        card->is_passing = 1;
+        fail(&err, HVD_UNSUPPORTED, "it has joined, and had no tensor on a GPU before");
+    } else if (staging->nccl == NULL) {
+        nccl_open(staging->device, ctx->config.nccl_library, &staging->nccl, &err);
+    }
+    if (err.status == HVD_OK) {
+        device_uuid(staging->device, card->uuid);
+    }
+    if (err.status == HVD_OK && r->task.args.member == 0) {
+        nccl_make_id(staging->nccl, card->id, &err);
+    }
+    card->version = err.status == HVD_OK ? (uint32_t)nccl_version(staging->nccl) : 0;
+    snprintf(card->why_not, sizeof card->why_not, "%s", err.status != HVD_OK ? err.text : "");
+}
+
+// All members' cards to all, over the job's own links.
+static hvd_status_t exchange(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+{
+    meeting_state_t *m = &r->meeting;
+    size_t n = (size_t)r->task.args.size;
+    uint8_t *memory = scratch(&m->memory, n * CARD_BYTES + n * sizeof(size_t));
+    vec_clear(&m->in);
+    vec_clear(&m->out);
+    if (memory == NULL || !vec_add(&m->in, &m->mine, CARD_BYTES) ||
+        !vec_add(&m->out, memory, n * CARD_BYTES)) {
+        return fail(err, HVD_NO_MEMORY, "no memory to agree on NCCL");
+    }
+    m->cards = (card_t *)(void *)memory;
+    size_t *blocks = (size_t *)(void *)(memory + n * CARD_BYTES);
+    for (size_t i = 0; i < n; i++) {
+        blocks[i] = CARD_BYTES;
+    }
+    coll_task_t task = r->task;
+    task.args.op = HVD_ALLGATHER;
+    task.args.dtype = HVD_UINT8;
+    task.args.reduce = HVD_SUM;
+    task.args.scale_after = false;
+    task.args.blocks = blocks;
+    task.in = &m->in;
+    task.out = &m->out;
+    task.prescale = 1.0;
+    task.finish = FINISH_NOTHING;
+    task.number += (uint64_t)m->phase;
+    return way_plan_start(ctx, r, &task, err);
+}
+
+// What is against it, the same on all members; "": nothing.
+static void find_reason(const hvd_ctx_t *ctx, const runner_t *r, char *reason, size_t bytes)
+{
+    const card_t *cards = r->meeting.cards;
+    char who[PEER_TEXT_BYTES], other[PEER_TEXT_BYTES];
+    reason[0] = '\0';
+    for (int m = 0; m < r->task.args.size; m++) {
+        if (cards[m].version == 0) {
+            snprintf(reason, bytes, "%s: %.*s", peer_name(&ctx->peers, r->task.ranks[m], who),
+                     (int)sizeof cards[m].why_not, cards[m].why_not);
+            return;
+        }
+    }
+    for (int m = 1; m < r->task.args.size; m++) {
+        peer_name(&ctx->peers, r->task.ranks[m], who);
+        if (cards[m].version != cards[0].version) {
+            snprintf(reason, bytes,
+                     "%s has NCCL %u.%u.%u and %s %u.%u.%u: install the same one on all hosts",
+                     peer_name(&ctx->peers, r->task.ranks[0], other), cards[0].version / 10000,
+                     cards[0].version / 100 % 100, cards[0].version % 100, who,
+                     cards[m].version / 10000, cards[m].version / 100 % 100,
+                     cards[m].version % 100);
+            return;
+        }
+        for (int before = 0; before < m; before++) {
+            if (memcmp(cards[m].uuid, cards[before].uuid, sizeof cards[m].uuid) == 0) {
+                snprintf(reason, bytes,
+                         "%s and %s use the same GPU: call "
+                         "torch.cuda.set_device(hvd.local_rank()) before the first tensor is made",
+                         peer_name(&ctx->peers, r->task.ranks[before], other), who);
+                return;
+            }
+        }
+    }
+}
+
+static bool is_passing(const runner_t *r)
+{
+    bool passes = false;
+    for (int m = 0; m < r->task.args.size; m++) {
+        passes |= r->meeting.cards[m].is_passing != 0;
+    }
+    return passes;
+}
+
+static void warn_about_encryption(const hvd_ctx_t *ctx)
+{
+    if (ctx->config.encrypt == ENCRYPT_AUTO && ctx->n_hosts > 1 && ctx->job.rank == 0) {
+        log_warn(&ctx->log, "device",
+                 "GPU tensors between hosts travel by NCCL, which does not encrypt them; "
+                 "HOROVOD_ENCRYPT=always sends them through host memory, encrypted, and "
+                 "HOROVOD_ENCRYPT=never silences this warning");
+    }
+}
+
+// The meeting is over: the set uses NCCL, or not.
+static void decide(hvd_ctx_t *ctx, runner_t *r, const char *reason)
+{
+    set_comm_t *set = r->meeting.set;
+    bool agreed = reason[0] == '\0';
+    if (!agreed && r->meeting.comm != NULL) {
+        end_on_a_thread(ctx->staging, r->meeting.comm, false);
+    }
+    lock_take(&ctx->staging->lock);
+    set->comm = agreed ? r->meeting.comm : NULL;
+    bool is_final = agreed || !is_passing(r);
+    atomic_store(&set->meeting, !is_final ? MEETING_AHEAD
+                                : agreed  ? MEETING_AGREED
+                                          : MEETING_REFUSED);
+    lock_release(&ctx->staging->lock);
+    r->meeting.comm = NULL;
+    if (agreed) {
+        log_info(&ctx->log, "device", "GPU tensors of process set %d travel by NCCL %u.%u.%u",
+                 set->set, r->meeting.mine.version / 10000, r->meeting.mine.version / 100 % 100,
+                 r->meeting.mine.version % 100);
+        warn_about_encryption(ctx);
+    } else if (r->task.args.member == 0) {
+        log_warn(&ctx->log, "device",
+                 "GPU tensors of process set %d travel through host memory, not by NCCL: %s",
+                 set->set, reason);
+    }
+}
+
+hvd_status_t way_meeting_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
+{
+    (void)task;
+    meeting_state_t *m = &r->meeting;
+    m->phase = PHASE_CARDS;
+    m->comm = NULL;
+    m->staging = ctx->staging;
+    m->set = comms_of_set(ctx->staging, r->batch->set->id);
+    if (m->set == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to agree on NCCL");
+    }
+    if (atomic_load(&m->set->meeting) == MEETING_REFUSED) { // submitted before that was known
+        m->phase = PHASE_OVER;
+        return HVD_OK;
+    }
+    fill_card(ctx, r, &m->mine);
+    return exchange(ctx, r, err);
+}
+
+// All cards are here: makes a communicator, if nothing is against it.
+static hvd_status_t connect_gpus(hvd_ctx_t *ctx, runner_t *r)
+{
+    meeting_state_t *m = &r->meeting;
+    char reason[HVD_TEXT_BYTES];
+    find_reason(ctx, r, reason, sizeof reason);
+    if (reason[0] != '\0') {
+        decide(ctx, r, reason);
+        m->phase = PHASE_OVER;
+        return HVD_OK;
+    }
+    const coll_args_t *a = &r->task.args;
+    m->deadline_ns = clock_ns() + (uint64_t)(ctx->config.start_timeout * (double)NS_PER_S);
+    m->failure.status = HVD_OK;
+    comm_start(ctx->staging->nccl, m->cards[0].id, a->member, a->size, &m->comm, &m->failure);
+    m->phase = PHASE_CONNECTING;
+    return HVD_IN_PROGRESS;
+}
+
+static hvd_status_t await_gpus(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+{
+    meeting_state_t *m = &r->meeting;
+    hvd_status_t status =
+        m->failure.status == HVD_OK ? comm_poll(m->comm, &m->failure) : m->failure.status;
+    ctx->staging->asks_nccl = status == HVD_IN_PROGRESS;
+    if (status == HVD_IN_PROGRESS && clock_ns() < m->deadline_ns) {
+        return HVD_IN_PROGRESS;
+    }
+    ctx->staging->asks_nccl = false;
+    if (status == HVD_IN_PROGRESS) {
+        status = fail(&m->failure, HVD_TIMEOUT,
+                      "NCCL has not connected the GPUs within %g s (HOROVOD_START_TIMEOUT); "
+                      "NCCL_DEBUG=INFO shows what it tries",
+                      ctx->config.start_timeout);
+    }
+    if (status != HVD_OK) {
+        m->mine.version = 0;
+        snprintf(m->mine.why_not, sizeof m->mine.why_not, "%s", m->failure.text);
+    }
+    m->phase = PHASE_OUTCOMES;
+    return exchange(ctx, r, err);
+}
+
+hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+{
+    meeting_state_t *m = &r->meeting;
+    char reason[HVD_TEXT_BYTES];
+    if (m->phase == PHASE_OVER) {
+        return HVD_OK;
+    }
+    if (m->phase == PHASE_CONNECTING) {
+        hvd_status_t status = await_gpus(ctx, r, err);
+        return status == HVD_OK ? HVD_IN_PROGRESS : status;
+    }
+    hvd_status_t status = way_plan_progress(ctx, r, moved_p, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    if (m->phase == PHASE_CARDS) {
+        *moved_p = true;
+        return connect_gpus(ctx, r);
+    }
+    find_reason(ctx, r, reason, sizeof reason);
+    decide(ctx, r, reason);
+    m->phase = PHASE_OVER;
+    return HVD_OK;
+}
+
+void way_meeting_abandon(runner_t *r)
+{
+    meeting_state_t *m = &r->meeting;
+    m->staging->asks_nccl = false;
+    if (m->comm != NULL) {
+        end_on_a_thread(m->staging, m->comm, false);
+        m->comm = NULL;
+    }
+}
