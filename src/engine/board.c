@@ -40,6 +40,7 @@
 #define PATIENCE_SPINS 3000      // about ten microseconds: late ranks are met in the agreement
 #define PATIENCE_CROWDED_SPINS 3 // on a host with more ranks than cores, then yield
 #define PATIENCE_YIELDS 200
+#define LONGEST_PATIENCE_NS NS_PER_MS // yields take long where many want the core
 #define LOOK_AFTER_SPINS 100 // then it is worth asking whether the others wait on this core
 #define FREE_MISSES 2
 #define LONGEST_SUSPENSION 10 // as a power of two
@@ -301,6 +302,7 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
     bool crowded = net_oversubscribed(ctx->net);
     int spins = crowded ? PATIENCE_CROWDED_SPINS : PATIENCE_SPINS;
     int patience = spins + (crowded ? PATIENCE_YIELDS : 0);
+    uint64_t deadline_ns = 0;
     uint_fast64_t word = atomic_load_explicit(&r->board.place->word, memory_order_acquire);
     for (int i = 0; i < patience; i++) {
         if (is_full(r, word)) {
@@ -312,6 +314,9 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
         if (i < spins) {
             cpu_relax();
         } else {
+            uint64_t now_ns = clock_ns();
+            deadline_ns = deadline_ns == 0 ? now_ns + LONGEST_PATIENCE_NS : deadline_ns;
+            patience = now_ns < deadline_ns ? patience : i;
             sched_yield();
         }
         if (i == LOOK_AFTER_SPINS && net_core_use(ctx->net) == CORE_SHARED) {

@@ -13,7 +13,7 @@
 
 #define TRIES 4
 #define FULL_TRIES 120
-#define CHANGES 300
+#define CHANGES 80
 #define SMALL_BYTES 2048
 
 // Operation and reduction; the dtypes that go with them are found by `allowed`.
