@@ -8,6 +8,9 @@
 #   make test         all builds, all tests, style                make check-style  style only
 #   make bench        measurements                                make clean        remove builds
 #   make wheel        the Python package, in dist/             make test-wheel   tries it
+#   make release      what would be published, in dist/release: packages, sums, components
+#   make test-release installs it: in Ubuntu 20.04, and under an emulated aarch64; as root
+#   make docs         the book: a site with search, in build-docs/book/site
 #   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-gpu     PyTorch 2.15 and 2.6 (installs it) on the simulated GPU of tests/gpu
@@ -101,6 +104,19 @@ wheel: setup
 test-wheel:
 	@tools/test-wheel.sh
 
+.PHONY: docs
+docs: setup
+	@test -x build-docs/venv/bin/mkdocs || { python3 -m venv build-docs/venv && \
+		build-docs/venv/bin/pip install -q --disable-pip-version-check mkdocs-material==9.6.23; }
+	@build-docs/venv/bin/python tools/docs.py build-docs/book build
+
+.PHONY: release test-release
+release: setup
+	@tools/release/release.sh
+
+test-release:
+	@tools/release/test-release.sh
+
 setup-spark:
 	@tools/setup-spark.sh
 
@@ -117,7 +133,7 @@ test-tensorflow: setup
 	@tools/setup-tensorflow.sh $(TENSORFLOWS)
 	@for version in $(TENSORFLOWS); do \
 		echo "== TensorFlow $$version"; \
-		PYTHONPATH=build/python .venv-tf$$version/bin/python -m pytest tests/python/tensorflow \
+		PYTHONPATH=$(CURDIR)/build/python .venv-tf$$version/bin/python -m pytest tests/python/tensorflow \
 			-k "not pytorch" || exit 1; \
 	done
 
@@ -146,4 +162,5 @@ check-style:
 
 clean:
 	rm -rf build build-clang build-asan build-tsan build-wheel build-curl* build-openssl* dist \
+		build-docs build-release build-plain \
 		build-fuzz build-cov

@@ -171,3 +171,9 @@ if(NOT HVD_SANITIZE)
         ${CMAKE_CURRENT_SOURCE_DIR}/tools/check-style --self-test)
     hvd_test_properties(style_rules 60 "" "unit")
 endif()
+
+# The page of a job that is made up, for tests/dashboard.
+add_executable(dashboard_simulate ${CMAKE_CURRENT_SOURCE_DIR}/tests/dashboard/simulate.c)
+target_link_libraries(dashboard_simulate PRIVATE hvd_launch)
+set_target_properties(dashboard_simulate PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)

@@ -30,6 +30,7 @@ options=(
     -DHTTP_ONLY=ON -DCURL_CA_BUNDLE=none -DCURL_CA_PATH=none
     -DCURL_USE_OPENSSL=ON ${openssl:+-DOPENSSL_ROOT_DIR="$openssl"}
     -DCURL_DISABLE_OPENSSL_AUTO_LOAD_CONFIG=ON
+    ${HVD_TOOLCHAIN:+--toolchain "$HVD_TOOLCHAIN"} # tools/release builds for other machines
 )
 # Whatever else it would use if it were installed here, or need not be able to do.
 for library in CURL_BROTLI CURL_USE_LIBPSL CURL_USE_LIBSSH2 CURL_USE_PKGCONFIG CURL_ZLIB \

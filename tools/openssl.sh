@@ -17,11 +17,12 @@ prefix=$(realpath -m "$1")
 nowhere=/dev/null/openssl
 stamp=$prefix/version
 built="$version at $nowhere"
+machine=${HVD_MACHINE:-$(uname -m)} # tools/release builds for others, with its own CC, AR, RANLIB
 
 if [ "$(cat "$stamp" 2>/dev/null)" = "$built" ]; then
     exit 0
 fi
-case $(uname -m) in
+case $machine in
 x86_64) target=linux-x86_64 ;;
 aarch64) target=linux-aarch64 ;;
 *) target= ;; # OpenSSL finds out

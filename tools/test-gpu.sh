@@ -12,7 +12,7 @@ with_cuda_12=2.6.0
 run() { # environment, major version of CUDA
     echo "$1, CUDA $2:"
     # shellcheck disable=SC2086 # several arguments
-    HVD_BUILD=$PWD/build HVD_GPU_RANKS="2 3" GPUSIM_CUDA=$2 PYTHONPATH=build/python \
+    HVD_BUILD=$PWD/build HVD_GPU_RANKS="2 3" GPUSIM_CUDA=$2 PYTHONPATH=$PWD/build/python \
         "$1"/bin/python -m pytest tests/gpu/test_torch.py ${ARGUMENTS:-}
 }
 

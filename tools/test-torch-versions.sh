@@ -16,7 +16,7 @@ for version in ${VERSIONS:-2.6.0 2.1.2}; do
     tools/torch-environment.sh "$version"
     echo "PyTorch $version:"
     # shellcheck disable=SC2086 # several arguments
-    PYTHONPATH=build/python "$environment"/bin/python -m pytest tests/python/torch \
+    PYTHONPATH=$PWD/build/python "$environment"/bin/python -m pytest tests/python/torch \
         ${ARGUMENTS:-} || failed+=("$version")
 done
 if [ "${#failed[@]}" -gt 0 ]; then

@@ -5,6 +5,7 @@
 # nothing but the wheel; there it must install, be small, and run a job of two ranks. Its horovodrun
 # needs no library but the system's own, and talks to servers over HTTPS with the one inside.
 #
+#   WHEEL=FILE               another one than that of dist/
 #   PYTHONS="python3.11 ..."  which (default: those of 3.11 to 3.13 that are there, pyenv's too)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,7 +25,7 @@ pythons() {
     done
 }
 
-wheel=$(echo dist/horovod-*.whl)
+wheel=${WHEEL:-$(echo dist/horovod-*.whl)}
 if [ ! -e "$wheel" ]; then
     echo "dist/ has no wheel, or several; try: make wheel" >&2
     exit 1

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_RANKS 64
+#define MAX_RANKS 1024
 #define N_VALUES 4
 
 extern char **environ;

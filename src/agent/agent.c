@@ -17,7 +17,6 @@
 #include "agent/internal.h"
 
 #include "base/peer.h"
-#include "observe/observe.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +34,7 @@
 #define MAX_FOUND 1024         // ranks of all jobs on this host
 #define WHERE_MS 1500          // to say where a rank is; one that keeps the GIL needs a second
 #define LAST_WORDS_MS 500      // for output after the last process of a rank is dead
-#define N_OWN_FDS 5 // polled besides the output of ranks: signals, orders, reports, mailbox, life
+#define N_OWN_FDS 6 // besides the output of ranks: signals, orders, reports, mailbox, life, watch
 
 // --- Reports -------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ static void on_ready(void *arg, int id, uint32_t generation)
 }
 
 // A rank is a session of its own; what shows its state may be a child of what we started.
-static bool is_of_a_rank(void *arg, int pid)
+bool agent_has_process(void *arg, int pid)
 {
     const agent_t *agent = arg;
     for (int i = 0; i < agent->n_ranks; i++) {
@@ -129,7 +128,7 @@ static void tell_where_ranks_are(agent_t *agent)
 {
     live_rank_t *found = calloc(MAX_FOUND, sizeof *found);
     int n = found != NULL ? live_find(found, MAX_FOUND) : 0;
-    live_question_t question = {"/where", WHERE_MS, is_of_a_rank, agent};
+    live_question_t question = {"/where", WHERE_MS, agent_has_process, agent};
     n = n > 0 ? live_ask(found, n, &question) : 0;
     for (int i = 0; i < n; i++) {
         if (found[i].answer != NULL) {
@@ -186,6 +185,9 @@ static void on_frame(agent_t *agent, const frame_t *frame)
         is_noted = !is_elastic || mailbox_write_news(agent->directory, (uint32_t)frame->news.number,
                                                      (uint32_t)frame->news.what);
         break;
+    case FRAME_WATCH:
+        agent_watch(agent, frame->watch.period_ms);
+        break;
     case FRAME_EXAMINE:
         examine_host(frame, report_finding, agent);
         report_done(agent);
@@ -230,6 +232,7 @@ static void on_time(agent_t *agent)
         agent_report(agent, &(frame_t){.kind = FRAME_PING});
         agent->ping_at_ns = now_ns + agent->ping_ns;
     }
+    agent_watch_on_time(agent, now_ns);
     bool is_silent = agent->silence_ns > 0 && now_ns - agent->heard_ns > agent->silence_ns;
     if (agent->channel.is_closed || is_silent) {
         agent->channel.is_closed = true;
@@ -244,6 +247,7 @@ static int next_wait_ms(const agent_t *agent)
 {
     uint64_t now_ns = clock_ns();
     uint64_t next_ns = MIN(agent->ping_at_ns, MIN(agent->kill_at_ns, agent->close_at_ns));
+    next_ns = MIN(next_ns, agent->watch.next_ns);
     return next_ns <= now_ns ? 0 : (int)MIN((next_ns - now_ns) / NS_PER_MS + 1, PING_MS);
 }
 
@@ -258,6 +262,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
         .fd = channel_wants_write(&agent->channel) ? agent->channel.out_fd : -1, .events = POLLOUT};
     polled[3] = (struct pollfd){.fd = agent->mailbox_fd, .events = POLLIN};
     polled[4] = (struct pollfd){.fd = is_open ? agent->life_fd : -1, .events = POLLIN};
+    polled[5] = (struct pollfd){.fd = agent->watch.epoll_fd, .events = POLLIN};
     for (int i = 0; i < agent->n_ranks; i++) {
         for (int stream = 0; stream < N_STREAMS; stream++) {
             int fd = agent->ranks[i].child.fds[stream];
@@ -275,6 +280,9 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     }
     if (polled[3].revents != 0) {
         mailbox_read(agent->mailbox_fd, agent->directory, on_ready, agent);
+    }
+    if (polled[5].revents != 0) {
+        agent_watch_hear(agent);
     }
     if (polled[0].revents != 0) {
         on_signal(agent);
@@ -382,6 +390,7 @@ static int run(const options_t *options, bool stays, bool *is_told_p)
                      .kill_at_ns = NEVER_NS,
                      .close_at_ns = NEVER_NS,
                      .ping_ns = PING_MS * NS_PER_MS,
+                     .watch = {.epoll_fd = -1, .next_ns = NEVER_NS},
                      .supervisor = {.fd = -1, .pid = -1}};
     prctl(PR_SET_DUMPABLE, 0); // the secret passes through this memory
     int code = options->dial[0] != '\0' ? open_dialled(&agent, options) : open_streams(&agent);
@@ -402,6 +411,7 @@ static int run(const options_t *options, bool stays, bool *is_told_p)
     if (agent.has_supervisor) {
         supervisor_stop(&agent.supervisor, agent.directory);
     }
+    agent_watch(&agent, 0);
     channel_close(&agent.channel);
     free(agent.ranks);
     *is_told_p = agent.is_told;

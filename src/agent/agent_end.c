@@ -15,6 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define LEFTOVERS_MS 1000
+#define LOOK_US 1000
+
 // It has ended by itself, and not as it should.
 static bool has_failed(const agent_t *agent, const agent_rank_t *rank, int status)
 {
@@ -84,16 +87,33 @@ static agent_rank_t *rank_of_pid(agent_t *agent, pid_t pid)
     return NULL;
 }
 
+// Somebody has killed it: without one our own end would leave the secret, and the ranks.
+static void renew_supervisor(agent_t *agent)
+{
+    err_t err;
+    close(agent->supervisor.fd);
+    agent->has_supervisor = supervisor_start(agent->directory, &agent->supervisor, &err) == HVD_OK;
+    for (int i = 0; i < agent->n_ranks && agent->has_supervisor; i++) {
+        if (agent->ranks[i].child.pid > 0) {
+            supervisor_add(&agent->supervisor, agent->ranks[i].child.pid);
+        }
+    }
+}
+
 void agent_reap(agent_t *agent)
 {
     int status;
     pid_t pid;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         agent_rank_t *rank = rank_of_pid(agent, pid);
+        if (agent->has_supervisor && pid == agent->supervisor.pid) {
+            renew_supervisor(agent);
+        }
         if (rank == NULL) {
             continue; // an orphan
         }
         rank->is_running = false;
+        agent_watch_forget(rank);
         agent->n_running--;
         agent_forward_rest(agent, rank);
         report_exit(agent, rank, status);
@@ -105,13 +125,11 @@ void agent_reap(agent_t *agent)
     }
 }
 
-// Processes that ranks have left behind: in their groups, or orphans that are now our children.
-void agent_kill_leftovers(agent_t *agent)
+// How many there were.
+static int kill_children(const agent_t *agent)
 {
     char path[64], text[4096];
-    for (int i = 0; i < agent->n_ranks; i++) {
-        kill_group(agent->ranks[i].child.pid, SIGKILL);
-    }
+    int n_killed = 0;
     snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
     FILE *file = fopen(path, "re");
     size_t n = file != NULL ? fread(text, 1, sizeof text - 1, file) : 0;
@@ -122,6 +140,23 @@ void agent_kill_leftovers(agent_t *agent)
     for (char *at = text, *end; (n = strtoul(at, &end, 10)) > 0 && end != at; at = end) {
         if ((pid_t)n != agent->supervisor.pid) {
             kill((pid_t)n, SIGKILL);
+            n_killed++;
         }
+    }
+    return n_killed;
+}
+
+// Processes that ranks have left behind: in their groups, or orphans that are now our children.
+// Those of a killed one become our children in turn, wherever they are, so that is done until there
+// are none.
+void agent_kill_leftovers(agent_t *agent)
+{
+    uint64_t deadline_ns = deadline_in_ms(LEFTOVERS_MS);
+    for (int i = 0; i < agent->n_ranks; i++) {
+        kill_group(agent->ranks[i].child.pid, SIGKILL);
+    }
+    while (kill_children(agent) > 0 && clock_ns() < deadline_ns) {
+        usleep(LOOK_US);
+        agent_reap(agent);
     }
 }

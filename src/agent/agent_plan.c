@@ -110,7 +110,8 @@ static bool start_rank(agent_t *agent, const frame_t *plan, char *const *argv, c
 {
     misfortune_t misfortune = {.step = STEP_MEMORY, .code = ENOMEM};
     agent_rank_t *rank = &agent->ranks[agent->n_ranks++];
-    *rank = (agent_rank_t){.rank = place->place.rank, .child = {.fds = {-1, -1}}};
+    *rank =
+        (agent_rank_t){.rank = place->place.rank, .child = {.fds = {-1, -1}}, .live = {.fd = -1}};
     snprintf(rank->blame, sizeof rank->blame, "%s/blame.%d", agent->directory, rank->rank);
     if (plan->plan.wants_results) {
         snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);

@@ -76,6 +76,8 @@ static const struct {
     [FRAME_NEWS] = {false, {HAS(INT, news.number), HAS(INT, news.what)}},
     [FRAME_READY] = {false,
                      {HAS(INT, ready.rank), HAS(INT, ready.generation), HAS(INT, ready.blames)}},
+    [FRAME_WATCH] = {false, {HAS(INT, watch.period_ms)}},
+    [FRAME_SNAPSHOT] = {false, {HAS(INT, snapshot.rank), HAS(TEXT, snapshot.text)}},
     [FRAME_END] = {false, {HAS(INT, end.code)}},
 };
 

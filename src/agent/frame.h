@@ -27,6 +27,8 @@ typedef enum frame_kind {
     FRAME_PLACE,     // launcher: a rank and its environment: in a plan, or in the next generation
     FRAME_NEWS,      // launcher, elastic: hosts were added or removed
     FRAME_READY,     // agent: a rank has left a generation; 0: it has begun
+    FRAME_WATCH,     // launcher: from now on, how ranks do
+    FRAME_SNAPSHOT,  // agent: how one does
     FRAME_END,       // launcher, to an agent that stays: everything is over, with this exit code
     FRAME_N_KINDS
 } frame_kind_t;
@@ -117,6 +119,13 @@ typedef struct frame {
             int32_t rank, generation;
             int32_t blames; // the rank of that generation that is lost to it; -1: none
         } ready;
+        struct {
+            int32_t period_ms; // 0: no more
+        } watch;
+        struct {
+            int32_t rank;
+            const char *text; // its page /watch, and what the host says of its process
+        } snapshot;
         struct {
             int32_t code;
         } end;

@@ -9,6 +9,7 @@
 #define HVD_AGENT_INTERNAL_H
 
 #include "agent/agent.h"
+#include "observe/observe.h"
 
 #define AGENT_DIRECTORY "hvd-agent-" // the name begins with it
 
@@ -43,7 +44,15 @@ typedef struct agent_rank {
     child_t child;                // fds -1 once at their end
     bool is_running, was_halted;  // halted: as by SIGSTOP, when it was to end
     char result[128], blame[128]; // paths; result "": not wanted
+    live_rank_t live;             // its socket; name "": not known
+    bool was_found;               // it was known
 } agent_rank_t;
+
+// While the launcher watches (watch.c).
+typedef struct watch {
+    int epoll_fd; // of the ranks that are asked; -1: nobody watches
+    uint64_t period_ns, next_ns;
+} agent_watch_t;
 
 typedef struct agent {
     channel_t channel;
@@ -64,6 +73,7 @@ typedef struct agent {
     uint64_t kill_at_ns, close_at_ns;                   // NEVER_NS: not
     uint64_t silence_ns, heard_ns, ping_ns, ping_at_ns; // silence 0: any
     uint64_t oom_at_start;
+    agent_watch_t watch;
 } agent_t;
 
 void agent_report(agent_t *agent, const frame_t *frame);
@@ -71,6 +81,13 @@ void agent_report_problem(agent_t *agent, int rank, int code, const char *text);
 // Output of a rank. agent_forward: one read; false: nothing more for now.
 bool agent_forward(agent_t *agent, agent_rank_t *rank, int stream);
 void agent_forward_rest(agent_t *agent, agent_rank_t *rank); // with its result
+// Whether the process belongs to a rank; arg: the agent.
+bool agent_has_process(void *arg, int pid);
+
+void agent_watch(agent_t *agent, int period_ms); // 0: ends it
+void agent_watch_forget(agent_rank_t *rank);     // it has ended
+void agent_watch_hear(agent_t *agent);           // epoll_fd is readable
+void agent_watch_on_time(agent_t *agent, uint64_t now_ns);
 // FRAME_PLAN: starts the ranks, or reports why not.
 void agent_start_plan(agent_t *agent, const frame_t *frame);
 // The end of ranks: those that have ended are reaped and reported; the others are sent a signal,

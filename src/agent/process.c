@@ -9,6 +9,7 @@
 // closes by itself when it did. Descriptors are closed on exec everywhere. One thread.
 #define _GNU_SOURCE
 #include "agent/process.h"
+#include "base/signals.h"
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -17,12 +18,14 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LOOK_US 1000 // between looks whether a program has ended
+#define MOST_OPEN_FILES ((rlim_t)65536) // some programs close all up to the limit
+#define LOOK_US 1000                    // between looks whether a program has ended
 
 bool set_nonblocking(int fd)
 {
@@ -240,6 +243,16 @@ int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes)
     return run_program_in(argv, environ, "", timeout_ms, text, bytes, &misfortune);
 }
 
+// Three descriptors for a rank here, a few for a host: a shell's usual 1,024 ends at 340 ranks.
+void raise_open_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < MOST_OPEN_FILES) {
+        limit.rlim_cur = MIN(limit.rlim_max, MOST_OPEN_FILES);
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
 bool own_path(char *path, size_t bytes)
 {
     ssize_t n = readlink("/proc/self/exe", path, bytes - 1);
@@ -266,9 +279,9 @@ bool group_is_empty(pid_t pid)
 
 const char *signal_name(int signo, char text[16])
 {
-    const char *abbreviation = sigabbrev_np(signo);
-    if (abbreviation != NULL) {
-        snprintf(text, 16, "SIG%s", abbreviation);
+    const char *name = signal_name_of(signo);
+    if (name != NULL) {
+        snprintf(text, 16, "%s", name);
     } else {
         snprintf(text, 16, "signal %d", signo);
     }

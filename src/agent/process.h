@@ -33,6 +33,7 @@ int run_program(char *const *argv, int timeout_ms, char *text, size_t bytes);
 // The same as a rank is run, and why it cannot be started; code 0: it was.
 int run_program_in(char *const *argv, char **env, const char *directory, int timeout_ms, char *text,
                    size_t bytes, misfortune_t *misfortune_p);
+void raise_open_files(void);             // as far as it is allowed and of use; children inherit it
 bool own_path(char *path, size_t bytes); // of this program
 bool set_nonblocking(int fd);
 void kill_group(pid_t pid, int signo);

@@ -4,9 +4,9 @@
 //
 // The agent tells it of every process group it starts and forgets, through a pipe that only the
 // agent holds. When the pipe closes, because the agent is done or because somebody killed it, the
-// supervisor kills the groups that are left and removes the agent's directory, which holds the
-// secret. It ignores signals other than SIGKILL and sits in a session of its own. Cost: a pipe and
-// a fork.
+// supervisor kills the groups that are left, and whatever else has a rank's environment, and
+// removes the agent's directory, which holds the secret. It ignores signals other than SIGKILL and
+// sits in a session of its own. Cost: a pipe and a fork.
 //
 // If the supervisor is killed as well, as with a whole container or a machine out of memory, the
 // next one finds the directory: nobody holds its lock any more.
@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -26,6 +27,8 @@
 #include <unistd.h>
 
 #define MAX_GROUPS 4096
+#define MAX_ROUNDS 20 // what is killed may just have started another
+#define ROUND_US 5000
 #define ABANDONED_SECONDS 60 // a younger one may not have its lock yet
 
 static void remove_directory(const char *path)
@@ -94,6 +97,38 @@ static void note(pid_t *groups, int *n, pid_t group)
     }
 }
 
+static bool has_mark(const char *pid, const char *mark)
+{
+    char path[300], text[128 * 1024];
+    snprintf(path, sizeof path, "/proc/%s/environ", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof text) : -1;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return n > 0 && memmem(text, (size_t)n, mark, strlen(mark) + 1) != NULL;
+}
+
+// What ranks have started has their environment, in whatever session and under whatever parent it
+// is. How many there were.
+static int kill_marked(const char *directory)
+{
+    char mark[160];
+    int n = 0;
+    DIR *table = opendir("/proc");
+    snprintf(mark, sizeof mark, "HOROVOD_SECRET_FILE=%s/secret", directory);
+    for (struct dirent *entry; table != NULL && (entry = readdir(table)) != NULL;) {
+        pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10);
+        if (pid > 1 && pid != getpid() && has_mark(entry->d_name, mark)) {
+            n += kill(pid, SIGKILL) == 0;
+        }
+    }
+    if (table != NULL) {
+        closedir(table);
+    }
+    return n;
+}
+
 static void keep(int fd, const char *directory)
 {
     pid_t groups[MAX_GROUPS], group;
@@ -106,6 +141,9 @@ static void keep(int fd, const char *directory)
     }
     for (int i = 0; i < n; i++) {
         kill_group(groups[i], SIGKILL);
+    }
+    for (int round = 0; kill_marked(directory) > 0 && round < MAX_ROUNDS; round++) {
+        usleep(ROUND_US);
     }
     remove_directory(directory);
 }
@@ -124,11 +162,8 @@ hvd_status_t supervisor_start(const char *directory, supervisor_t *supervisor_p,
             signal(signo, SIG_IGN);
         }
         // Holding these would keep an ssh session, or the reader of our output, waiting.
-        for (int fd = 0; fd < 1024; fd++) {
-            if (fd != ends[0]) {
-                close(fd);
-            }
-        }
+        (void)close_range(0, (unsigned)ends[0] - 1, 0);
+        (void)close_range((unsigned)ends[0] + 1, ~0u, 0);
         lock_directory(directory);
         remove_abandoned(directory);
         keep(ends[0], directory);

@@ -9,6 +9,8 @@
 // Threads: pure but for reading /proc; any thread.
 #define _GNU_SOURCE
 #include "base/peer.h"
+
+#include "base/signals.h"
 #include "base/testing.h"
 
 #include <fcntl.h>
@@ -83,7 +85,8 @@ peer_id_t peer_of_self(const char *host)
     peer_id_t self = {.pid = (int)getpid()};
     process_t process;
     snprintf(self.host, sizeof self.host, "%s", host);
-    self.space = inode_of("/proc/self/ns/pid");
+    // Pids are of the first, and when a process started of the second.
+    self.space = inode_of("/proc/self/ns/pid") ^ inode_of("/proc/self/ns/time") << 32;
     self.network = inode_of("/proc/self/ns/net");
     if (read_process(self.pid, &process)) {
         self.started = process.started;
@@ -121,7 +124,7 @@ static void describe_end(const peers_t *peers, const process_t *process, char *t
                  "host ran out of memory, or the process reached its memory limit");
     } else if (signal != 0) {
         snprintf(text, PEER_TEXT_BYTES, "its process was killed by signal %d (%s)", signal,
-                 sigdescr_np(signal) != NULL ? sigdescr_np(signal) : "unknown");
+                 signal_description_of(signal) != NULL ? signal_description_of(signal) : "unknown");
     } else if (code >> 8 == 0) {
         snprintf(text, PEER_TEXT_BYTES, "its process ended normally (exit status 0)");
     } else {

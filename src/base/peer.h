@@ -13,7 +13,7 @@
 typedef struct peer_id {
     int pid;
     uint64_t started; // of the process, in the kernel's ticks; tells a reused pid from the peer's
-    uint64_t space;   // the pid namespace in which that pid means something
+    uint64_t space;   // the namespaces in which that pid and that time mean something
     uint64_t network; // the network namespace; 0: not known
     char host[64];
 } peer_id_t;

@@ -41,7 +41,7 @@ typedef enum kv_code {
     KV_FULL,    // a limit of the store
     KV_HELD,    // enter: another connection holds the name
     KV_DIFFERS, // gather: others gather another number under this prefix
-    KV_LEFT,    // gather: it will not be complete, since one of the asker's crew has left
+    KV_LEFT,    // gather: it will not be complete, since one of the asker's group has left
     KV_N_CODES
 } kv_code_t;
 

@@ -11,7 +11,7 @@
 //     name    opens when the holder of the name leaves
 //
 // Holders of names that differ in their number only ("rank/0", "rank/1", ...) and have the same
-// turn are a crew. Crews gather what all their members put and leave when that is complete, so a
+// turn are a group. Groups gather what all their members put and leave when that is complete, so a
 // gather that still lacks something when the first of them leaves never ends: it is answered at
 // once, with who that was. Those who come back have the next turn and are not meant. One whose time
 // is over will leave, so all who wait with it are late with it: each hears what was missing, and
@@ -54,7 +54,7 @@ typedef struct kv_group {
 struct kv_lease {
     uint64_t turn; // how many times the name has been taken
     kv_waiter_t *holder;
-    kv_group_t *crew; // NULL: the name has no number
+    kv_group_t *group; // NULL: the name has no number
     uint32_t number;
     size_t name_bytes;
     char name[];
@@ -62,7 +62,7 @@ struct kv_lease {
 
 struct kv_store {
     uint64_t seed;
-    map_t entries, leases, crews, gates;
+    map_t entries, leases, groups, gates;
     size_t stored_bytes;
     kv_waiter_t *ready;
     kv_answer_t *last_gather; // NULL, or the answer for this prefix and n
@@ -377,24 +377,25 @@ static bool waits_in_vain(const kv_waiter_t *waiter)
 {
     const kv_lease_t *lease = waiter->lease;
     return waiter->is_late ||
-           (lease != NULL && lease->crew != NULL && lease->crew->turn_left >= lease->turn);
+           (lease != NULL && lease->group != NULL && lease->group->turn_left >= lease->turn);
 }
 
 static kv_answer_t *answer_in_vain(const kv_store_t *store, const kv_waiter_t *waiter,
                                    const kv_request_t *request)
 {
-    return waiter->is_late ? answer_late(store, request) : answer_left(&waiter->lease->crew->first);
+    return waiter->is_late ? answer_late(store, request)
+                           : answer_left(&waiter->lease->group->first);
 }
 
-// Whoever waits at the same gate for the sake of the same crew.
+// Whoever waits at the same gate for the sake of the same group.
 static void be_late_together(kv_store_t *store, const kv_waiter_t *waiter)
 {
     const kv_lease_t *lease = waiter->lease;
     kv_waiter_t *next;
     for (kv_waiter_t *other = waiter->gate->waiters; other != NULL; other = next) {
         next = other->next;
-        if (other != waiter && lease != NULL && lease->crew != NULL && other->lease != NULL &&
-            other->lease->crew == lease->crew && other->lease->turn == lease->turn) {
+        if (other != waiter && lease != NULL && lease->group != NULL && other->lease != NULL &&
+            other->lease->group == lease->group && other->lease->turn == lease->turn) {
             gate_leave(store, other);
             other->is_late = true;
             list_add(&store->ready, other);
@@ -452,17 +453,17 @@ static kv_answer_t *run_gather(kv_store_t *store, kv_waiter_t *waiter, const kv_
 
 // --- Names ---------------------------------------------------------------------------------------
 
-// The crew of names with this prefix, made at first use; NULL: no memory.
-static kv_group_t *crew_find(kv_store_t *store, const char *prefix, size_t bytes)
+// The group of names with this prefix, made at first use; NULL: no memory.
+static kv_group_t *group_find(kv_store_t *store, const char *prefix, size_t bytes)
 {
     uint64_t hash = hash_of(store, prefix, bytes);
-    kv_group_t *crew = map_get(&store->crews, hash, prefix, bytes);
-    if (crew == NULL && (crew = calloc(1, sizeof *crew)) != NULL &&
-        !map_put(&store->crews, hash, prefix, bytes, crew)) {
-        free(crew);
-        crew = NULL;
+    kv_group_t *group = map_get(&store->groups, hash, prefix, bytes);
+    if (group == NULL && (group = calloc(1, sizeof *group)) != NULL &&
+        !map_put(&store->groups, hash, prefix, bytes, group)) {
+        free(group);
+        group = NULL;
     }
-    return crew;
+    return group;
 }
 
 // The lease of this name, made at first use; NULL: no memory or too many names.
@@ -482,9 +483,9 @@ static kv_lease_t *lease_find(kv_store_t *store, const kv_request_t *request)
     size_t prefix_bytes;
     bool is_numbered = kv_key_split(lease->name, lease->name_bytes, &prefix_bytes, &lease->number);
     if (is_numbered) {
-        lease->crew = crew_find(store, lease->name, prefix_bytes);
+        lease->group = group_find(store, lease->name, prefix_bytes);
     }
-    if ((is_numbered && lease->crew == NULL) ||
+    if ((is_numbered && lease->group == NULL) ||
         !map_put(&store->leases, hash, lease->name, lease->name_bytes, lease)) {
         free(lease);
         return NULL;
@@ -526,14 +527,14 @@ static void open_gathers(kv_store_t *store)
     }
 }
 
-static void leave_crew(kv_store_t *store, const kv_waiter_t *waiter)
+static void leave_group(kv_store_t *store, const kv_waiter_t *waiter)
 {
     const kv_lease_t *lease = waiter->lease;
-    kv_group_t *crew = lease->crew;
-    if (crew != NULL && lease->turn > crew->turn_left) {
-        crew->turn_left = lease->turn;
-        crew->first.number = lease->number;
-        memcpy(crew->first.who, waiter->who, sizeof waiter->who);
+    kv_group_t *group = lease->group;
+    if (group != NULL && lease->turn > group->turn_left) {
+        group->turn_left = lease->turn;
+        group->first.number = lease->number;
+        memcpy(group->first.who, waiter->who, sizeof waiter->who);
         open_gathers(store);
     }
 }
@@ -581,7 +582,7 @@ void kv_store_leave(kv_store_t *store, kv_waiter_t *waiter)
 {
     gate_leave(store, waiter);
     if (waiter->lease != NULL) {
-        leave_crew(store, waiter);
+        leave_group(store, waiter);
         lease_end(store, waiter->lease);
         waiter->lease = NULL;
     }
@@ -614,7 +615,7 @@ void kv_store_free(kv_store_t *store)
     forget_last_gather(store);
     free_map_and_values(&store->entries);
     free_map_and_values(&store->leases);
-    free_map_and_values(&store->crews);
+    free_map_and_values(&store->groups);
     free_map_and_values(&store->gates);
     free(store);
 }

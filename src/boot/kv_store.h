@@ -29,7 +29,7 @@ typedef struct kv_waiter {
     struct kv_waiter *next, **back_p; // of the gate's list, or of the ready list
     kv_gate_t *gate;                  // where it waits, or NULL
     kv_lease_t *lease;                // the name it holds, or NULL
-    bool is_late;                     // one of its crew, who waited for the same, has given up
+    bool is_late;                     // one of its group, who waited for the same, has given up
     char address[64];                 // for sentences
     char who[KV_WHO_LIMIT + 1];       // likewise, as it said when it took the name
 } kv_waiter_t;
@@ -45,7 +45,7 @@ kv_answer_t *kv_store_run(kv_store_t *store, kv_waiter_t *waiter, const kv_reque
 kv_answer_t *kv_store_late(kv_store_t *store, kv_waiter_t *waiter, const kv_request_t *request);
 // A waiter whose gate has opened, taken off the list; its request is to be run again.
 kv_waiter_t *kv_store_next_ready(kv_store_t *store);
-// Forgets the waiter: where it waits and the name it holds. Others of its crew then wait in vain.
+// Forgets the waiter: where it waits and the name it holds. Others of its group then wait in vain.
 void kv_store_leave(kv_store_t *store, kv_waiter_t *waiter);
 
 #endif

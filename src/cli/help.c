@@ -17,6 +17,7 @@ static const struct {
     {"job", "What to run, and where"},
     {"hosts", "Reaching hosts"},
     {"output", "Output"},
+    {"watching", "Watching the job"},
     {"knobs", "Knobs of the library, given to every rank"},
     {"tuning", "More settings given to every rank"},
     {"mpi", "With --mpi or --jsrun"},
@@ -54,8 +55,12 @@ static void spell(const option_t *option, char *text, size_t bytes)
         at += word + strspn(at + word, " ");
     }
     if (len < bytes) {
-        snprintf(text + len, bytes - len, "%s%s%s", option->info.flag, is_bool(option) ? "" : " ",
-                 is_bool(option) ? "" : option->placeholder);
+        bool is_bare = (option->traits & BARE) != 0;
+        snprintf(text + len, bytes - len, "%s%s%s%s", option->info.flag,
+                 is_bare           ? "[="
+                 : is_bool(option) ? ""
+                                   : " ",
+                 is_bool(option) ? "" : option->placeholder, is_bare ? "]" : "");
     }
 }
 

@@ -137,7 +137,7 @@ static hvd_status_t check_value(const option_t *option, const char *said_as, con
         char *as_text;
         int as_choice;
     } value;
-    hvd_status_t status = knob_parse(&option->info, said_as, text, &value, err);
+    hvd_status_t status = option_parse(option, said_as, text, &value, err);
 
     if (status == HVD_OK && is_kind(option, KIND_NAME_TEXT)) {
         free(value.as_text);
@@ -328,7 +328,7 @@ static hvd_status_t read_flag(options_t *options, char **argv, int n_left, int *
                                 : set_text(options, match.option, match.value, flag, BY_FLAG, err);
     }
     int n_needed = (option.traits & TWO_WORDS) != 0 ? 2 : 1;
-    if (after == NULL) {
+    if (after == NULL && (option.traits & BARE) == 0) {
         if (n_left <= n_needed) {
             return fail(err, HVD_INVALID_ARGUMENT, "%s needs a value: %s %s", flag, flag,
                         option.placeholder);
@@ -340,7 +340,7 @@ static hvd_status_t read_flag(options_t *options, char **argv, int n_left, int *
             after = two_words;
         }
     }
-    return options_set(options, match.option, after, flag, BY_FLAG, err);
+    return options_set(options, match.option, after != NULL ? after : "0", flag, BY_FLAG, err);
 }
 
 static hvd_status_t read_flags(options_t *options, int argc, char **argv, err_t *err)

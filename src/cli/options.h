@@ -11,7 +11,15 @@
 
 #include <stdio.h>
 
-enum { EXPORTED = 1, HIDDEN = 2, TWO_WORDS = 4, ACTION = 8, LIST = 16 };
+enum {
+    EXPORTED = 1,
+    HIDDEN = 2,
+    TWO_WORDS = 4,
+    ACTION = 8,
+    LIST = 16,
+    BARE = 32,
+    UNSAID_IS_0 = 64
+};
 
 typedef enum origin { BY_DEFAULT, BY_ENVIRONMENT, BY_FILE, BY_FLAG } origin_t;
 
@@ -30,6 +38,15 @@ typedef struct option {
     const char *group, *placeholder;
     unsigned traits;
 } option_t;
+
+// knob_parse(), of what a user said.
+static inline hvd_status_t option_parse(const option_t *option, const char *said_as,
+                                        const char *text, void *field, err_t *err)
+{
+    knob_info_t info = option->info;
+    info.min = (option->traits & UNSAID_IS_0) != 0 ? 1 : info.min;
+    return knob_parse(&info, said_as, text, field, err);
+}
 
 typedef struct options {
 #define OPTION(kind, field, ...) KNOB_TYPE_##kind field;

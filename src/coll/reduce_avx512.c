@@ -14,8 +14,13 @@
 
 #if defined(__clang__)
 #pragma clang fp contract(off)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))),        \
-                             apply_to = function)
+// From 18 to 21 its vectors of 64 bytes can be switched off by themselves, as Zig's clang does.
+#if __clang_major__ >= 18 && __clang_major__ <= 21
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,evex512"
+#else
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl"
+#endif
+#pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
 #else
 #pragma GCC optimize("fp-contract=off")
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")

@@ -76,15 +76,15 @@ bool comms_may_take(hvd_ctx_t *ctx, const request_t *request)
 
 // --- Their end -----------------------------------------------------------------------------------
 
-typedef struct ending {
+typedef struct comm_ending {
     staging_t *staging;
     comm_t *comm;
     bool ended_well;
-} ending_t;
+} comm_ending_t;
 
 static void *end_comm(void *arg)
 {
-    ending_t *ending = arg;
+    comm_ending_t *ending = arg;
     comm_end(ending->comm, ending->ended_well);
     atomic_fetch_sub(&ending->staging->n_ending, 1); // the last touch
     free(ending);
@@ -95,12 +95,12 @@ static void *end_comm(void *arg)
 static void end_on_a_thread(staging_t *staging, comm_t *comm, bool ended_well)
 {
     pthread_t thread;
-    ending_t *ending = malloc(sizeof *ending);
+    comm_ending_t *ending = malloc(sizeof *ending);
     atomic_fetch_add(&staging->n_ending, 1);
     if (ending == NULL) {
         return;
     }
-    *ending = (ending_t){staging, comm, ended_well};
+    *ending = (comm_ending_t){staging, comm, ended_well};
     if (thread_start(&thread, "hvd-nccl-end", end_comm, ending) == 0) {
         pthread_detach(thread);
     } else {

@@ -169,6 +169,11 @@ static hvd_status_t check_descriptors(const hvd_ctx_t *ctx, err_t *err)
     int needed = OWN_DESCRIPTORS + 2 * MIN(ctx->job.size - 1, MOST_PEERS);
     int open = count_open_files();
     struct rlimit limit;
+    if (ctx->job.size > 1 && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+        (rlim_t)open + (rlim_t)needed > limit.rlim_cur && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = MIN(limit.rlim_max, 2 * ((rlim_t)open + (rlim_t)needed));
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
     if (ctx->job.size == 1 || getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
         limit.rlim_cur == RLIM_INFINITY || (rlim_t)open + (rlim_t)needed <= limit.rlim_cur) {
         return HVD_OK;

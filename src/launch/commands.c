@@ -141,6 +141,11 @@ void command_news(agent_link_t *link, int number, int what)
     tell(link, &(frame_t){.kind = FRAME_NEWS, .news = {.number = number, .what = what}});
 }
 
+void command_watch(agent_link_t *link, int period_ms)
+{
+    tell(link, &(frame_t){.kind = FRAME_WATCH, .watch = {.period_ms = period_ms}});
+}
+
 void command_examine(agent_link_t *link, const frame_t *frame)
 {
     tell(link, frame);

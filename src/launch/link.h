@@ -52,7 +52,7 @@ typedef struct agent_link {
     bool is_patient; // most faults pass
     bool is_shell;   // no agent, but somebody who asks for a command: carry.c
     link_phase_t phase;
-    bool has_plan, is_stopping; // what it was told
+    bool has_plan, is_stopping, is_watched; // what it was told
     child_t process;
     bool has_process;
     channel_t channel;

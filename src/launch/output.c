@@ -26,6 +26,7 @@
 #define N_COLORS 6
 #define FULL_BYTES (4 * MIB)
 #define RECORD_HEAD 5
+#define STATUS_BYTES 160
 
 static bool write_all(int fd, const uint8_t *data, size_t bytes)
 {
@@ -105,6 +106,7 @@ static void keep_tail(splitter_t *splitter, const uint8_t *line, size_t bytes)
     }
     place[n] = '\0';
     splitter->n_tail += n > 0;
+    splitter->has_traceback |= strncmp(place, "Traceback (", strlen("Traceback (")) == 0;
 }
 
 static void emit(splitter_t *splitter, const char *prefix, const uint8_t *line, size_t bytes,
@@ -319,9 +321,16 @@ struct sink {
     buf_t filling, leaving; // leaving: the thread's alone
     size_t last_record;     // in filling
     bool is_stopping;
+    char status[STATUS_BYTES];
+    bool has_news; // of the status
     atomic_bool is_broken;
     atomic_bool is_full;
 };
+
+static void say_to_terminal(const char *text)
+{
+    write_all(STDERR_FILENO, (const uint8_t *)text, strlen(text));
+}
 
 static void write_records(sink_t *sink)
 {
@@ -344,9 +353,10 @@ static void write_records(sink_t *sink)
 static void *sink_thread(void *arg)
 {
     sink_t *sink = arg;
+    char shown[STATUS_BYTES] = "", status[STATUS_BYTES];
     pthread_mutex_lock(&sink->lock);
-    while (!sink->is_stopping || sink->filling.len > 0) {
-        if (sink->filling.len == 0) {
+    while (!sink->is_stopping || sink->filling.len > 0 || sink->has_news) {
+        if (sink->filling.len == 0 && !sink->has_news) {
             pthread_cond_wait(&sink->changed, &sink->lock);
             continue;
         }
@@ -354,8 +364,15 @@ static void *sink_thread(void *arg)
         sink->filling = sink->leaving;
         sink->leaving = full;
         atomic_store(&sink->is_full, false);
+        sink->has_news = false;
+        memcpy(status, sink->status, sizeof status);
         pthread_mutex_unlock(&sink->lock);
+        if (shown[0] != '\0') {
+            say_to_terminal("\r\033[K");
+        }
         write_records(sink);
+        say_to_terminal(status);
+        memcpy(shown, status, sizeof shown);
         pthread_mutex_lock(&sink->lock);
     }
     pthread_mutex_unlock(&sink->lock);
@@ -412,6 +429,17 @@ void sink_say(sink_t *sink, int stream, const char *format, ...)
     size_t len = wanted < 0 ? 0 : MIN((size_t)wanted, sizeof line - 2);
     line[len++] = '\n';
     sink_write(sink, stream, line, len);
+}
+
+void sink_status(sink_t *sink, const char *text)
+{
+    pthread_mutex_lock(&sink->lock);
+    if (strncmp(sink->status, text, sizeof sink->status - 1) != 0) {
+        snprintf(sink->status, sizeof sink->status, "%s", text);
+        sink->has_news = true;
+        pthread_cond_signal(&sink->changed);
+    }
+    pthread_mutex_unlock(&sink->lock);
 }
 
 bool sink_is_full(sink_t *sink)

@@ -13,6 +13,8 @@ typedef struct sink sink_t;
 sink_t *sink_start(void); // NULL: no memory or no thread
 void sink_write(sink_t *sink, int stream, const void *data, size_t bytes);
 void sink_say(sink_t *sink, int stream, const char *format, ...) PRINTF_LIKE(3, 4);
+// A line on the terminal, below the output; "": none. Only where stderr is a terminal.
+void sink_status(sink_t *sink, const char *text);
 bool sink_is_full(sink_t *sink);   // the reader of our output is slow: read no more from ranks
 bool sink_is_broken(sink_t *sink); // the reader of our output is gone
 void sink_stop(sink_t *sink);      // writes everything first, for as long as it takes
@@ -26,6 +28,7 @@ typedef struct splitter {
     bool after_cr;
     char tail[TAIL_LINES][TAIL_BYTES]; // last lines, for the report of a failure
     int n_tail;
+    bool has_traceback; // of Python
 } splitter_t;
 
 typedef struct prefix_style {

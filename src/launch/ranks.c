@@ -97,6 +97,7 @@ static void on_output(session_t *session, worker_t *worker, int stream, bytes_t 
         session->policy->on_output(session, worker, stream, data);
         return;
     }
+    watch_output(session, worker, data);
     output_files_write(&session->files, worker->place.rank, stream, data.data, data.len);
     if (may_fold) {
         data.len = fold_hold(session, worker, data);
@@ -140,6 +141,7 @@ void session_end_worker(session_t *session, worker_t *worker, const rank_end_t *
     worker->end.was_stopped = worker->is_leaving || session->is_stopping;
     worker->end.time_ns = clock_ns();
     worker->end.has_ended = true;
+    watch_end(session, worker);
     session->policy->on_exit(session, worker);
 }
 
@@ -202,6 +204,11 @@ void session_hear(session_t *session, agent_link_t *link, const frame_t *frame)
     case FRAME_EXITED:
         if ((worker = worker_of(session, link, frame->exited.rank)) != NULL) {
             on_exited(session, frame, worker);
+        }
+        break;
+    case FRAME_SNAPSHOT:
+        if ((worker = worker_of(session, link, frame->snapshot.rank)) != NULL) {
+            watch_hear(session, worker, frame->snapshot.text);
         }
         break;
     case FRAME_PROBLEM:
@@ -344,8 +351,12 @@ static const char *advice_for(const rank_end_t *end, const splitter_t *tail)
             return advices[i].advice;
         }
     }
-    return end->code == 0 ? "every rank must call the same operations, or join() before it ends"
-                          : "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more";
+    if (end->code == 0) {
+        return "every rank must call the same operations, or join() before it ends";
+    }
+    return tail->n_tail > 0 ? "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more"
+                            : "look for what ends it with this exit code; "
+                              "HOROVOD_LOG_LEVEL=debug shows more";
 }
 
 // What it did that made others give up, as it says itself or as they do; "": nobody says.
@@ -371,14 +382,24 @@ static void describe(const rank_end_t *end, char *text, size_t bytes)
     }
 }
 
+// How many of the last lines are worth repeating: of a traceback, what it ends with.
+static int n_worth_telling(const splitter_t *tail, int most)
+{
+    int n_last = 0, n = MIN(tail->n_tail, most);
+    while (n_last < n && tail->tail[(tail->n_tail - n_last - 1) % TAIL_LINES][0] != ' ') {
+        n_last++;
+    }
+    return tail->has_traceback && n_last > 0 ? n_last : n;
+}
+
 static void tell_tail(const char *whose, const splitter_t *tail, buf_t *out)
 {
-    int n = MIN(tail->n_tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
+    int n = n_worth_telling(tail, MIN(TAIL_LINES, REPORT_LINES - NOT_TAIL_LINES));
     if (n == 0) {
         line(out, "  it wrote nothing to stderr");
         return;
     }
-    line(out, "  %s last lines on stderr:", whose);
+    line(out, "  %s last line%s on stderr:", whose, n == 1 ? "" : "s");
     for (int i = tail->n_tail - n; i < tail->n_tail; i++) {
         line(out, "    | %s", tail->tail[i % TAIL_LINES]);
     }
@@ -471,6 +492,7 @@ int session_report(session_t *session, const rank_end_t *ends, const worker_t *c
         const worker_t *speaker = guilty->end.was_halted ? cause : guilty;
         ending_report(ends, session->n_ranks, blamed, rank, guilty->link->host->name,
                       &speaker->splitters[STREAM_STDERR], &session->lines);
+        watch_failure(session, (bytes_t){session->lines.data, session->lines.len});
         print_lines(session, STREAM_STDERR);
     }
     note_first_failure(session->options->results, blamed, code);

@@ -5,8 +5,7 @@
 // Agents are brought up on all hosts at once, at most MAX_CONNECTING at a time; what happens when
 // they are there, when ranks end and when agents are lost is the policy's to say (session.h); what
 // they report goes to ranks.c. Stopping is SIGTERM, GRACE_MS, SIGKILL, by the agents; a second
-// SIGINT or SIGTERM skips the grace. The rendezvous server runs in a thread of the library, output
-// leaves through the sink's thread; everything else is this thread's.
+// SIGINT or SIGTERM skips the grace. Rendezvous, output and the job page have threads of their own.
 #define _GNU_SOURCE
 #include "launch/session.h"
 
@@ -25,6 +24,9 @@
 
 // --- Beginning -----------------------------------------------------------------------------------
 
+// Whoever sends one of these means that the job is to end; each would end us without a word.
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, 0};
+
 hvd_status_t session_init(session_t *session, const options_t *options,
                           const session_policy_t *policy, err_t *err)
 {
@@ -40,8 +42,7 @@ hvd_status_t session_init(session_t *session, const options_t *options,
                                      .timestamp = options->prefix_timestamp,
                                      .color = options_want_color(options)}};
     if (policy->hears_signals) {
-        session->signal_fd =
-            signals_open(SIG_BLOCK, (const int[]){SIGINT, SIGTERM, SIGHUP, SIGCHLD, 0});
+        session->signal_fd = signals_open(SIG_BLOCK, stop_signals);
     }
     prctl(PR_SET_DUMPABLE, 0); // secrets are in this memory
     session->sink = sink_start();
@@ -69,6 +70,7 @@ hvd_status_t session_prepare(session_t *session, bool is_local, int n_files, err
                       &session->info.addresses, err),
         out);
     TRY(commands_prepare(session, err), out);
+    TRY(watch_open(session, err), out);
 out:
     return status;
 }
@@ -324,7 +326,7 @@ static int next_wait_ms(const session_t *session, bool reads, uint64_t policy_ns
     uint64_t now_ns = clock_ns();
     uint64_t next_ns =
         MIN(MIN(session->stop_at_ns, session->late_at_ns), MIN(session->ping_at_ns, policy_ns));
-    next_ns = MIN(next_ns, session->fold_at_ns);
+    next_ns = MIN(next_ns, MIN(session->fold_at_ns, watch_next_ns(session)));
     for (int i = 0; i < session->n_links; i++) {
         const agent_link_t *link = session->links[i];
         if (reads && link->phase == LINK_READY && channel_has_more(&link->channel)) {
@@ -424,6 +426,7 @@ void session_loop(session_t *session)
                                  ? session->policy->on_time(session, clock_ns())
                                  : NEVER_NS;
         start_links(session);
+        watch_tick(session);
         if (!is_over(session)) {
             poll_once(session, policy_ns);
         }
@@ -450,12 +453,13 @@ int session_run(session_t *session)
     for (int i = 0; i < session->n_workers; i++) {
         session_flush(session, session->workers[i]);
     }
-    return conclude(session);
+    return watch_over(session, conclude(session));
 }
 
 void session_close(session_t *session)
 {
     wipe(session->secret, sizeof session->secret);
+    watch_close(session);
     for (int i = 0; i < session->n_links; i++) {
         link_free(session->links[i]);
     }

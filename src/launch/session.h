@@ -55,7 +55,8 @@ typedef struct worker {
 } worker_t;
 
 typedef struct session session_t;
-typedef struct errand errand_t; // a command that is carried: carry.c
+typedef struct job_watch job_watch_t; // watch.c
+typedef struct errand errand_t;       // a command that is carried: carry.c
 
 // What NULL stands for does not happen in that kind of session.
 typedef struct session_policy {
@@ -122,6 +123,7 @@ struct session {
     uint64_t fold_at_ns; // NEVER_NS: nothing is held
     uint64_t stop_at_ns, late_at_ns, ping_at_ns, silence_ns;
     int signal_fd, signo; // signo: that asked us to end
+    job_watch_t *watch;   // NULL: not a job to look at
     int problem_code;     // 0: none
     char problem[HVD_TEXT_BYTES + 300];
     struct pollfd *polled;
@@ -171,6 +173,21 @@ void session_end_worker(session_t *session, worker_t *worker, const rank_end_t *
 void session_flush(session_t *session, worker_t *worker); // its last, unended lines
 // What it wrote, as lines with its rank in front.
 void session_print(session_t *session, worker_t *worker, int stream, bytes_t data);
+
+// --- What it shows of itself (watch.c) -----------------------------------------------------------
+// Nothing happens in a session that has no job_watch_t.
+
+#define WATCH_NAME "hvd-%u/launcher-%d" // abstract socket: user, pid
+
+hvd_status_t watch_open(session_t *session, err_t *err); // says where the page is
+void watch_tick(session_t *session);                     // in every turn of the loop
+void watch_hear(session_t *session, const worker_t *worker, const char *page);
+void watch_output(session_t *session, const worker_t *worker, bytes_t data);
+void watch_end(session_t *session, const worker_t *worker);
+void watch_failure(session_t *session, bytes_t block); // what closes a failed job
+uint64_t watch_next_ns(const session_t *session);      // when at the latest
+int watch_over(session_t *session, int code);          // writes the report; the code
+void watch_close(session_t *session);
 
 // --- Equal tracebacks (fold.c) -------------------------------------------------------------------
 
@@ -240,6 +257,7 @@ void command_stop_rank(agent_link_t *link, int id, int signo); // only this one
 void command_ping(agent_link_t *link);
 void command_end(agent_link_t *link, int code);
 void command_news(agent_link_t *link, int number, int what);
+void command_watch(agent_link_t *link, int period_ms);
 void command_examine(agent_link_t *link, const frame_t *frame); // FRAME_EXAMINE
 
 #endif

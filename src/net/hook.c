@@ -42,10 +42,10 @@ typedef struct hook_rules {
     uint64_t seed;
 } hook_rules_t;
 
-typedef struct piece {
+typedef struct delayed {
     uint64_t due_ns;
     size_t bytes;
-} piece_t;
+} delayed_t;
 
 typedef struct hook_link {
     net_link_t base;
@@ -59,7 +59,7 @@ typedef struct hook_link {
     bool damages_queue;            // the inner link has no protection to get behind
     buf_t queue;
     size_t queue_at;
-    piece_t pieces[MAX_PIECES]; // a ring
+    delayed_t pieces[MAX_PIECES]; // a ring
     size_t first_piece, n_pieces;
 } hook_link_t;
 
@@ -242,7 +242,7 @@ static ssize_t enqueue(hook_link_t *link, const void *data, size_t bytes)
     link->queue.len -= n - left;
     if (left > 0) {
         link->pieces[(link->first_piece + link->n_pieces++) % MAX_PIECES] =
-            (piece_t){.due_ns = next_due_ns(link), .bytes = left};
+            (delayed_t){.due_ns = next_due_ns(link), .bytes = left};
     }
     return (ssize_t)n;
 }
@@ -250,7 +250,7 @@ static ssize_t enqueue(hook_link_t *link, const void *data, size_t bytes)
 // Sends what it can of the first piece. True if the whole piece has left.
 static bool release_piece(hook_link_t *link)
 {
-    piece_t *piece = &link->pieces[link->first_piece];
+    delayed_t *piece = &link->pieces[link->first_piece];
     ssize_t n =
         link->inner->ops->send(link->inner, link->queue.data + link->queue_at, piece->bytes);
     if (n < 0) {

@@ -139,8 +139,8 @@ static hvd_status_t admit(void *owner, const hello_t *hello, err_t *err)
                     hello->from, hello->to);
     }
     if (domain->seats == NULL || is_taken(seat_of(domain, (int)hello->from, (lane_t)hello->lane))) {
-        return fail(err, HVD_UNAUTHENTICATED, "a second connection from rank %" PRIu32,
-                    hello->from);
+        // At another address, for the first did not answer at once; the peer takes the first.
+        return fail(err, HVD_PEER_LOST, "a second connection from rank %" PRIu32, hello->from);
     }
     if (hello->encrypted != tcp_encrypts(domain, (int)hello->from, (lane_t)hello->lane)) {
         return fail(err, HVD_UNAUTHENTICATED,
@@ -161,7 +161,6 @@ static void enter(void *owner, const guest_t *guest)
         return;
     }
     if (is_taken(seat)) { // by another that was quicker
-        door_refuse(domain->door, guest->address, "a second connection of one rank");
         conn_close(conn);
     } else if (seat->link != NULL) {
         tcp_link_ready(seat->link, conn);
@@ -255,6 +254,11 @@ static bool tcp_is_opening(domain_t *domain)
     return domain->opening != NULL;
 }
 
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44 // Linux 6.15: longest time before it sends again
+#endif
+#define RTO_MAX_MS 1000 // the least that it takes
+
 // --- Listening -----------------------------------------------------------------------------------
 
 void tcp_set_options(const domain_t *domain, int fd)
@@ -273,6 +277,8 @@ void tcp_set_options(const domain_t *domain, int fd)
         {IPPROTO_TCP, TCP_KEEPIDLE, 2, true},
         {IPPROTO_TCP, TCP_KEEPINTVL, 1, true},
         {IPPROTO_TCP, TCP_KEEPCNT, 3, true},
+        {IPPROTO_TCP, TCP_RTO_MAX_MS, RTO_MAX_MS, true}, // see tcp_probe.c; and for older kernels:
+        {IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1, true},
         {SOL_SOCKET, SO_SNDBUF, buffer, buffer > 0},
         {SOL_SOCKET, SO_RCVBUF, buffer, buffer > 0},
     };
@@ -311,6 +317,7 @@ static hvd_status_t listen_everywhere(domain_t *domain, err_t *err)
                                 .keys = domain->job->keys,
                                 .role = HELLO_LINK,
                                 .is_silent = true,
+                                .is_probed = true, // as tcp_probe.c does
                                 .owner = domain,
                                 .admit = admit,
                                 .prepare = prepare,

@@ -77,6 +77,7 @@ struct conn {
     uint64_t n_acked_bytes, acked_ns; // as tcp_probe saw it grow last
     uint64_t heard_ns;                // likewise, packets that came, also such as came before
     uint32_t n_segments;
+    int knock_fd; // -1: not; tcp_probe.c
     uint64_t started_ns;
     tcp_link_t *link; // whom it is for; NULL: accepted and not claimed yet
     int address;      // dialled: index of the address
@@ -133,6 +134,7 @@ void tcp_link_event(tcp_link_t *link); // its connection's flags have changed
 // --- Cut networks (tcp_probe.c) ------------------------------------------------------------------
 
 void tcp_probe(domain_t *domain, uint64_t now_ns); // cheap when called too often
+void tcp_stop_knocking(conn_t *conn);
 
 // --- The domain (tcp.c) --------------------------------------------------------------------------
 

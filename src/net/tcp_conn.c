@@ -112,6 +112,7 @@ static conn_t *conn_new(domain_t *domain, int fd, err_t *err)
         return NULL;
     }
     conn->watch = (watch_t){.kind = WATCH_CONN, .fd = fd};
+    conn->knock_fd = -1;
     conn->domain = domain;
     conn->started_ns = clock_ns();
     if (tcp_watch(domain, &conn->watch, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, err) != HVD_OK) {
@@ -188,6 +189,7 @@ conn_t *conn_dial(tcp_link_t *link, const tcp_addr_t *addr, const uint8_t token[
 void conn_close(conn_t *conn)
 {
     domain_t *domain = conn->domain;
+    tcp_stop_knocking(conn);
     if (conn->state == CONN_READY) {
         if (conn->secure != NULL) {
             secure_flush(conn->secure, NULL);

@@ -57,8 +57,7 @@ int live_find(live_rank_t *ranks, int n_ranks)
 
 // --- Asking --------------------------------------------------------------------------------------
 
-// False: nobody is there, somebody who is not what the name says, or who is not wanted.
-static bool ask(live_rank_t *r, const live_question_t *question)
+bool live_begin(live_rank_t *r, const live_question_t *question)
 {
     char request[128];
     live_peer_t peer;
@@ -80,8 +79,7 @@ static bool ask(live_rank_t *r, const live_question_t *question)
     return true;
 }
 
-// A part of its answer has come, or the end of it.
-static void hear(live_rank_t *r)
+void live_hear(live_rank_t *r)
 {
     char part[16 * KIB];
     ssize_t n = recv(r->fd, part, sizeof part, 0);
@@ -101,6 +99,16 @@ static void hear(live_rank_t *r)
     r->answer = is_whole ? body + 4 : NULL;
 }
 
+void live_end(live_rank_t *r)
+{
+    if (r->fd >= 0) {
+        close(r->fd);
+        r->fd = -1;
+    }
+    r->answer = NULL;
+    buf_free(&r->text);
+}
+
 static void hear_all(live_rank_t *ranks, int n, struct pollfd *polled, int wait_ms)
 {
     uint64_t deadline_ns = deadline_in_ms(wait_ms), now_ns;
@@ -115,7 +123,7 @@ static void hear_all(live_rank_t *ranks, int n, struct pollfd *polled, int wait_
         int n_heard = poll(polled, (nfds_t)n, left_ms);
         for (int i = 0; i < n && n_heard > 0; i++) {
             if (polled[i].revents != 0) {
-                hear(&ranks[i]);
+                live_hear(&ranks[i]);
             }
         }
     }
@@ -133,7 +141,7 @@ int live_ask(live_rank_t *ranks, int n_ranks, const live_question_t *question)
     int n = 0;
     for (int i = 0; i < n_ranks && polled != NULL; i++) {
         ranks[n] = ranks[i];
-        n += ask(&ranks[n], question);
+        n += live_begin(&ranks[n], question);
     }
     if (n > 0) {
         hear_all(ranks, n, polled, question->wait_ms);

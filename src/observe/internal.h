@@ -48,6 +48,7 @@ typedef struct flight {
     const char *route; // once it runs
     uint64_t bytes, thread;
     uint64_t submitted; // ticks; 0: only just
+    uint64_t started;   // 0: not yet
 } flight_t;
 
 // This rank at one moment. Large: the monitor thread keeps one.
@@ -60,6 +61,8 @@ typedef struct snapshot {
     double pace;  // nanoseconds a tick
 } snapshot_t;
 
+#define STACK_BYTES (8 * KIB)
+
 recorder_t *recorder_new(void); // NULL: no memory; free() ends it
 void recorder_snapshot(observe_t *observe, snapshot_t *snapshot) EXCLUDES(*observe->job.lock);
 const record_t *snapshot_last(const snapshot_t *snapshot); // NULL: none yet
@@ -70,7 +73,15 @@ void snapshot_summary(const snapshot_t *snapshot, buf_t *out);
 void snapshot_page(observe_t *observe, const snapshot_t *snapshot, buf_t *out, buf_t *stacks);
 // In a line: where the program is.
 void snapshot_where(observe_t *observe, const snapshot_t *snapshot, buf_t *out);
-void snapshot_status(const observe_t *observe, const snapshot_t *snapshot, buf_t *out);
+void snapshot_status(const observe_t *observe, const snapshot_t *snapshot, int max_flights,
+                     buf_t *out);
+// Where the thread is now, as the binding tells it; "" if nobody knows.
+void observe_read_stack(observe_t *observe, uint64_t thread, char text[STACK_BYTES]);
+
+// --- watch.c ------------------------------------------------------------------------------------
+
+// All that a launcher shows of a rank; at most WATCH_BYTES.
+void watch_page(observe_t *observe, const snapshot_t *snapshot, buf_t *out);
 
 // --- counters.c ---------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ static void page_openmetrics(observe_t *o, snapshot_t *scratch, buf_t *out)
 static void page_status(observe_t *o, snapshot_t *scratch, buf_t *out)
 {
     recorder_snapshot(o, scratch);
-    snapshot_status(o, scratch, out);
+    snapshot_status(o, scratch, MAX_FLIGHTS, out);
 }
 
 static void page_recorder(observe_t *o, snapshot_t *scratch, buf_t *out)
@@ -198,6 +198,12 @@ static void page_where(observe_t *o, snapshot_t *scratch, buf_t *out)
     snapshot_where(o, scratch, out);
 }
 
+static void page_watch(observe_t *o, snapshot_t *scratch, buf_t *out)
+{
+    recorder_snapshot(o, scratch);
+    watch_page(o, scratch, out);
+}
+
 static const struct page {
     const char *path, *type;
     void (*print)(observe_t *o, snapshot_t *scratch, buf_t *out);
@@ -208,6 +214,7 @@ static const struct page {
     {"/status", "text/plain", page_status},
     {"/recorder", "text/plain", page_recorder},
     {"/where", "text/plain", page_where},
+    {"/watch", "text/plain", page_watch},
 };
 
 static void answer(live_t *live, client_t *c, snapshot_t *scratch)

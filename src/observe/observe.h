@@ -8,6 +8,7 @@
 //   metrics.c   the same as text, for Prometheus
 //   timeline.c  the trace users load in a browser
 //   monitor.c   the monitor thread: writes the trace, dumps the recorder
+//   watch.c     all that a launcher shows of a rank, on one page
 //   live.c      its socket, where counters and live state can be read
 //   ask.c       the other side of that socket
 //
@@ -216,6 +217,9 @@ bool metrics_unpack(const char *text, hvd_counters_t *counters_p);
 #define LIVE_NAME "hvd-%u/%s/rank-%d" // user, job, rank; abstract: the address has a NUL in front
 #define LIVE_NAME_BYTES 108           // what the address of a Unix socket holds
 #define MAX_FLIGHTS 64                // that a rank tells of
+#define WATCH_BYTES (24 * KIB)        // of the page /watch
+#define WATCH_FLIGHTS 8
+#define WATCH_OPERATIONS 48 // the last of them
 
 typedef struct live_peer {
     int pid;
@@ -248,6 +252,12 @@ typedef struct live_question {
     void *arg;
 } live_question_t;
 
+// One at a time, without waiting. live_begin: false: nobody is there, or somebody who is not what
+// the name says, or who is not wanted. live_hear: when its descriptor is readable; when that is -1,
+// it was all, and answer is it. live_end: forgets whatever there is of it.
+bool live_begin(live_rank_t *rank, const live_question_t *question);
+void live_hear(live_rank_t *rank);
+void live_end(live_rank_t *rank);
 // Asks all at once. Who is not what the name says, or not wanted, is dropped; how many are left. To
 // be forgotten with live_forget().
 int live_ask(live_rank_t *ranks, int n_ranks, const live_question_t *question);

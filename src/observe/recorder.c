@@ -168,6 +168,7 @@ static void describe(const observe_t *o, const trace_t *t, flight_t *f)
     f->bytes = about_sets ? 0 : t->bytes;
     f->thread = about_sets ? 0 : t->thread;
     f->submitted = t->submitted;
+    f->started = atomic_load_explicit(&t->started, memory_order_relaxed);
 }
 
 void recorder_snapshot(observe_t *o, snapshot_t *s)
@@ -208,7 +209,6 @@ const char *snapshot_state(const snapshot_t *s)
 }
 
 #define SUMMARY_FLIGHTS 5
-#define STACK_BYTES (8 * KIB)
 
 // What was in flight when the job ended: the last records, all with one status.
 static void put_lost(const snapshot_t *s, buf_t *out)
@@ -256,8 +256,7 @@ void snapshot_summary(const snapshot_t *s, buf_t *out)
     }
 }
 
-// Where the thread is now, as the binding tells it; "" if nobody knows.
-static void read_stack(observe_t *o, uint64_t thread, char text[STACK_BYTES])
+void observe_read_stack(observe_t *o, uint64_t thread, char text[STACK_BYTES])
 {
     lock_take(o->job.lock);
     hvd_stack_fn stack_of = o->stack_of;
@@ -272,7 +271,7 @@ static void read_stack(observe_t *o, uint64_t thread, char text[STACK_BYTES])
 static void put_stack(observe_t *o, const char *heading, uint64_t thread, buf_t *out, buf_t *stacks)
 {
     char text[STACK_BYTES];
-    read_stack(o, thread, text);
+    observe_read_stack(o, thread, text);
     char *save = NULL, *first = strtok_r(text, "\n", &save);
     const char *line = first != NULL && heading != NULL ? heading : first;
     while (line != NULL) {
@@ -380,7 +379,11 @@ void snapshot_where(observe_t *o, const snapshot_t *s, buf_t *out)
     if (f != NULL && f->where[0] != '\0') {
         buf_printf(out, "at %s, ", f->where);
     } else {
-        read_stack(o, f != NULL ? f->thread : last != NULL ? last->thread : o->opened_by, stack);
+        observe_read_stack(o,
+                           f != NULL      ? f->thread
+                           : last != NULL ? last->thread
+                                          : o->opened_by,
+                           stack);
         put_innermost(stack, out);
     }
     if (f != NULL) {
@@ -394,7 +397,7 @@ void snapshot_where(observe_t *o, const snapshot_t *s, buf_t *out)
     }
 }
 
-void snapshot_status(const observe_t *o, const snapshot_t *s, buf_t *out)
+void snapshot_status(const observe_t *o, const snapshot_t *s, int max_flights, buf_t *out)
 {
     const record_t *last = snapshot_last(s);
     buf_printf(out, "rank\t%d\nsize\t%d\npid\t%d\nstate\t%s\noperations\t%llu\n", o->job.rank,
@@ -404,7 +407,7 @@ void snapshot_status(const observe_t *o, const snapshot_t *s, buf_t *out)
                    hvd_op_name((hvd_op_t)last->op), last->name);
     }
     buf_printf(out, "in_flight\t%d\n", s->n_in_flight);
-    for (int i = 0; i < s->n_flights; i++) {
+    for (int i = 0; i < MIN(s->n_flights, max_flights); i++) {
         const flight_t *f = &s->flights[i];
         buf_printf(out, "flight\t%s\t%.6f\t%s\t%d\t%s\n", f->state, age_s(s, f->submitted),
                    hvd_op_name((hvd_op_t)f->op), f->set, f->name);

@@ -6,8 +6,11 @@
 // other file of the launcher writes to stdout by itself.
 #include "agent/agent.h"
 #include "pai/pai.h"
+#include "tools/top.h"
 #include "tools/trial.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 static int print_version(const options_t *options)
@@ -53,6 +56,25 @@ static int print_completion(const options_t *options)
 {
     completion_print(options->completion, stdout);
     return 0;
+}
+
+// The tool that is installed beside this program.
+static int run_bench(const options_t *options)
+{
+    char path[4096 + 16], name[] = "hvd-bench";
+    char **argv = calloc((size_t)options->n_command + 2, sizeof *argv);
+    if (argv == NULL || !own_path(path, 4096)) {
+        return EXIT_INTERNAL;
+    }
+    snprintf(strrchr(path, '/') + 1, sizeof name, "%s", name);
+    argv[0] = name;
+    for (int i = 0; i < options->n_command; i++) {
+        argv[i + 1] = options->command[i];
+    }
+    execv(path, argv);
+    say("cannot run %s: %s", path, strerror(errno));
+    free(argv);
+    return EXIT_INTERNAL;
 }
 
 static int launch(const options_t *options)
@@ -107,11 +129,14 @@ int main(int argc, char **argv)
         {options.man_page, print_man},
         {options.completion != COMPLETION_NONE, print_completion},
         {options.print_config, print_config},
+        {options.top, top_main},
+        {options.bench, run_bench},
         {options.doctor, doctor_run},
         {options.carry_commands && options.num_proc == 0, carry_run},
         {true, launch},
     };
     size_t i = 0;
+    raise_open_files();
     while (!actions[i].is_wanted) {
         i++;
     }

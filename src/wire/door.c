@@ -22,6 +22,10 @@
 #define EVENTS_AT_ONCE 64
 #define MAX_ACCEPTS 256 // in one go
 #define BACKLOG 4096    // the kernel lowers it to somaxconn
+// A friend on a busy host may connect and then not run for a while, or try at a second address as
+// the first does not answer at once. So this many who have said nothing, or a hello of this job and
+// no more, or were not needed, are counted, but not called strangers in the log.
+#define FEW_QUIET 16
 #define TICK_NS (50 * NS_PER_MS)
 #define LOG_EVERY_NS (60 * NS_PER_S) // what strangers or a full table can cause over and over
 
@@ -44,6 +48,7 @@ struct door {
     int n_strangers;
     atomic_uint_fast64_t n_refused;
     uint64_t refused_logged_ns, full_logged_ns;
+    int n_quiet; // cut without a line in the log
 };
 
 // --- Strangers -----------------------------------------------------------------------------------
@@ -121,9 +126,12 @@ static void turn_away(door_t *door, stranger_t *s, const err_t *err)
     bool is_lost = err->status == HVD_PEER_LOST;
     // A peer closes the attempts it does not need, after its greeting; that is no stranger.
     bool has_given_up = is_lost && s->greeting.secure != NULL;
+    bool was_spare = is_lost && s->greeting.n_bytes == HELLO_BYTES; // says the owner: admit
     bool was_probe = is_lost && s->greeting.n_bytes == 0 && door->rules.is_probed;
     log_debug(door->rules.log, door->rules.name, "closed %s: %s", s->address, err->text);
-    if (!has_given_up && !was_probe) {
+    if (!has_given_up && was_spare && door->n_quiet++ < FEW_QUIET) {
+        atomic_fetch_add(&door->n_refused, 1);
+    } else if (!has_given_up && !was_probe) {
         door_refuse(door, s->address, err->text);
     }
     cut(door, s);
@@ -165,7 +173,14 @@ static void expire(door_t *door, uint64_t now_ns)
     err_t err;
     stranger_t *s;
     while ((s = door->first) != NULL && now_ns - s->since_ns >= door->rules.patience_ns) {
-        if (advance(door, s)) {
+        if (!advance(door, s)) {
+            continue;
+        }
+        bool may_be_friend = s->greeting.n_bytes == 0 || s->greeting.secure != NULL;
+        if (may_be_friend && door->n_quiet++ < FEW_QUIET) {
+            atomic_fetch_add(&door->n_refused, 1);
+            cut(door, s);
+        } else {
             fail(&err, HVD_UNAUTHENTICATED, "it did not prove the job's secret in time");
             turn_away(door, s, &err);
         }

@@ -37,6 +37,7 @@ typedef struct greeting {
     void *owner;
     uint8_t bytes[HELLO_BYTES];
     size_t n_bytes;   // of the hello, sent or received
+    bool has_proved;  // the handshake is through
     secure_t *secure; // once the hello is through; its owner takes it when the greeting is over
 } greeting_t;
 

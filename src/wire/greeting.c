@@ -2,11 +2,17 @@
 //
 // greeting.c - hello and handshake of one connection.
 //
+// The side that connected is through with the handshake before the other one is: its last words may
+// come too late for that one. So it also waits for a byte that says that they have been heard; what
+// ends before that byte can be tried again, since nothing has been sent on it.
+//
 // Each step goes on as far as the socket allows. The descriptor is the caller's, and so is the
 // secure_t that the hello has led to, whatever came of it. One thread at a time.
 #include "wire/door.h"
 
 #include <errno.h>
+
+#define WELCOME 6
 
 hvd_status_t greeting_prepare(greeting_t *g, size_t n_nonce_kept, err_t *err)
 {
@@ -54,9 +60,25 @@ static hvd_status_t check_hello(greeting_t *g, err_t *err)
     return g->admit != NULL ? g->admit(g->owner, &g->hello, err) : HVD_OK;
 }
 
+// The byte needs no proof: who forges it gains what cutting the connection gives.
+static hvd_status_t confirm(greeting_t *g, err_t *err)
+{
+    uint8_t byte = WELCOME;
+    ssize_t n = g->is_server ? send(g->fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+                             : recv(g->fd, &byte, 1, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        return HVD_IN_PROGRESS;
+    }
+    if (n < 1) {
+        return fail(err, HVD_PEER_LOST, "the other side left before it had let this one in");
+    }
+    return byte == WELCOME ? HVD_OK
+                           : fail(err, HVD_PROTOCOL, "the handshake did not end as it should");
+}
+
 hvd_status_t greeting_step(greeting_t *g, err_t *err)
 {
-    hvd_status_t status;
+    hvd_status_t status = HVD_OK;
     if (g->secure == NULL) {
         TRY(move_hello(g, err), out);
         if (g->is_server) {
@@ -64,12 +86,19 @@ hvd_status_t greeting_step(greeting_t *g, err_t *err)
         }
         TRY(secure_new(g->keys, g->fd, g->is_server, g->bytes, &g->secure, err), out);
     }
-    status = secure_handshake(g->secure, err);
+    if (!g->has_proved) {
+        TRY(secure_handshake(g->secure, err), out);
+        g->has_proved = true;
+    }
+    status = confirm(g, err);
 out:
     return status;
 }
 
 bool greeting_wants_write(const greeting_t *g)
 {
+    if (g->has_proved) {
+        return g->is_server;
+    }
     return g->secure != NULL ? secure_wants_write(g->secure) : !g->is_server;
 }

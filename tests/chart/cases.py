@@ -46,6 +46,9 @@ GOOD = {
                              "podLabels": {"team": "vision"}},
                   "master": {"nodeSelector": {"pool": "cpu"}, "podAnnotations": {"c": "d"}},
                   "schedulerName": "volcano", "imagePullSecrets": [{"name": "registry"}]},
+    "image-of-its-own": {"image": {"registry": "registry.example.com/team/", "tag": 2},
+                         "worker": {"number": 1, "image": {"pullPolicy": "Always"}},
+                         "master": {"image": {"repository": "example.org/master", "tag": "7"}}},
     "policies": {"networkPolicy": {"enabled": True}, "podDisruptionBudget": {"enabled": True}},
     "limits-of-the-job": {"master": {"backoffLimit": 3, "activeDeadlineSeconds": 3600,
                                      "ttlSecondsAfterFinished": 0}},
@@ -92,6 +95,6 @@ BAD = {
     "no deadline": ({"master": {"startTimeout": 0}}, "master.startTimeout"),
     "an empty section": ({"worker": None}, "worker"),
     "no number": ({"worker": {"number": None}}, "number"),
-    "no image": ({"master": {"image": {"repository": None}}}, "repository"),
+    "no image": ({"image": {"repository": ""}}, "image.repository"),
     "resources": ({"resources": {"limit": {"cpu": 1}}}, "limit"),
 }

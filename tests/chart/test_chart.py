@@ -200,6 +200,16 @@ class Meaning(unittest.TestCase):
             with self.subTest(name):
                 render(every_value.values_of(row for row in release if row[1] is not None))
 
+    def test_the_example_renders(self):
+        root = HERE.parents[1]
+        done = subprocess.run([root / "examples/launch/kubernetes.sh", "registry.example.com/team"],
+                              cwd=root, env={**os.environ, "HELM": f"{HELM} template"}, text=True,
+                              capture_output=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        job = objects(done.stdout)["Job", "mnist-horovod"]["spec"]["template"]["spec"]
+        self.assertEqual(job["containers"][0]["image"], "registry.example.com/team/horovod-c:1.0.0")
+        self.assertIn("horovodrun -np 3 python", " ".join(job["containers"][0]["args"]))
+
     def test_readme_has_every_value(self):
         readme = (CHART / "README.md").read_text()
         table = self.table()

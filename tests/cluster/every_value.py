@@ -17,6 +17,7 @@ AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
 FIELD = [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
 TOLERATIONS = [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
 LIMITS = {"limits": {"memory": "3Gi"}, "requests": {"memory": "64Mi"}}
+OTHER_IMAGE = "registry.invalid/team/other:9"
 FEWER = {"limits": {"memory": "2Gi"}, "requests": {"memory": "32Mi"}}
 CONTAINER = "spec.containers.0."
 MOUNTS = CONTAINER + "volumeMounts"
@@ -106,6 +107,10 @@ MPIRUN = [
 # Whose pods stay Pending: nobody schedules them.
 ELSEWHERE = [
     ("mode", "ssh", "configmap", SETTINGS, "MODE=ssh\n"),
+    ("image.registry", "registry.invalid/team", "worker", CONTAINER + "image", OTHER_IMAGE),
+    ("image.repository", "other", "master", CONTAINER + "image", OTHER_IMAGE),
+    ("image.tag", "9", "worker", CONTAINER + "image", OTHER_IMAGE),
+    ("image.pullPolicy", "Never", "worker", CONTAINER + "imagePullPolicy"),
     ("ssh.existingSecret", "hvd-keys", "worker", "spec.volumes",
      {"name": "horovod-secret", "secret": {
          "secretName": "hvd-keys", "defaultMode": 0o440,

@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 debian=localhost/debian:12-slim
 ubuntu=localhost/ubuntu:24.04
 
-horovod=docker.io/horovod/horovod:1.0.0
+horovod=docker.io/library/horovod-c:1.0.0
 spark=docker.io/uber/horovod:0.12.1-tf1.8.0-py3.5
 distribution=$store/spark
 own=kubernetes/dockerfiles/spark/ubuntu18.04/Dockerfile

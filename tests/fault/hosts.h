@@ -17,6 +17,10 @@
 #define HOSTS_DROP(interface)                                                                      \
     "nft 'add table inet cut; add chain inet cut way { type filter hook input priority 0; }; "     \
     "add rule inet cut way iifname \"" interface "\" drop'"
+// A command that drops what is larger than the path is said to take.
+#define HOSTS_DROP_LARGE(interface)                                                                \
+    "nft 'add table inet cut; add chain inet cut way { type filter hook input priority 0; }; "     \
+    "add rule inet cut way iifname \"" interface "\" meta length > 1000 drop'"
 // One in n packets.
 #define HOSTS_LOSE(interface, n)                                                                   \
     "nft 'add table inet cut; add chain inet cut way { type filter hook input priority 0; }; "     \

@@ -24,7 +24,8 @@
 #define READY 0       // numbers all ranks see: the network is as the test wants it,
 #define CUT 1         // the fault has been made,
 #define TURNED_AWAY 2 // a rank has said so,
-#define LISTENS 3     // a stranger does
+#define LISTENS 3     // a stranger does,
+#define LAST 4        // the number of steps after which all leave
 
 static void enter_host(rank_t *r)
 {
@@ -111,6 +112,87 @@ static void cut_off(rank_t *r, void *arg)
         check_direction(f, c);
     } else {
         CHECK_HAS(r, r->text, "in the middle of a job");
+    }
+    if (r->rank == 0) {
+        pthread_join(thread, NULL);
+    }
+    fault_leave(f);
+}
+
+// A network that takes small packets only.
+static void swallows_large(rank_t *r, void *arg)
+{
+    (void)arg;
+    enter_host(r);
+    fault_rank_t *f = fault_open(r);
+    rank_barrier(r);
+    if (r->rank == 0) {
+        CHECK(r, hosts_run(false, HOSTS_DROP_LARGE("va")));
+        CHECK(r, hosts_run(true, HOSTS_DROP_LARGE("vb")));
+    }
+    rank_barrier(r);
+    double start = fault_now();
+    CHECK_STATUS(r, fault_work(f, 400000, 12), HVD_PEER_LOST);
+    CHECK_WITHIN(f, start, 6);
+    check_named(f);
+    CHECK_HAS(r, r->text, "MTU black hole");
+    fault_leave(f);
+}
+
+// --- Away ---------------------------------------------------------------------------------------
+
+// Times in milliseconds.
+typedef struct outages {
+    int n;
+    unsigned least_away, most_away, least_back, most_back;
+} outages_t;
+
+// A network that is away now and then, each time in another way.
+static void *come_and_go(void *arg)
+{
+    static const struct {
+        bool on_second;
+        const char *cut, *mend;
+    } ways[] = {
+        {false, HOSTS_DROP("va"), "nft flush ruleset"},
+        {true, HOSTS_DROP("vb"), "nft flush ruleset"},
+        {false, "ip link set va down", "ip link set va up"},
+    };
+    rank_t *r = ((void **)arg)[0];
+    const outages_t *o = ((void **)arg)[1];
+    dice_t dice = {.state = r->options->seed};
+    for (int i = 0; i < o->n; i++) {
+        size_t way = dice_next(&dice) % N_ELEMENTS(ways);
+        usleep((unsigned)(o->least_back + dice_next(&dice) % (o->most_back - o->least_back)) *
+               1000);
+        unsigned away =
+            (unsigned)(o->least_away + dice_next(&dice) % (o->most_away - o->least_away));
+        CHECK(r, hosts_run(ways[way].on_second, ways[way].cut));
+        usleep(away * 1000);
+        CHECK(r, hosts_run(ways[way].on_second, ways[way].mend));
+    }
+    atomic_store(rank_shared(r, CUT), 1);
+    return NULL;
+}
+
+// All of them are shorter than the limit: nobody is lost, and every sum is right.
+static void away(rank_t *r, void *arg)
+{
+    pthread_t thread;
+    void *pair[2] = {r, arg};
+    enter_host(r);
+    fault_rank_t *f = fault_open(r);
+    rank_barrier(r);
+    if (r->rank == 0) {
+        CHECK_INT(r, pthread_create(&thread, NULL, come_and_go, pair), 0);
+    }
+    // A step keeps the ranks together, so all learn in time which is the last.
+    for (int last = 0; last == 0 || f->n_steps < last; last = atomic_load(rank_shared(r, LAST))) {
+        CHECK_OK(r, fault_step(f, "goes on", 20000));
+        if (r->rank == 0 && last == 0 && atomic_load(rank_shared(r, CUT)) == 1) {
+            atomic_store(rank_shared(r, LAST), f->n_steps + 10);
+        }
+        usleep(1000);
     }
     if (r->rank == 0) {
         pthread_join(thread, NULL);
@@ -348,6 +430,10 @@ static const cut_t other_way = {HOSTS_DROP("va"), NULL, 0, 5, 1, 0};
 static const cut_t unplugged = {"ip link del va", NULL, 100000, 5, 0, 0};
 static const cut_t reset = {"ss -K dst " HOSTS_ADDRESS_B " >/dev/null 2>&1", NULL, 400000, 1, 0, 0};
 
+static const outages_t flaps = {8, 700, 801, 300, 901};
+static const outages_t gaps = {4, 100, 2701, 1200, 2001};
+static const outages_t long_gaps = {1, 7000, 7001, 500, 501};
+
 #define TWO_HOSTS ONLY_LAYOUT(LAYOUT_BLOCKS)
 
 static const subtest_t subtests[] = {
@@ -357,6 +443,16 @@ static const subtest_t subtests[] = {
     {.name = "cut the other way", .fn = cut_off, .arg = (void *)&other_way, .layouts = TWO_HOSTS},
     {.name = "unplugged", .fn = cut_off, .arg = (void *)&unplugged, .layouts = TWO_HOSTS},
     {.name = "connections reset", .fn = cut_off, .arg = (void *)&reset, .layouts = TWO_HOSTS},
+    {.name = "takes small packets only", .fn = swallows_large, .layouts = TWO_HOSTS},
+    {.name = "comes and goes", .fn = away, .arg = (void *)&flaps, .layouts = TWO_HOSTS},
+    {.name = "away for a while", .fn = away, .arg = (void *)&gaps, .layouts = TWO_HOSTS},
+    {
+        .name = "away for as long as is allowed",
+        .fn = away,
+        .arg = (void *)&long_gaps,
+        .layouts = TWO_HOSTS,
+        .env = {"HOROVOD_NETWORK_TIMEOUT_SECONDS=8", "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=15"},
+    },
     {
         .name = "data vanishes",
         .fn = data_vanishes,

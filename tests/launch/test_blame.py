@@ -19,6 +19,7 @@ from launching import BUILD, Case, main, run
 
 RUNS = int(os.environ.get("HVD_TEST_RUNS", "20"))
 CULPRIT_LINE = 17
+WITH_PACKAGE = {**os.environ, "PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1"}
 
 # The failing statement stands in line CULPRIT_LINE.
 SCRIPT = """\
@@ -41,6 +42,26 @@ for step in range(5):
         {failure}
 if "healthy" not in sys.argv:
     time.sleep(30)
+"""
+
+# Rank 0 gets what TensorFlow makes of an operation that failed.
+GRAPH = """\
+import time
+from horovod.common import basics as hvd
+from horovod.common.objects import allgather_object
+
+class UnknownError(Exception):
+    __module__ = "tensorflow.python"
+
+hvd.init()
+if hvd.rank() == 1:
+    time.sleep(1)
+    raise KeyError("mine")
+try:
+    allgather_object(1)
+except Exception as error:
+    raise UnknownError(f"Graph execution error:\\n\\nDetected at node n defined at:\\n  File a.py"
+                       f"\\n\\nHorovodAllreduce: {error}\\n\\t [[{{{{node n}}}}]]")
 """
 
 # name: statement, exit code, what the others and horovodrun say that the culprit did
@@ -77,7 +98,7 @@ def fail_once(size, culprit, failure, *words):
         done = subprocess.run(
             [BUILD / "horovodrun", "-np", str(size), sys.executable, "train.py", str(culprit),
              *words], cwd=directory, capture_output=True, text=True, timeout=120,
-            env={**os.environ, "PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1"})
+            env=WITH_PACKAGE)
     return done.returncode, done.stderr
 
 
@@ -145,7 +166,37 @@ class Output(Case):
         _, err = run("-np", 4, sys.executable, "-c", code, expect=1)
         self.assertEqual(err.count("<stderr>:fine"), 4)
         self.assertEqual(err.count("ValueError: everywhere"), 2, err)  # the other: in the block
+        self.assertIn("  its last line on stderr:\n    | ValueError: everywhere\n", err)
         self.assertIn("[0-3]<stderr>:ValueError: everywhere", err)
+
+    def test_a_rank_without_init_is_named(self):
+        code = "from horovod.common import basics; basics.rank()"
+        _, err = run("-np", 2, sys.executable, "-c", code, expect=1, env=WITH_PACKAGE)
+        self.assertRegex(err, r"because of rank [01]: it raised NotInitializedError: Horovod has "
+                              r"not been initialized; use hvd.init\(\)\.")
+        self.assertNotIn("/common/basics.py", err)  # the traceback ends where the user called
+        self.assertNotIn("    | ", err)
+
+    def test_a_rank_that_wrote_nothing_has_no_traceback_above(self):
+        for failure, is_there in (("os._exit(5)", False), ("raise KeyError(1)", True)):
+            _, err = fail_once(2, 1, failure)
+            self.assertEqual("see the traceback above" in err, is_there, err)
+
+    def test_operations_that_fail_end_at_the_users_line(self):
+        failure = "allgather_object(1)"
+        for level, shows_all in (("warning", False), ("debug", True)):
+            _, err = fail_once(2, 1, f"import os; os.environ['HOROVOD_LOG_LEVEL'] = '{level}'; "
+                                     f"hvd.shutdown(); {failure}")
+            self.assertIn("because of rank 1: it raised NotInitializedError", err)
+            self.assertEqual("/common/objects.py" in err, shows_all, err)
+
+    def test_a_graph_that_fails_in_consequence_says_one_line(self):
+        _, err = run("-np", 2, sys.executable, "-c", GRAPH, expect=1, env=WITH_PACKAGE)
+        self.assertIn("because of rank 1: it raised KeyError: 'mine'", err)
+        self.assertRegex(err, r"\[0\]<stderr>:tensorflow\.python\.UnknownError: HorovodAllreduce: "
+                              r"Horovod has been shut down\. Rank 1 .* raised KeyError: 'mine'")
+        self.assertNotIn("Graph execution error", err)
+        self.assertEqual(err.count("Traceback"), 1, err)
 
     def test_hooks_of_others_are_called(self):
         hook = ("raise_it = lambda: 1 / 0; sys.excepthook = "

@@ -247,8 +247,39 @@ class Ending(Case):
     def test_children_of_ranks_end_too(self):
         run("-np", 2, "sh", "-c", "sleep 1000 & setsid sleep 1000 & exit 0")
 
+    def test_children_in_sessions_of_their_own_end_too(self):
+        """With children of theirs, in further sessions: nobody finds them by group or parent."""
+        run("-np", 2, "sh", "-c", "setsid sh -c 'setsid sh -c \"setsid sleep 1000 & sleep 1000\" & "
+            "sleep 1000' & sleep 0.3; exit 0")
+
+    def test_they_end_with_a_killed_agent(self):
+        job = Job("-np", 2, "sh", "-c", "setsid sh -c 'setsid sleep 1000 & sleep 1000' & "
+                  "sleep 0.3; echo ready; exec sleep 1000")
+        for _ in range(2):
+            self.assertIn(b"ready", job.process.stdout.readline())
+        os.kill(job.agent(), signal.SIGKILL)
+        self.assertEqual(job.wait()[0], 69)
+        self.finish(job, 5)
+
+    def test_killed_supervisor(self):
+        """Another takes its place, so that a killed agent leaves nothing even then."""
+        job = Job("-np", 1, "sh", "-c", "echo ready; exec sleep 1000")
+        self.assertIn(b"ready", job.process.stdout.readline())
+
+        def supervisors():
+            return [pid for pid in job.survivors() if b"supervisor" in read(pid, "comm")]
+
+        first, = supervisors()
+        directory = job.directory()
+        os.kill(first, signal.SIGKILL)
+        self.assertTrue(eventually(lambda: supervisors() not in ([], [first]), 5))
+        os.kill(job.agent(), signal.SIGKILL)
+        job.wait()
+        self.finish(job, 5)
+        self.assertFalse(directory.exists())
+
     def test_signals(self):
-        for signo in (signal.SIGINT, signal.SIGTERM):
+        for signo in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1):
             with self.subTest(signo=signo):
                 job = Job("-np", 2, "sh", "-c", "echo ready; exec sleep 1000")
                 self.assertIn(b"ready", job.process.stdout.readline())

@@ -68,6 +68,10 @@ def test_small_helpers(monkeypatch):
     assert os.environ["COLOUR"] == "red" and "SHAPE" not in os.environ
     assert util.is_iterable([1]) and not util.is_iterable(1)
     assert util.num_rank_is_power_2(4) and util.split_list([1, 2, 3], 2) == [[1, 2], [3]]
+    assert util.is_version_greater_equal_than("2.11.0", "2.11")
+    assert not util.is_version_greater_equal_than("2.9", "2.11")
+    keras = type("keras", (), {"__version__": "3.15.1"})
+    assert util.support_non_legacy_keras_optimizers(keras)
     choose = util.get_average_backwards_compatibility_fun(None)
     assert choose(None, None) == basics.Average
 

@@ -119,3 +119,14 @@ def test_store_sales(tmp_path):
     mean, model = map(float, re.search(
         r"of the mean ([\d.]+), of the model ([\d.]+)", out).groups())
     assert model < 0.8 * mean
+
+
+def test_run_elastic(tmp_path):
+    out = run("spark/run_elastic.py", cwd=tmp_path)
+    assert re.findall(r"rank (\d) loss 0\.\d+", out) == ["0", "1"]
+
+
+def test_existing_parquet(tmp_path):
+    out = run("spark/existing_parquet.py", cwd=tmp_path)
+    first, last = map(float, re.search(r"loss ([\d.]+), then ([\d.]+)", out).groups())
+    assert last < first

@@ -8,6 +8,7 @@
 // cmocka has a macro fail(), so ours is called as (fail)(...) here.
 #define _GNU_SOURCE
 #include "base/peer.h"
+#include "base/signals.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -210,6 +212,22 @@ static void values_outside_are_unknown(void **state)
     assert_string_equal(hvd_reduce_name((hvd_reduce_t)99), "unknown");
     assert_string_equal(hvd_dtype_name((hvd_dtype_t)-7), "unknown");
     assert_int_equal(hvd_dtype_bytes((hvd_dtype_t)HVD_N_DTYPES), 0);
+}
+
+static void signals_are_called_what_the_system_calls_them(void **state)
+{
+    (void)state;
+    assert_string_equal(setlocale(LC_ALL, NULL), "C");
+    for (int signo = 1; signo < SIGRTMIN - 2; signo++) { // the C library has two for itself
+        assert_string_equal(signal_description_of(signo), strsignal(signo));
+    }
+    assert_string_equal(signal_name_of(SIGSEGV), "SIGSEGV");
+    assert_string_equal(signal_name_of(SIGSYS), "SIGSYS");
+    const int without[] = {-1, 0, SIGRTMIN, SIGRTMAX, 1 << 20};
+    for (size_t i = 0; i < N_ELEMENTS(without); i++) {
+        assert_null(signal_name_of(without[i]));
+        assert_null(signal_description_of(without[i]));
+    }
 }
 
 static void version_is_that_of_the_header(void **state)
@@ -1181,6 +1199,30 @@ static void the_process_table_tells_how_a_peer_fares(void **state)
     assert_state_of_child(0, 3, "its process ended with exit status 3 (its own output says why)");
 }
 
+// Both limits give the same errno.
+static void the_limit_that_was_met_is_named(void **state)
+{
+    struct rlimit before, low;
+    unsigned long long pages;
+    err_t err;
+    (void)state;
+
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu", &pages), 1);
+    fclose(file);
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    low = before;
+    low.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + 1048576;
+    assert_int_equal(setrlimit(RLIMIT_AS, &low), 0);
+    hvd_status_t status = thread_failed(&err, EAGAIN, "a thread");
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    assert_int_equal(status, HVD_NO_MEMORY);
+    assert_non_null(strstr(err.text, "ulimit -v"));
+    thread_failed(&err, EAGAIN, "a thread");
+    assert_null(strstr(err.text, "ulimit -v"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1198,6 +1240,7 @@ int main(void)
         cmocka_unit_test(every_value_has_its_own_name),
         cmocka_unit_test(names_are_those_of_the_users),
         cmocka_unit_test(values_outside_are_unknown),
+        cmocka_unit_test(signals_are_called_what_the_system_calls_them),
         cmocka_unit_test(version_is_that_of_the_header),
         cmocka_unit_test(log_line_has_rank_component_and_level),
         cmocka_unit_test(log_line_starts_with_the_time),
@@ -1247,6 +1290,7 @@ int main(void)
         cmocka_unit_test(decimal_comma_of_the_program_does_not_matter),
         cmocka_unit_test(a_peer_is_named_with_host_and_pid),
         cmocka_unit_test(the_process_table_tells_how_a_peer_fares),
+        cmocka_unit_test(the_limit_that_was_met_is_named),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

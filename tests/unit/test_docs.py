@@ -68,7 +68,7 @@ def known_words():
              *ROOT.glob("tests/cluster/*.py"), *ROOT.glob("tests/gpu/*.[ch]"),
              *ROOT.glob("deploy/**/Dockerfile"),
              ROOT / "tests/tests.list"]
-    return set(re.findall(r"\w+", "\n".join(file.read_text() for file in files)))
+    return set(re.findall(r"\w+", "\n".join(file.read_text() for file in files if file.is_file())))
 
 
 @functools.cache

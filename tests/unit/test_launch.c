@@ -106,7 +106,11 @@ static void test_flag_environment_and_file_agree(void **state)
         pick_value(&option, flag, env);
         assert_string_not_equal(env, option.info.default_text);
 
-        snprintf(line, sizeof line, "x %s%s%s", option.info.flag, is_bool ? "" : " ",
+        bool is_bare = (option.traits & BARE) != 0;
+        snprintf(line, sizeof line, "x %s%s%s", option.info.flag,
+                 is_bool   ? ""
+                 : is_bare ? "="
+                           : " ",
                  is_bool ? "" : flag);
         assert_option(i, line, no_env, env, BY_FLAG);
         if (!is_bool && (option.traits & TWO_WORDS) == 0) {
@@ -121,6 +125,10 @@ static void test_flag_environment_and_file_agree(void **state)
         write_file(path, yaml);
         snprintf(line, sizeof line, "x --config-file %s", path);
         assert_option(i, line, environment_list, env, BY_FILE);
+        if (is_bare) {
+            snprintf(line, sizeof line, "x %s 7", option.info.flag);
+            assert_option(i, line, environment_list, "0", BY_FLAG);
+        }
         n_tested++;
     }
     assert_true(n_tested > 40);
@@ -180,7 +188,8 @@ static void test_wrong_options_are_explained(void **state)
         {"x --verbos c", "did you mean --verbose?"},
         {"x --nothing-like-it-at-all c", "--help"},
         {"x -np", "-np needs a value"},
-        {"x -np two c", "-np must be a whole number from 0 to 1048576, not \"two\""},
+        {"x -np two c", "-np must be a whole number from 1 to 1048576, not \"two\""},
+        {"x -np 0 c", "-np must be a whole number from 1 to 1048576, not \"0\""},
         {"x -np -1 c", "not \"-1\""},
         {"x --verbose=1 c", "takes no value"},
         {"x --gloo --mpi c", "--mpi contradicts"},
@@ -846,6 +855,8 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_PLACE, .place = {.rank = 7, .env = TEXT_BYTES("HOROVOD_RANK=7")}},
     {.kind = FRAME_NEWS, .news = {.number = 2, .what = 3}},
     {.kind = FRAME_READY, .ready = {.rank = 5, .generation = 6, .blames = 3}},
+    {.kind = FRAME_WATCH, .watch = {.period_ms = 1000}},
+    {.kind = FRAME_SNAPSHOT, .snapshot = {.rank = 3, .text = "rank\t3\n"}},
     {.kind = FRAME_END, .end = {.code = 7}},
 };
 

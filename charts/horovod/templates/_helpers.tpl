@@ -78,8 +78,23 @@ release: {{ .Release.Name }}
 heritage: {{ .Release.Service }}
 {{- end -}}
 
+{{/* An image of its own has its own tag, and its registry in its name. */}}
 {{- define "horovod.image" -}}
-{{- printf "%s:%s" .image.repository (default .chart.AppVersion .image.tag | toString) -}}
+{{- $common := .root.Values.image -}}
+{{- $version := .root.Chart.AppVersion -}}
+{{- if .image.repository -}}
+{{- printf "%s:%s" .image.repository (default $version .image.tag | toString) -}}
+{{- else -}}
+{{- $name := $common.repository -}}
+{{- with $common.registry -}}
+{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}
+{{- end -}}
+{{- printf "%s:%s" $name (coalesce .image.tag $common.tag $version | toString) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "horovod.pullPolicy" -}}
+{{- default .root.Values.image.pullPolicy .image.pullPolicy -}}
 {{- end -}}
 
 {{- define "horovod.serviceAccount" -}}
@@ -323,7 +338,7 @@ volumes:
   {{- $said = append $said "driver is the name that the chart of the Horovod repository has for master: its values are used as those of master." -}}
 {{- end -}}
 {{- range $key, $image := dict "worker.image" .Values.worker.image "master.image" $master.image -}}
-  {{- if regexMatch "(^|/)uber/horovod$" $image.repository -}}
+  {{- if regexMatch "(^|/)uber/horovod$" (default "" $image.repository) -}}
     {{- $said = append $said (printf "%s.repository is %s, whose last image has Horovod 0.12 and Python 3.5: an image of your own is made by deploy/docker/Dockerfile or Dockerfile.spark." $key $image.repository) -}}
   {{- end -}}
 {{- end -}}

@@ -19,6 +19,12 @@ class HorovodInternalError(RuntimeError):
 class NotInitializedError(HorovodInternalError, ValueError):
     """hvd.init() has not been called, or hvd.shutdown() has."""
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        from horovod.common import uncaught  # which needs the classes above
+
+        uncaught.install_hooks()  # init() has not: the launcher is to learn of this, too
+
 
 class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of an elastic job changed. Raised by State.commit() and check_host_updates().

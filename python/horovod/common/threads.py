@@ -36,11 +36,11 @@ def series():
     if _pool_of(thread) is not None:
         _pools.add(_pool_of(thread))
         _refuse_unless_one(len(_pools), "pools of threads")
-        crew = [one for one in threading.enumerate() if _pool_of(one) == _pool_of(thread)]
-        _refuse_a_crowd(len(crew), f"threads of the pool '{_pool_of(thread)}'")
+        siblings = [one for one in threading.enumerate() if _pool_of(one) == _pool_of(thread)]
+        _refuse_a_crowd(len(siblings), f"threads of the pool '{_pool_of(thread)}'")
     else:
-        crew = [one for one in threading.enumerate() if _work_of(one) == work]
-        _refuse_a_crowd(len(crew), f"threads that run '{work}'")
+        siblings = [one for one in threading.enumerate() if _work_of(one) == work]
+        _refuse_a_crowd(len(siblings), f"threads that run '{work}'")
     return work
 
 

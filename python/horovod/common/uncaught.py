@@ -3,16 +3,18 @@
 
 A rank that raises leaves the job while its interpreter is torn down, and others overtake it: by the
 order in which processes end nobody can tell whose fault it was. So the exception is handed to the
-core before this rank leaves. Where another rank has left before, it is a consequence, and of a
-HorovodInternalError only the sentence is printed: the traceback that matters is the other rank's.
+core before this rank leaves. Where another rank has left before, it is a consequence, and of an
+operation that failed only the sentence is printed: the traceback that matters is the other rank's.
 
 What users see is otherwise what they would have seen: the hooks that were there are called.
 """
 import os
+import re
 import sys
 import sysconfig
 import threading
 import traceback
+import types
 
 from horovod import _core
 from horovod.common.exceptions import PACKAGE_FOLDER, HorovodInternalError
@@ -20,6 +22,8 @@ from horovod.common.exceptions import PACKAGE_FOLDER, HorovodInternalError
 MESSAGE_CHARACTERS = 200
 _NOT_THE_USERS = (PACKAGE_FOLDER, *(sysconfig.get_path(name) + os.sep for name in
                                     ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen ")
+# What a node of TensorFlow says of an operation that failed.
+_OF_A_GRAPH = re.compile(r"Horovod[A-Z]\w+: .*")
 _of_thread = None  # what a thread raised, in words
 _hooks_of = None   # the process that has them
 
@@ -95,8 +99,44 @@ def tell_at_exit():
 
 def print_consequence(error):
     """The sentence without the traceback."""
-    sys.stderr.write("".join(traceback.format_exception_only(type(error), error)))
+    sys.stderr.write("".join(_without_graph(traceback.format_exception_only(type(error), error))))
     sys.stderr.flush()
+
+
+def _is_failed_operation(error):
+    """Also of a TensorFlow graph, which has exceptions of its own."""
+    return isinstance(error, HorovodInternalError) or \
+        type(error).__module__.startswith("tensorflow.") and _OF_A_GRAPH.search(str(error))
+
+
+def _without_graph(lines):
+    """TensorFlow adds where the node was made, a line for each call."""
+    match = _OF_A_GRAPH.search("".join(lines))
+    if match is None:
+        return lines
+    return [f"{lines[0].partition(':')[0]}: {match.group()}\n"]
+
+
+def _without_ours(error, trace):
+    """The traceback down to the user's call, which is what a failed operation is about."""
+    links = []
+    while trace is not None:
+        links.append(trace)
+        trace = trace.tb_next
+    if isinstance(error, HorovodInternalError) and not _shows_all():
+        n_ours = next((i for i, link in enumerate(reversed(links)) if not _is_ours(link)), 0)
+        links = links[:len(links) - n_ours]
+    for link in reversed(links):
+        trace = types.TracebackType(trace, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return error.with_traceback(trace)
+
+
+def _is_ours(link):
+    return link.tb_frame.f_code.co_filename.startswith(PACKAGE_FOLDER)
+
+
+def _shows_all():
+    return os.environ.get("HOROVOD_LOG_LEVEL", "").lower() in ("trace", "debug")
 
 
 def install_hooks():
@@ -112,11 +152,13 @@ def install_hooks():
         is_cause = True
         if error is not None:
             is_cause = tell(error.with_traceback(trace))
-        if not is_cause and isinstance(error, HorovodInternalError) and \
-                before is sys.__excepthook__:
+        if error is None or before is not sys.__excepthook__:
+            before(kind, error, trace)
+        elif not is_cause and _is_failed_operation(error):
             print_consequence(error)
         else:
-            before(kind, error, trace)
+            error = _without_ours(error, trace)
+            before(kind, error, error.__traceback__)
 
     def on_thread_exception(args):
         global _of_thread

@@ -71,8 +71,8 @@ def check_adasum(op, process_set, size):
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     if not num_rank_is_power_2(size):
-        raise NotImplementedError("Running Adasum with a number of ranks that is no power of two "
-                                  "is not supported.")
+        raise NotImplementedError("Running Adasum with a number of ranks that is not a power of "
+                                  "two is not supported.")
 
 
 def split_list(items, n_parts):
@@ -91,6 +91,18 @@ def split_list(items, n_parts):
 def is_iterable(value):
     """Can it be gone through?"""
     return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+
+
+def is_version_greater_equal_than(ver, target):
+    """Is the version ver, as "2.15.1", the target or a later one?"""
+    import packaging.version
+
+    return packaging.version.parse(ver) >= packaging.version.parse(target)
+
+
+def support_non_legacy_keras_optimizers(k):
+    """Has this Keras, a module, the optimizers that came with 2.11?"""
+    return is_version_greater_equal_than(k.__version__, "2.11")
 
 
 @contextlib.contextmanager

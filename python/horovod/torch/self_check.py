@@ -9,6 +9,8 @@ of the elements, so its cost does not grow with the model's.
 An optimizer that is stepped without anything having been reduced trains each rank by itself.
 PyTorch calls a hook before each step of any optimizer, from init() to shutdown().
 """
+import os
+import sys
 import warnings
 import zlib
 
@@ -21,15 +23,21 @@ except ImportError:  # a PyTorch that has no hooks for all optimizers
 
 from horovod import _core
 from horovod.common import basics
+from horovod.common.exceptions import PACKAGE_FOLDER
 
 DIGEST_BYTES = 4
 SAMPLE = 32  # elements of a tensor
 # Gradients of other data may well be equal if they consist of a few values such as 0 and 1.
 LEAST_DISTINCT_VALUES = 4
+_NOT_THE_USERS = (PACKAGE_FOLDER, os.path.dirname(torch.__file__) + os.sep)
 
 
 def _warn(text):
-    warnings.warn(f"{text} (HOROVOD_TRAINING_CHECKS=0 turns this check off)", stacklevel=2)
+    """About the line of the program, in which PyTorch or this package has called us."""
+    frame, level = sys._getframe(1), 2
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{text} (HOROVOD_TRAINING_CHECKS=0 turns this check off)", stacklevel=level)
 
 
 def _sample(tensor):
@@ -88,7 +96,8 @@ class FirstStep:
             return
         differing = [name for (name, _), one in zip(rows, same) if not all(one[:DIGEST_BYTES])]
         if differing:
-            more = f" and of {len(differing) - 1} others" if len(differing) > 1 else ""
+            n = len(differing) - 1
+            more = f" and of {n} other{'s' if n > 1 else ''}" if n > 0 else ""
             _warn(f"The values of parameter '{differing[0]}'{more} differ between ranks at the "
                   "first step: each rank trains a model of its own. hvd.broadcast_parameters() is "
                   "missing: call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before "

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tf.data service: a job that trains with another's input."""
+import contextlib
+import io
+import pathlib
+import re
+import runpy
+import sys
 import threading
 
 import pytest
@@ -40,9 +46,18 @@ def train(configfile):
     return mine
 
 
-@pytest.mark.parametrize("side", ["compute", "training"])
-def test_training_with_the_input_of_another_job(tmp_path, side):
-    configfile = str(tmp_path / "compute.json")
+def example(configfile):
+    """What examples/tensorflow2/tensorflow2_mnist_data_service.py prints here."""
+    path = pathlib.Path(__file__).parents[3] / "examples/tensorflow2"
+    sys.argv = ["example", configfile]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        runpy.run_path(str(path / "tensorflow2_mnist_data_service.py"), run_name="__main__")
+    return output.getvalue()
+
+
+def beside_another_job(configfile, side, function):
+    """What the ranks of a job return that trains with the input of another."""
     failed = []
 
     def run_compute():
@@ -53,7 +68,19 @@ def test_training_with_the_input_of_another_job(tmp_path, side):
 
     job = threading.Thread(target=run_compute)
     job.start()
-    elements = run_tf(2, "test_tf_data", "train", configfile)
+    returned = run_tf(2, "test_tf_data", function, configfile)
     job.join()
     assert not failed, failed[0]
+    return returned
+
+
+@pytest.mark.parametrize("side", ["compute", "training"])
+def test_training_with_the_input_of_another_job(tmp_path, side):
+    elements = beside_another_job(str(tmp_path / "compute.json"), side, "train")
     assert sorted(sum(elements, [])) == [number * number for number in range(20)]
+
+
+def test_the_example(tmp_path):
+    said = beside_another_job(str(tmp_path / "compute.json"), "compute", "example")
+    first, last = map(float, re.search(r"loss ([\d.]+), then ([\d.]+) after", said[0]).groups())
+    assert last < first

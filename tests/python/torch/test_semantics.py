@@ -369,7 +369,9 @@ def train(broadcast=True, same_data=False, wrap=True, zero=False, by_hand=False,
                 for name, p in model.named_parameters():
                     hvd.allreduce_(p.grad, name=name)
             optimizer.step()
-    return [str(one.message) for one in caught if "HOROVOD_TRAINING_CHECKS" in str(one.message)]
+    told = [one for one in caught if "HOROVOD_TRAINING_CHECKS" in str(one.message)]
+    assert {one.filename for one in told} <= {__file__}, "the line shown is the program's"
+    return [str(one.message) for one in told]
 
 
 CASES = {
@@ -377,6 +379,8 @@ CASES = {
     "passes": ({"passes": 2}, None),
     "no_broadcast": ({"broadcast": False}, "broadcast_parameters() is missing"),
     "first_name": ({"broadcast": False}, "parameter '0.weight' and of 3 others"),
+    "one_more_name": ({"broadcast": False, "layers": (1, 1)},
+                      "parameter '0.weight' and of 1 other differ"),
     "same_data": ({"same_data": True}, "DistributedSampler"),
     "zero_gradients": ({"zero": True}, None),
     "tiny": ({"same_data": True, "layers": (1, 1)}, None),

@@ -78,6 +78,10 @@ EXAMPLES = [  # file, arguments, what its output must have
     ("pytorch_synthetic_benchmark.py", ["--num-iters", "1", "--num-batches-per-iter", "1"],
      "on 2 ranks"),
     ("pytorch_ddp_backend.py", [], "weights are equal on all ranks: True"),
+    ("pytorch/pytorch_transformer_amp.py", ["--steps", "40"], "step 39 loss"),
+    ("pytorch/pytorch_elastic.py", [], "epoch 2 on 2 ranks"),
+    ("pytorch/pytorch_adasum.py", [], "adasum loss"),
+    ("pytorch/pytorch_process_sets.py", [], "epoch 2 widths 4 and 32"),
 ]
 
 
@@ -87,6 +91,17 @@ def test_examples_under_horovodrun(name, arguments, expected):
     assert expected in output
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert not losses or losses[-1] < losses[0]
+
+
+def test_the_imagenet_example_continues_from_its_checkpoint(tmp_path):
+    example = ROOT / "examples/pytorch/pytorch_imagenet_resnet.py"
+    found = []
+    for epochs in ("1", "2"):
+        output = run_under_horovodrun(2, example, "--checkpoints", tmp_path, "--pictures", "256",
+                                      "--epochs", epochs)
+        found += [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert "continues after epoch 1" in output
+    assert len(found) == 2 and found[1] < found[0], found
 
 
 def learns(output):

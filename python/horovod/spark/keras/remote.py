@@ -181,10 +181,10 @@ def compile_model(model: Any, task: Dict[str, Any]) -> Any:
 def rank_zero_callbacks(model: Any, task: Dict[str, Any], files: Files, folder: str) -> List[Any]:
     import keras
 
-    keeper = task["checkpoint_callback"]
-    if keeper is not None and keeper.filepath is None:
-        suffix = ".weights.h5" if keeper.save_weights_only else ".keras"
-        keeper.filepath = os.path.join(folder, "best" + suffix)
+    checkpoint = task["checkpoint_callback"]
+    if checkpoint is not None and checkpoint.filepath is None:
+        suffix = ".weights.h5" if checkpoint.save_weights_only else ".keras"
+        checkpoint.filepath = os.path.join(folder, "best" + suffix)
 
     def keep(epoch: int, logs: Any) -> None:
         files.save(model_to_bytes(model), epoch + 1)
@@ -196,7 +196,7 @@ def rank_zero_callbacks(model: Any, task: Dict[str, Any], files: Files, folder: 
     made = [keras.callbacks.CSVLogger(os.path.join(logs, "history.csv"), append=True)]
     if importlib.util.find_spec("tensorboard") is not None:
         made.append(keras.callbacks.TensorBoard(logs))
-    return made + ([keeper] if keeper is not None else []) + [
+    return made + ([checkpoint] if checkpoint is not None else []) + [
         keras.callbacks.LambdaCallback(on_epoch_end=keep)]
 
 
@@ -204,15 +204,15 @@ def best_model(model: Any, task: Dict[str, Any]) -> Any:
     """What the checkpoint_callback has kept, if that is the best only; else the model as it is."""
     import keras
 
-    keeper = task["checkpoint_callback"]
-    if keeper is None or not keeper.save_best_only:
+    checkpoint = task["checkpoint_callback"]
+    if checkpoint is None or not checkpoint.save_best_only:
         return model
     # Names may have the epoch and metrics in them: {epoch:02d}-{val_loss:.2f}
-    pattern = re.sub(r"{[^}]*}", "*", glob.escape(str(keeper.filepath)))
+    pattern = re.sub(r"{[^}]*}", "*", glob.escape(str(checkpoint.filepath)))
     kept = max(glob.glob(pattern), key=os.path.getmtime, default=None)
     if kept is None:
         return model
-    if keeper.save_weights_only:
+    if checkpoint.save_weights_only:
         model.load_weights(kept)
         return model
     return keras.models.load_model(kept, custom_objects=task["custom_objects"], compile=False)

@@ -112,10 +112,10 @@ def make_strategy(hvd: Any, hook: Any) -> Any:
     return Strategy(cluster_environment=Place(), process_group_backend="hvd")
 
 
-def make_keeper(lightning: Any, task: Dict[str, Any], folder: str) -> Any:
+def make_recorder(lightning: Any, task: Dict[str, Any], folder: str) -> Any:
     """A callback: after each epoch the history, and a checkpoint in the store."""
 
-    class Keeper(lightning.Callback):
+    class Recorder(lightning.Callback):
         def __init__(self) -> None:
             self.history: List[Dict[str, Any]] = []
 
@@ -130,7 +130,7 @@ def make_keeper(lightning: Any, task: Dict[str, Any], folder: str) -> Any:
                 with open(path, "rb") as file:
                     task["store"].write(task["checkpoint_path"], file.read())
 
-    return Keeper()
+    return Recorder()
 
 
 def checkpoint(task: Dict[str, Any], hvd: Any, folder: str) -> Tuple[Optional[str], int]:
@@ -178,11 +178,11 @@ def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         start, first_epoch = checkpoint(task, hvd, folder)
         data = open_data(lightning, task, hvd, first_epoch, stack)
-        keeper = make_keeper(lightning, task, folder)
+        recorder = make_recorder(lightning, task, folder)
         options = dict(
             device_options(task, hvd), num_nodes=hvd.size(),
             strategy=make_strategy(hvd, task["compression_hook"]),
-            max_epochs=task["epochs"], callbacks=[*task["callbacks"], keeper],
+            max_epochs=task["epochs"], callbacks=[*task["callbacks"], recorder],
             logger=task["logger"] or False, log_every_n_steps=task["log_every_n_steps"],
             profiler=task["profiler"], detect_anomaly=task["terminate_on_nan"],
             accumulate_grad_batches=task["backward_passes_per_step"], default_root_dir=folder,
@@ -191,7 +191,7 @@ def train(packed: bytes) -> Optional[Tuple[List[Dict[str, Any]], bytes]]:
         trainer = lightning.Trainer(**{**options, **(task["trainer_args"] or {})})
         trainer.fit(module, ckpt_path=start, **data)
         state = save_state({name: value.cpu() for name, value in module.state_dict().items()})
-    result = (keeper.history, state) if hvd.rank() == 0 else None
+    result = (recorder.history, state) if hvd.rank() == 0 else None
     torch.distributed.destroy_process_group()
     hvd.shutdown()
     return result

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# cmake -DOUT=file.c -DFROM=folder -P embed.cmake: the files of the page as C arrays.
+file(WRITE ${OUT}.new "#include \"web/page_files.h\"\n")
+foreach(part html:page.html style:style.css script:page.js)
+    string(REPLACE ":" ";" pair ${part})
+    list(GET pair 0 name)
+    list(GET pair 1 file)
+    file(READ ${FROM}/${file} hex HEX)
+    string(LENGTH "${hex}" digits)
+    math(EXPR bytes "${digits} / 2")
+    string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," array "${hex}")
+    file(APPEND ${OUT}.new "const char page_${name}[] = {${array}};\n"
+         "const size_t page_${name}_bytes = ${bytes};\n")
+endforeach()
+file(RENAME ${OUT}.new ${OUT})
