@@ -8,7 +8,7 @@ A backend is a class with
   aggregator(n, reducer, ...)    an object with step(grads, variables, apply, skip)
   broadcast_variables(v, root)   in place
   broadcast_global_variables(root)     of a graph of TensorFlow 1 style
-  elastic_run(func)              the framework's elastic loop
+  elastic_run(func, checkpoint)  the framework's elastic loop
   allreduce, allgather, broadcast, reducescatter     of one value
 """
 from horovod.common import basics
@@ -39,8 +39,8 @@ class TensorFlowBackend:
         return self._hvd.LocalGradientAggregationHelper(
             passes, reducer.reduce, sparse_as_dense, average, self._hvd.rank(), "keras")
 
-    def elastic_run(self, func):
-        return self._hvd.elastic.run(func)
+    def elastic_run(self, func, checkpoint=None):
+        return self._hvd.elastic.run(func, checkpoint=checkpoint)
 
     def broadcast_variables(self, variables, root_rank):
         return self._hvd.broadcast_variables(variables, root_rank)
@@ -178,8 +178,8 @@ class TorchBackend:
         del sparse_as_dense
         return _TorchAggregator(passes, reducer, average)
 
-    def elastic_run(self, func):
-        return self._hvd.elastic.run(func)
+    def elastic_run(self, func, checkpoint=None):
+        return self._hvd.elastic.run(func, checkpoint=checkpoint)
 
     def broadcast_variables(self, variables, root_rank):
         tensors = [variable.value.data for variable in variables]

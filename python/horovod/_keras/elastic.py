@@ -38,6 +38,17 @@ class KerasState(ObjectState):
             variable.assign(value)
         super().restore()
 
+    def contents(self):
+        # The optimizer is that of the model, as a rule: then it is in there, once.
+        own = {} if self.optimizer is getattr(self.model, "optimizer", None) \
+            else {"optimizer": self.optimizer}
+        return {**super().contents(), "model": self.model, **own}
+
+    def checkpoints(self):
+        from horovod._keras import checkpoint
+
+        return checkpoint
+
     def sync(self):
         self._backend.broadcast_variables(self._variables(), 0)
         self._values = self._read()

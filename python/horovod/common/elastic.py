@@ -56,6 +56,8 @@ class WorkerNotificationManager:
 
 notification_manager = WorkerNotificationManager()
 
+_N_WRITTEN = "horovod.n_written"  # in checkpoints: how many commits have written one
+
 
 class State:
     """What must be the same on all ranks and survive a failure."""
@@ -66,6 +68,7 @@ class State:
         self._host_messages = queue.Queue()
         self._last_updated_timestamp = 0
         self._reset_callbacks = []
+        self._n_written = 0
 
     def on_reset(self):
         """After the job was joined anew: forgets old news, then reset() and the callbacks."""
@@ -82,10 +85,29 @@ class State:
         """Functions to call when the number of ranks may have changed."""
         self._reset_callbacks.extend(callbacks)
 
-    def commit(self):
-        """Saves the state and raises HostsUpdatedInterrupt if hosts have changed."""
+    def commit(self, path=None, keep=3):
+        """Saves the state and raises HostsUpdatedInterrupt if hosts have changed.
+
+        path: a checkpoint is written there too, as hvd.checkpoint.save() does, and `keep` of them
+        stay.
+        """
         self.save()
+        if path is not None:
+            self._n_written += 1
+            self.write(path, self._n_written, keep)
         self.check_host_updates()
+
+    def write(self, path, step, keep):
+        """Begins to write what is saved as a checkpoint; of all ranks."""
+        raise NotImplementedError(f"{type(self).__name__} does not write checkpoints")
+
+    def resume(self, path):
+        """In a job that has just begun: the state of the newest checkpoint at the path, if any."""
+        raise NotImplementedError(f"{type(self).__name__} does not read checkpoints")
+
+    def recover(self):
+        """After a failure: back to the last step that is whole, at worst to the last commit."""
+        self.restore()
 
     def check_host_updates(self):
         """Raises HostsUpdatedInterrupt on all ranks alike if any news has come to rank 0."""
@@ -132,6 +154,27 @@ class ObjectState(State):
         for name, value in self._saved_state.items():
             setattr(self, name, copy.deepcopy(value))
 
+    def contents(self):
+        """What a checkpoint has of this state, by name."""
+        return dict(self._saved_state)
+
+    def checkpoints(self):
+        """The save() and load() that know the tensors of the state."""
+        from horovod import checkpoint
+
+        return checkpoint
+
+    def write(self, path, step, keep):
+        self.checkpoints().save(path, {**self.contents(), _N_WRITTEN: step}, step, keep)
+
+    def resume(self, path):
+        found = self.checkpoints().load(path, self.contents())
+        if found is not None:
+            self._n_written = found.state[_N_WRITTEN]
+            for name in self._saved_state:
+                setattr(self, name, found.state[name])
+            self.save()
+
     def sync(self):
         if self._saved_state:
             self.save()
@@ -139,13 +182,18 @@ class ObjectState(State):
             self.restore()
 
 
-def run_fn(func, reset):
-    """The elastic loop: func(state, ...) until it returns; reset() joins the job anew."""
+def run_fn(func, reset, checkpoint=None):
+    """The elastic loop: func(state, ...) until it returns; reset() joins the job anew.
+
+    checkpoint: where state.commit(path=...) writes; a job that begins goes on from there.
+    """
 
     @functools.wraps(func)
     def wrapper(state, *args, **kwargs):
         notification_manager.init()
         notification_manager.register_listener(state)
+        if checkpoint is not None and not membership.is_later_generation():
+            state.resume(checkpoint)
         skip_sync = False
         try:
             while True:
@@ -154,7 +202,7 @@ def run_fn(func, reset):
                         state.sync()
                     return func(state, *args, **kwargs)
                 except HorovodInternalError:
-                    state.restore()
+                    state.recover()
                     skip_sync = False
                 except HostsUpdatedInterrupt as interrupt:
                     # Where ranks may leave for different reasons, or new ones come meanwhile, all

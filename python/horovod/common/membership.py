@@ -35,7 +35,7 @@ def _generation() -> int:
 
 def is_later_generation() -> bool:
     """Was there one before? Then ranks that were in it know more than new ones."""
-    return _generation() > FIRST_GENERATION
+    return is_elastic() and _generation() > FIRST_GENERATION
 
 
 def _say_ready(worker: str) -> None:

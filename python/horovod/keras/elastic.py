@@ -11,9 +11,15 @@ from horovod._keras.callbacks import bind
 _bind = functools.partial(bind, keras, __name__)
 
 
-def run(func):
-    """Decorator: func(state, ...) is run again after failures and changes of hosts."""
-    return backend_of(keras).elastic_run(func)
+def run(func=None, *, checkpoint=None):
+    """Decorator: func(state, ...) is run again after failures and changes of hosts.
+
+    checkpoint: the path of state.commit(path=...); a job that begins goes on from the newest
+    checkpoint there.
+    """
+    if func is None:
+        return functools.partial(run, checkpoint=checkpoint)
+    return backend_of(keras).elastic_run(func, checkpoint)
 
 
 class KerasState(_impl.KerasState):

@@ -39,9 +39,15 @@ def _translate_errors(func):
     return wrapper
 
 
-def run(func):
-    """Decorator: func(state, ...) is run again after failures and changes of hosts."""
-    return elastic.run_fn(_translate_errors(func), basics.rejoin)
+def run(func=None, *, checkpoint=None):
+    """Decorator: func(state, ...) is run again after failures and changes of hosts.
+
+    checkpoint: the path of state.commit(path=...); a job that begins goes on from the newest
+    checkpoint there.
+    """
+    if func is None:
+        return functools.partial(run, checkpoint=checkpoint)
+    return elastic.run_fn(_translate_errors(func), basics.rejoin, checkpoint)
 
 
 class TensorFlowState(ObjectState):
@@ -71,6 +77,16 @@ class TensorFlowState(ObjectState):
             else:
                 variable.assign(value)
         super().restore()
+
+    def contents(self):
+        if self.session is not None:
+            raise NotImplementedError("checkpoints of variables of a session: use tf.train.Saver")
+        return {**super().contents(), "variables": self.variables}
+
+    def checkpoints(self):
+        from horovod.tensorflow import checkpoint
+
+        return checkpoint
 
     def sync(self):
         if self.variables:

@@ -170,6 +170,16 @@ def _remove_all(handles):
 class _Wrapper:
     """What all wrapped optimizers share."""
 
+    step_watch = None  # told when weights are about to change and when they have (elastic/steps.py)
+
+    def _apply(self, apply):
+        if self.step_watch is None:
+            return apply()
+        self.step_watch.begin()
+        result = apply()
+        self.step_watch.end()
+        return result
+
     def __reduce_ex__(self, _protocol):  # also of copy.copy() and copy.deepcopy()
         raise TypeError(
             "a DistributedOptimizer cannot be copied or pickled: hooks of its parameters and "
@@ -468,13 +478,17 @@ class _DistributedOptimizer(_Wrapper):
 
         Their names are taken until then.
         """
+        self.drop_gradients()
+        return super().load_state_dict(*args, **kwargs)
+
+    def drop_gradients(self):
+        """Forgets gradients that are on their way, once they have arrived or failed."""
         if self._is_in_flight():
             # Elastic training restores after a failure; nothing arrives then.
             with contextlib.suppress(RuntimeError, ValueError):
                 self.synchronize()
         self._forget()
         self._synchronized = False
-        return super().load_state_dict(*args, **kwargs)
 
     @contextlib.contextmanager
     def skip_synchronize(self):
@@ -510,7 +524,8 @@ class _DistributedOptimizer(_Wrapper):
             else:
                 closure = self._reducing(closure)
         try:
-            return super().step(closure) if closure is not None else super().step()
+            step = super().step
+            return self._apply(step if closure is None else lambda: step(closure))
         finally:
             self._synchronized = False
 
@@ -558,11 +573,15 @@ class _AdasumOptimizer(_Wrapper):
 
     def step(self, closure=None):
         """The user's step, then the Adasum of what it changed."""
+        step = super().step
+        return self._apply(lambda: self._step_together(step, closure))
+
+    def _step_together(self, step, closure):
         loss = closure() if closure is not None else None
         _add_names(self._parameter_names, self)
         parameters = [p for p in _parameters(self) if p.requires_grad]
         starts = [p.detach().clone() for p in parameters]
-        super().step()
+        step()
         with torch.no_grad():
             sent = []
             for p, start in zip(parameters, starts):

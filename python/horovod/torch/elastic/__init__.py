@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic training with PyTorch: hvd.elastic.run, TorchState, ElasticSampler."""
+import functools
+
 from horovod.common.basics import rejoin
 from horovod.common.elastic import run_fn
 from horovod.torch.elastic.sampler import ElasticSampler
@@ -8,6 +10,13 @@ from horovod.torch.elastic.state import TorchState
 __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
-def run(func):
-    """Decorator: calls func(state, ...) again from the last commit when ranks fail or change."""
-    return run_fn(func, rejoin)
+def run(func=None, *, checkpoint=None):
+    """Decorator: calls func(state, ...) again when ranks fail or change.
+
+    After a failure training continues after the last step that was whole, if the state has what
+    the script needs for that, else after the last commit. checkpoint: the path of
+    state.commit(path=...); a job that begins goes on from the newest checkpoint there.
+    """
+    if func is None:
+        return functools.partial(run, checkpoint=checkpoint)
+    return run_fn(func, rejoin, checkpoint)

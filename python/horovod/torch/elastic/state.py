@@ -8,6 +8,7 @@ from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState
 from horovod.common.objects import broadcast_object
 from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.elastic.steps import StepWatch, is_plain
 from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -95,11 +96,65 @@ class TorchState(ObjectState):
             object.__setattr__(self, name, handler.value)
         rest = {name: value for name, value in kwargs.items() if name not in self._handlers}
         super().__init__(broadcast_object, rank, **rest)
+        self._watch = None
+        self._watch_steps()
+
+    def _values_of(self, kind):
+        return [handler.value for handler in self._handlers.values()
+                if type(handler) is kind]
+
+    def _watch_steps(self):
+        if self._watch is not None:
+            self._watch.remove()
+        optimizers = self._values_of(OptimizerStateHandler)
+        self._watch = None
+        if len(optimizers) == 1:
+            self._watch = StepWatch(optimizers[0], self._values_of(ModelStateHandler),
+                                    self._position)
+
+    def _position(self):
+        """How far the script says it is."""
+        return ([sampler.state_dict() for sampler in self._values_of(SamplerStateHandler)],
+                copy.deepcopy({name: getattr(self, name) for name in self._saved_state
+                               if is_plain(getattr(self, name))}))
+
+    def _can_stay(self):
+        """Is there nothing that a failed step may have left half changed?"""
+        known = (ModelStateHandler, OptimizerStateHandler, SamplerStateHandler)
+        return (self._watch is not None and type(self).restore is TorchState.restore
+                and all(type(handler) in known for handler in self._handlers.values())
+                and all(is_plain(getattr(self, name)) for name in self._saved_state))
+
+    def recover(self):
+        if self._can_stay() and self._watch.go_to_last_step():
+            self._drop_gradients()
+            self.save()
+        else:
+            self.restore()
+
+    def _drop_gradients(self):
+        """Those of the failed step, and what optimizers know of them."""
+        for handler in self._handlers.values():
+            if type(handler) is OptimizerStateHandler:
+                if hasattr(handler.value, "drop_gradients"):
+                    handler.value.drop_gradients()
+                handler.value.zero_grad()
 
     def save(self):
         for handler in self._handlers.values():
             handler.save()
         super().save()
+        if self.__dict__.get("_watch") is not None:
+            self._watch.note_commit()
+
+    def contents(self):
+        return {**super().contents(),
+                **{name: handler.value for name, handler in self._handlers.items()}}
+
+    def checkpoints(self):
+        from horovod.torch import checkpoint
+
+        return checkpoint
 
     def restore(self):
         for handler in self._handlers.values():
@@ -121,3 +176,5 @@ class TorchState(ObjectState):
         if name in handlers:
             handlers[name].set_value(value)
         super().__setattr__(name, value)
+        if name in handlers and self.__dict__.get("_watch") is not None:
+            self._watch_steps()
