@@ -14,6 +14,7 @@
 #   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-gpu     PyTorch 2.15 and 2.6 (installs it) on the simulated GPU of tests/gpu
+#   make test-dashboard  the job page in a real Chromium (installs it)
 #   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
 #   make test-spark   horovod.spark on real Spark 4.3 and 3.5, with a cluster of four hosts
 #   make test-spark-short  the toy and the Rossmann example on local Spark 4.3
@@ -85,6 +86,10 @@ test-torch-versions: setup
 .PHONY: test-gpu
 test-gpu: setup
 	@tools/test-gpu.sh
+
+.PHONY: test-dashboard
+test-dashboard: setup
+	@tools/test-dashboard.sh
 
 SECONDS := 600
 fuzz:

@@ -3,15 +3,18 @@
 // horovodrun.c - the launcher's program: what was asked for, and who does it.
 //
 // Everything that is done instead of a job is a row; the rest chooses between the launchers. No
-// other file of the launcher writes to stdout by itself.
+// other file of the launcher writes to stdout by itself. Called hvd-info or hvd-bench, it is that
+// tool: the wheel has one program.
 #include "agent/agent.h"
 #include "pai/pai.h"
 #include "tools/top.h"
 #include "tools/trial.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+int hvd_info_main(int argc, char **argv); // hvd-info.c, hvd-bench.c: their main
+int hvd_bench_main(int argc, char **argv);
 
 static int print_version(const options_t *options)
 {
@@ -58,23 +61,20 @@ static int print_completion(const options_t *options)
     return 0;
 }
 
-// The tool that is installed beside this program.
 static int run_bench(const options_t *options)
 {
-    char path[4096 + 16], name[] = "hvd-bench";
+    char name[] = "hvd-bench";
     char **argv = calloc((size_t)options->n_command + 2, sizeof *argv);
-    if (argv == NULL || !own_path(path, 4096)) {
+    if (argv == NULL) {
         return EXIT_INTERNAL;
     }
-    snprintf(strrchr(path, '/') + 1, sizeof name, "%s", name);
     argv[0] = name;
     for (int i = 0; i < options->n_command; i++) {
         argv[i + 1] = options->command[i];
     }
-    execv(path, argv);
-    say("cannot run %s: %s", path, strerror(errno));
+    int code = hvd_bench_main(options->n_command + 1, argv);
     free(argv);
-    return EXIT_INTERNAL;
+    return code;
 }
 
 static int launch(const options_t *options)
@@ -104,6 +104,14 @@ int main(int argc, char **argv)
 {
     options_t options;
     err_t err = {0};
+    const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
+    const char *name = slash != NULL ? slash + 1 : argc > 0 ? argv[0] : "";
+    if (strcmp(name, "hvd-info") == 0) {
+        return hvd_info_main(argc, argv);
+    }
+    if (strcmp(name, "hvd-bench") == 0) {
+        return hvd_bench_main(argc, argv);
+    }
     if (argc > 1 && strcmp(argv[1], "pai") == 0) {
         return pai_main(argc, argv);
     }

@@ -205,7 +205,8 @@ static void find_lateness(const model_late_t *before, uint64_t n_steps, double s
     double late_s = MAX(late->late_s - before->late_s, 0.0);
     bool is_usual = n_last * 2 > (double)n_steps && late_s >= n_last * LATE_LEAST_S;
     double share = is_usual ? MIN(late_s / seconds, 1.0) : 0;
-    late->share = n_steps > 0 ? 0.6 * before->share + 0.4 * share : before->share;
+    // In a job that stands still nobody is late any more: it is forgotten, but not between steps.
+    late->share = n_steps > 0 ? 0.6 * before->share + 0.4 * share : 0.9 * before->share;
 }
 
 static void find_rates(model_rank_t *r, const model_seen_t *before, double seconds)

@@ -413,7 +413,7 @@ static void *serve_all(void *arg)
     web_t *web = arg;
     struct epoll_event events[MAX_EVENTS];
     uint64_t end_ns = NEVER_NS;
-    setpriority(PRIO_PROCESS, (id_t)gettid(), 10); // ranks may need the processor
+    setpriority(PRIO_PROCESS, 0, 10); // this thread: ranks may need the processor
     while (clock_ns() < end_ns && (end_ns == NEVER_NS || web->first != NULL)) {
         int wait_ms = end_ns != NEVER_NS ? 20 : web->is_paused ? 50 : web->first != NULL ? 200 : -1;
         int n = epoll_wait(web->epoll_fd, events, MAX_EVENTS, wait_ms);

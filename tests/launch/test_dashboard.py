@@ -120,6 +120,11 @@ class WhatItTells(Case):
                              r'\nhvd_operations_total\{rank="1",host="[^"]+",'
                              r'operation="allreduce"\} [1-9]')
             self.assertRegex(plain.text, r'\nhvd_report_step\{rank="0",host="[^"]+"\} [1-9]')
+            grafana = (BUILD.parent / "deploy/grafana/horovod.json")
+            asked = set(re.findall(r"hvd_\w+", grafana.read_text()))
+            shown = set(re.findall(r"^(hvd_\w+)", plain.text, re.MULTILINE))
+            self.assertGreater(len(asked), 10)
+            self.assertEqual(asked - shown, set())
             opened = page.get("/metrics", Accept="application/openmetrics-text;version=1.0.0")
             self.assertTrue(opened.text.endswith("# EOF\n"))
             self.assertIn("# TYPE hvd_operations counter\n", opened.text)
@@ -135,7 +140,7 @@ class WhatItTells(Case):
             self.assertIn("in load_data", one["stack"])
 
     def test_a_straggler_is_late(self):
-        with running(np=3, train=["slow", "2"]) as (job, page):
+        with running(np=3, train=["slow", "2"], WATCHED_STEP_S="0.1") as (job, page):
             seen = until(page, lambda job: any(row[16] > 0 for row in job["rows"]), 60)
             self.assertEqual([row[1] for row in seen["rows"] if row[16] > 0], [2])
 
@@ -247,7 +252,7 @@ class WhatItCosts(Case):
                     with contextlib.suppress(OSError):
                         one.send(b"GET / HTTP/1.1\r\n")
                 self.assertTrue(eventually(lambda: self.answers(page), 60))
-                self.assertGreater(until(page, is_running)["step"], first)
+                until(page, lambda job: job["step"] > first)
             finally:
                 for one in strangers:
                     one.close()
@@ -321,6 +326,19 @@ class InATerminal(Case):
                               text=True)
         self.assertEqual(none.returncode, 1)
         self.assertIn("no job of this user", none.stderr)
+
+
+class Tools(Case):
+    def test_one_program_is_all_tools(self):
+        for name, words, expected in [("hvd-info", ["--build"], "libhvd"),
+                                      ("hvd-bench", ["--help"], "usage: hvd-bench")]:
+            done = subprocess.run([name, *words], executable=HOROVODRUN, capture_output=True,
+                                  text=True)
+            self.assertIn(expected, done.stdout + done.stderr)
+        done = subprocess.run([HOROVODRUN, "--bench", "--", "--bytes", "4", "--budget", "0.1"],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"allreduce +float32 +4 .*correct")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,13 @@ def who():
     return answer
 
 
+def test_the_dashboard_is_a_word_of_horovodrun():
+    from horovod.runner import dashboard_words
+    assert dashboard_words(None) == dashboard_words(False) == []
+    assert dashboard_words(True) == ["--dashboard"] and dashboard_words(8080) == [
+        "--dashboard=8080"]
+
+
 def test_results_come_by_rank():
     assert horovod.run(who, num_proc=3) == [(0, 3), (1, 3), (2, 3)]
 

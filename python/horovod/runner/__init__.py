@@ -36,7 +36,7 @@ _FLAGS = {"num_proc": "--num-proc", "hosts": "--hosts", "hostfile": "--hostfile"
           "mpi_args": "--mpi-args", "network_interfaces": "--network-interfaces",
           "min_num_proc": "--min-num-proc", "max_num_proc": "--max-num-proc",
           "slots": "--slots-per-host", "reset_limit": "--reset-limit",
-          "host_discovery_script": "--host-discovery-script"}
+          "host_discovery_script": "--host-discovery-script", "report": "--report"}
 _SWITCHES = {"disable_cache": "--disable-cache", "verbose": "--verbose", "use_gloo": "--gloo",
              "use_mpi": "--mpi"}
 
@@ -90,7 +90,7 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
         host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None,
         disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
         mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None,
-        min_np=None, max_np=None) -> List[Any]:
+        min_np=None, max_np=None, dashboard=None, report=None) -> List[Any]:
     """Calls func(*args, **kwargs) on num_proc ranks and returns the results by rank.
 
     func may be the name of a Python file: every rank runs it as a script, with args as sys.argv.
@@ -98,7 +98,8 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     scheduler's allocation, or else this machine. What the ranks print comes out here, with the rank
     in front. An exception on a rank is a RuntimeError here that ends with the remote traceback.
     With min_num_proc or host_discovery_script the job is elastic, and the results are those of the
-    first min_num_proc ranks.
+    first min_num_proc ranks. dashboard: True shows the job on a page, whose address is printed; a
+    number is its port. report: file for that page when the job is over.
     """
     num_proc = renamed("np", np, "num_proc", num_proc)
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
@@ -119,10 +120,18 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     words += [flag for name, flag in _SWITCHES.items() if said[name]]
     if cooldown_range is not None:
         words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
+    words += dashboard_words(dashboard)
     payload = cloudpickle.dumps(call_of(func, args, kwargs))
     # An elastic job may end with fewer ranks than it began with, but no fewer than these.
     n_results = min(num_proc, min_num_proc or num_proc)
     return _run_payload(payload, n_results, words, executable or sys.executable)
+
+
+def dashboard_words(dashboard) -> List[str]:
+    """Of horovodrun: True for any free port, or the port."""
+    if dashboard is None or dashboard is False:
+        return []
+    return ["--dashboard" if dashboard is True else f"--dashboard={int(dashboard)}"]
 
 
 def renamed(old_name, old, new_name, new):

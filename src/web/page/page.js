@@ -99,14 +99,12 @@
         code: row[17],
         history: row[18],
     });
-    const troubleOf = (r) =>
-        r.state === "failed" || r.state === "no answer" || r.state === "ended"
-            ? "bad"
-            : r.late > 0
-              ? "late"
-              : r.state === "waiting" && r.since > 10
-                ? "bad"
-                : "";
+    const troubleOf = (r) => {
+        if (["failed", "no answer", "ended"].includes(r.state)) {
+            return "bad";
+        }
+        return r.state === "waiting" && r.since > 10 ? "bad" : r.late > 0 ? "late" : "";
+    };
     const stateOf = (r) =>
         r.state === "failed"
             ? "failed (" + r.code + ")"
@@ -219,7 +217,8 @@
         return host;
     };
     const showHost = (host) => {
-        host.button.setAttribute("aria-expanded", String(host.isOpen));
+      host.button.setAttribute("aria-expanded", String(host.isOpen));
+    host.box.classList.toggle("open", host.isOpen);
         host.table.hidden = !host.isOpen;
         host.tiles.hidden = host.isOpen;
         host.views.forEach(showRank);
@@ -322,6 +321,7 @@
 
     const showRanks = (rows) => {
         isCrowded = rows.length > 64;
+    byId("hosts").classList.toggle("crowded", isCrowded);
         const there = new Set();
         for (const raw of rows) {
             there.add(raw[0]);
