@@ -232,6 +232,18 @@ hvd_status_t hvd_poll(hvd_ctx_t *ctx, hvd_handle_t handle); // HVD_IN_PROGRESS w
 // the device; this until they are launched, and makes the stream wait for the rest: what is queued
 // there from now on sees them. Its status as of hvd_wait().
 hvd_status_t hvd_wait_on(hvd_ctx_t *ctx, hvd_handle_t handle, void *stream, int64_t timeout_ms);
+// Waits until everything that was launched on the device has landed there. HVD_OK: well; else what
+// is there now must not be kept, as after a rank was lost. For checkpoints.
+hvd_status_t hvd_settle(hvd_ctx_t *ctx, int64_t timeout_ms);
+// What this process finds of a maker's software, without using a device.
+typedef struct hvd_gpu {
+    char driver[16];    // "CUDA", "HIP"; "": none
+    int driver_version; // 13020: CUDA 13.2
+    int nccl_version;   // 22703: 2.27.3; 0: none that can be used
+    char why_not[256];  // the sentence, if there is no NCCL
+} hvd_gpu_t;
+
+void hvd_gpu(const hvd_ctx_t *ctx, hvd_gpu_t *gpu_p); // ctx may be NULL; else with its knobs
 // Copies output i, of one that is done and had no memory for it, to the device, in the order of the
 // stream. Does not wait.
 hvd_status_t hvd_fetch(hvd_ctx_t *ctx, hvd_handle_t handle, int tensor, void *to, void *stream);

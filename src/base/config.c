@@ -333,10 +333,15 @@ static const char *const foreign_names[] = {
     "HOROVOD_ELASTIC_*",
     "HOROVOD_ENABLE_*",
     "HOROVOD_GLOO_RENDEZVOUS_*",
-    "HOROVOD_GPU*",
+    "HOROVOD_GPU_ALL*",
+    "HOROVOD_GPU_BROADCAST",
+    "HOROVOD_GPU_REDUCESCATTER",
     "HOROVOD_LOCAL_VERSION",
     "HOROVOD_MPI_THREADS_DISABLE",
-    "HOROVOD_NCCL*",
+    "HOROVOD_NCCL_HOME",
+    "HOROVOD_NCCL_INCLUDE",
+    "HOROVOD_NCCL_LIB",
+    "HOROVOD_NCCL_LINK",
     "HOROVOD_NUM_NCCL_STREAMS",
     "HOROVOD_NVTX_INCLUDE",
     "HOROVOD_RUN_*",
@@ -352,8 +357,8 @@ static const char *const foreign_names[] = {
 static const struct idle_row {
     const char *names[5], *value, *advice;
 } idle_rows[] = {
-    // Images of CUDA set the first, horovodrun the others, beside what counts here.
-    {.names = {"NCCL_VERSION", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"}},
+    // NCCL reads its own; others say how the original is built.
+    {.names = {"NCCL_*", "HOROVOD_NCCL*", "HOROVOD_GPU*"}},
     {.names = {"HOROVOD_AUTOTUNE*"},
      .advice = "there is no autotuning: set HOROVOD_FUSION_THRESHOLD, HOROVOD_SEGMENT_BYTES or "
                "HOROVOD_ALGORITHM by hand"},
@@ -366,9 +371,8 @@ static const struct idle_row {
                "those of mpirun"},
     {.names = {"CCL_*", "HOROVOD_CCL_*"},
      .advice = "oneCCL is not supported: use HOROVOD_TRANSPORTS and HOROVOD_ALGORITHM instead"},
-    {.names = {"NCCL_*", "HOROVOD_NCCL_*", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_GPU*"},
-     .advice = "NCCL is not supported: GPU tensors are copied through host memory; use "
-               "HOROVOD_TRANSPORTS and HOROVOD_GLOO_IFACE instead"},
+    {.names = {"HOROVOD_NUM_NCCL_STREAMS"},
+     .advice = "one stream has all collectives of NCCL, in one order on all ranks"},
 };
 
 // --- Loading ------------------------------------------------------------------------------------

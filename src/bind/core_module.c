@@ -265,6 +265,34 @@ static PyObject *health(PyObject *module, PyObject *unused)
     return Py_BuildValue("(ss)", hvd_status_name(status), text);
 }
 
+static PyObject *settle(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_ctx_t *ctx = core_context();
+    if (ctx == NULL) {
+        return NULL;
+    }
+    hvd_status_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = hvd_settle(ctx, HVD_FOREVER);
+    Py_END_ALLOW_THREADS
+    if (status != HVD_OK) {
+        return core_raise(status, NULL, "");
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *gpu(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    hvd_gpu_t found;
+    hvd_gpu(core.jobs[0].ctx, &found);
+    return Py_BuildValue("(siis)", found.driver, found.driver_version, found.nccl_version,
+                         found.why_not);
+}
+
 // --- Who am I ------------------------------------------------------------------------------------
 
 #define QUESTION(name)                                                                             \
@@ -501,6 +529,10 @@ static PyMethodDef methods[] = {
     {"close", close_job, METH_O, "close(process set): leaves a job of open()."},
     {"is_initialized", is_initialized, METH_NOARGS, "is_initialized() -> bool"},
     {"context", context, METH_NOARGS, "context(): address of the hvd_ctx_t, for other bindings."},
+    {"settle", settle, METH_NOARGS,
+     "settle(): waits until what was launched on the device has landed there; raises if not well."},
+    {"gpu", gpu, METH_NOARGS,
+     "gpu(): (driver, its version, NCCL's version, why there is none), as found here."},
     {"health", health, METH_NOARGS, "health(): (status name, sentence)."},
     {"rank", rank, METH_NOARGS, "rank() -> int"},
     {"size", size, METH_NOARGS, "size() -> int"},

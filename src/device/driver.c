@@ -94,7 +94,7 @@ static const maker_t *load(int flags, void **library_p)
     return NULL;
 }
 
-hvd_status_t driver_open(gpu_driver_t *driver, err_t *err)
+hvd_status_t driver_find(gpu_driver_t *driver, err_t *err)
 {
     const maker_t *maker = load(RTLD_NOLOAD, &driver->library);
     maker = maker != NULL ? maker : load(0, &driver->library);
@@ -115,6 +115,15 @@ hvd_status_t driver_open(gpu_driver_t *driver, err_t *err)
         memcpy((char *)driver + offsetof(gpu_driver_t, init) + (size_t)i * sizeof function,
                &function, sizeof function);
     }
+    return HVD_OK;
+}
+
+hvd_status_t driver_open(gpu_driver_t *driver, err_t *err)
+{
+    hvd_status_t status = driver_find(driver, err);
+    if (status != HVD_OK) {
+        return status;
+    }
     int code = driver->init(0);
     const char *why = "";
     if (code != 0 && driver->error_text(code, &why) != 0) {
@@ -122,5 +131,5 @@ hvd_status_t driver_open(gpu_driver_t *driver, err_t *err)
     }
     return code == 0
                ? HVD_OK
-               : fail(err, HVD_SYSTEM, "the GPU driver (%s) does not start: %s", maker->name, why);
+               : fail(err, HVD_SYSTEM, "the GPU driver (%s) does not start: %s", driver->name, why);
 }

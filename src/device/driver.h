@@ -43,6 +43,8 @@ typedef struct driver {
     int (*error_text)(int code, const char **text_p);
 } gpu_driver_t;
 
+// Finds it, and starts nothing.
+hvd_status_t driver_find(gpu_driver_t *driver, err_t *err);
 // The driver of this process: what a framework has loaded, else what the system has. It is never
 // unloaded.
 hvd_status_t driver_open(gpu_driver_t *driver, err_t *err);

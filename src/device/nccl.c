@@ -18,6 +18,7 @@
 
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -106,9 +107,9 @@ struct comm {
 // --- The library ---------------------------------------------------------------------------------
 
 // NCCL's for CUDA, RCCL's for AMD: whichever belongs to the driver.
-static void *load(const device_t *device, const char *path, const char **name_p)
+static void *load(const char *driver, const char *path, const char **name_p)
 {
-    bool is_cuda = strcmp(device_driver_name(device), "CUDA") == 0;
+    bool is_cuda = strcmp(driver, "HIP") != 0;
     const char *name = *name_p = is_cuda ? "libnccl.so.2" : "librccl.so.1";
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (library == NULL && path[0] != '\0') {
@@ -130,13 +131,32 @@ static hvd_status_t find_functions(nccl_t *nccl, const char *name, err_t *err)
     }
     int code = nccl->call.get_version(&nccl->version);
     if (code != 0) {
-        return fail(err, HVD_UNSUPPORTED, "%s does not tell its version: %s", name,
-                    nccl->call.error_string(code));
+        return fail(err, HVD_UNSUPPORTED, "%s does not tell its version (error %d)", name, code);
     }
     return nccl->version >= OLDEST_VERSION
                ? HVD_OK
                : fail(err, HVD_UNSUPPORTED, "%s is NCCL %d.%d; 2.14 or newer is needed", name,
                       nccl->version / 10000, nccl->version / 100 % 100);
+}
+
+void nccl_probe(const char *path, hvd_gpu_t *gpu_p)
+{
+    const char *name;
+    gpu_driver_t driver = {0};
+    nccl_t nccl = {0};
+    err_t err = {.status = HVD_OK};
+    *gpu_p = (hvd_gpu_t){0};
+    if (driver_find(&driver, NULL) == HVD_OK) {
+        snprintf(gpu_p->driver, sizeof gpu_p->driver, "%s", driver.name);
+        driver.version(&gpu_p->driver_version);
+    }
+    nccl.library = load(gpu_p->driver, path, &name);
+    if (nccl.library == NULL) {
+        fail(&err, HVD_UNSUPPORTED, "%s cannot be loaded", name);
+    } else if (find_functions(&nccl, name, &err) == HVD_OK) {
+        gpu_p->nccl_version = nccl.version;
+    }
+    snprintf(gpu_p->why_not, sizeof gpu_p->why_not, "%s", err.status != HVD_OK ? err.text : "");
 }
 
 static hvd_status_t make_stream(nccl_t *nccl, err_t *err)
@@ -160,7 +180,7 @@ hvd_status_t nccl_open(device_t *device, const char *path, nccl_t **nccl_p, err_
         return fail(err, HVD_NO_MEMORY, "no memory for NCCL");
     }
     nccl->device = device;
-    nccl->library = load(device, path, &name);
+    nccl->library = load(device_driver_name(device), path, &name);
     hvd_status_t status = nccl->library != NULL
                               ? find_functions(nccl, name, err)
                               : fail(err, HVD_UNSUPPORTED, "%s cannot be loaded", name);
@@ -200,7 +220,7 @@ static hvd_status_t refused(const nccl_t *nccl, void *handle, int code, const ch
 {
     const char *last = handle != NULL ? nccl->call.last_error(handle) : NULL;
     bool says_more = last != NULL && last[0] != '\0';
-    return fail(err, HVD_SYSTEM,
+    return fail(err, HVD_PEER_LOST,
                 "%s failed on GPU %d (NCCL error %d: %s%s%.200s); NCCL_DEBUG=WARN "
                 "makes NCCL say more",
                 what, device_ordinal(nccl->device), code, nccl->call.error_string(code),
@@ -338,6 +358,7 @@ hvd_status_t comm_poll(comm_t *comm, err_t *err)
                                  : refused(nccl, comm->handle, code, "a collective of NCCL", err);
 }
 
+#define FINISH_NS (5 * NS_PER_S)
 #define END_NAP_NS 1000000
 
 void comm_end(comm_t *comm, bool ended_well)
@@ -348,10 +369,9 @@ void comm_end(comm_t *comm, bool ended_well)
     }
     int result = ended_well ? nccl->call.comm_finalize(comm->handle) : IN_PROGRESS;
     if (ended_well && (result == 0 || result == IN_PROGRESS)) {
-        int code;
-        while ((code = nccl->call.comm_async_error(comm->handle, &result)) == 0 &&
-               result ==
-                   IN_PROGRESS) { // whoever has started this thread waits no longer than it wants
+        uint64_t deadline_ns = clock_ns() + FINISH_NS;
+        while (nccl->call.comm_async_error(comm->handle, &result) == 0 && result == IN_PROGRESS &&
+               clock_ns() < deadline_ns) {
             nanosleep(&(struct timespec){.tv_nsec = END_NAP_NS}, NULL);
         }
         nccl->call.comm_destroy(comm->handle);

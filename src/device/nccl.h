@@ -26,6 +26,8 @@ int nccl_version(const nccl_t *nccl);  // 22703: 2.27.3
 void *nccl_stream(const nccl_t *nccl); // in which everything below is queued
 hvd_status_t nccl_make_id(nccl_t *nccl, uint8_t id[NCCL_ID_BYTES], err_t *err);
 
+// What there is, without using it.
+void nccl_probe(const char *path, hvd_gpu_t *gpu_p);
 // Can it do this, whichever the ranks are? factor: of a sum, all that it is multiplied by.
 bool nccl_takes(hvd_op_t op, hvd_dtype_t dtype, hvd_reduce_t reduce, double factor);
 

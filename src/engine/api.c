@@ -2,7 +2,7 @@
 //
 // api.c - the public functions that only look something up: results, who am I, health, knobs.
 // Any thread.
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 // --- Is the context usable -----------------------------------------------------------------------
 
@@ -152,6 +152,11 @@ hvd_status_t hvd_health(hvd_ctx_t *ctx, char *text, size_t text_bytes)
         lock_release(&ctx->lock);
     }
     return err_export(&err, status, text, text_bytes);
+}
+
+void hvd_gpu(const hvd_ctx_t *ctx, hvd_gpu_t *gpu_p)
+{
+    nccl_probe(ctx != NULL ? ctx->config.nccl_library : "", gpu_p);
 }
 
 hvd_status_t hvd_config(const hvd_ctx_t *ctx, const char *env_name, char *value, size_t bytes,

@@ -11,7 +11,7 @@
 // there a few times a second, so the way of an operation pays nothing for it. A request object
 // keeps its name until it is used again, and is then the newest itself.
 // Thread: the holder of the engine.
-#include "engine/engine.h"
+#include "engine/staging.h"
 
 #include <stdio.h>
 #include <time.h>
@@ -29,6 +29,9 @@ static coord_progress_t look_at_batch(hvd_ctx_t *ctx, uint64_t now_ns) REQUIRES(
     const batch_t *batch = ctx->running;
     coord_progress_t progress = {0};
     char who[PEER_TEXT_BYTES], what[160];
+    if (UNLIKELY(staging_progress(ctx, now_ns, &progress))) {
+        return progress; // launched before the batch that runs
+    }
     if (batch == NULL || batch->by_board) {
         return progress;
     }

@@ -22,13 +22,16 @@
 
 #include "coll/reduce.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #define CLOSE_NS (10 * NS_PER_S)
+#define ABORT_NS (6 * NS_PER_S)   // longer than NCCL is given to finish
 #define LOOK_NS (100 * NS_PER_MS) // at the device, while copies are under way
 #define TENSOR_ALIGN ((size_t)64)
 
+#define SETTLE_SLICE_NS (20 * NS_PER_MS)
 #define POLL_NS (200 * NS_PER_US) // for NCCL, while it is asked
 
 struct staged {
@@ -104,10 +107,10 @@ void staging_close(hvd_ctx_t *ctx, bool ended_well)
     } else {
         staging_cut(staging);
     }
-    if (!comms_have_ended(staging, deadline_ns)) {
+    if (!comms_have_ended(staging, clock_ns() + ABORT_NS)) {
         log_warn(&ctx->log, "device",
                  "NCCL has not ended its communicators within %d s: they are left behind",
-                 (int)(CLOSE_NS / NS_PER_S));
+                 (int)(ABORT_NS / NS_PER_S));
     }
 }
 
@@ -119,6 +122,9 @@ void staging_free(staging_t *staging)
             set_comm_t *comm = staging->comms;
             staging->comms = comm->next;
             free(comm);
+        }
+        if (staging->device != NULL) {
+            device_unmark(staging->device, staging->newest);
         }
         nccl_close(staging->nccl);
         device_close(staging->device);
@@ -396,13 +402,28 @@ static bool is_spoiled(const staged_t *staged)
     return staged->done != NULL && atomic_load(&staged->done->is_spoiled);
 }
 
+// Waits for the event. HVD_PEER_LOST: the job has ended before; it may never happen then.
+static hvd_status_t settle_event(device_t *device, void *event, const mark_t *mark,
+                                 uint64_t deadline_ns)
+{
+    for (;;) {
+        bool is_spoiled = mark != NULL && atomic_load(&mark->is_spoiled);
+        uint64_t slice_ns = MIN(deadline_ns, clock_ns() + SETTLE_SLICE_NS);
+        hvd_status_t status =
+            is_spoiled ? HVD_PEER_LOST : device_settle(device, event, slice_ns, NULL);
+        if (status != HVD_TIMEOUT || clock_ns() >= deadline_ns) {
+            bool meanwhile = mark != NULL && atomic_load(&mark->is_spoiled);
+            return meanwhile ? HVD_PEER_LOST : status;
+        }
+    }
+}
+
 hvd_status_t staging_settle(request_t *request, uint64_t deadline_ns)
 {
     const staged_t *staged = request->staged;
-    hvd_status_t status = staged->is_launched ? device_settle(staged->staging->device,
-                                                              end_of(staged), deadline_ns, NULL)
-                                              : HVD_OK;
-    return is_spoiled(staged) ? HVD_PEER_LOST : status;
+    return staged->is_launched
+               ? settle_event(staged->staging->device, end_of(staged), staged->done, deadline_ns)
+               : HVD_OK;
 }
 
 void staging_release(request_t *request)
@@ -440,6 +461,49 @@ uint64_t staging_next_look(const staging_t *staging)
     return UNLIKELY(is_busy) ? clock_ns() + LOOK_NS : NEVER_NS;
 }
 
+// The oldest launch: has its collective begun? Until then the program's own kernels are at work.
+static void watch_oldest(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
+{
+    launch_t *launch = ctx->staging->launches;
+    uint64_t now_ns = clock_ns();
+    if (launch == NULL || launch->begun_ns != 0) {
+        return;
+    }
+    if (device_settle(ctx->staging->device, launch->begun->event, 0, NULL) == HVD_OK) {
+        launch->begun_ns = now_ns;
+        return;
+    }
+    double late_s = (double)(now_ns - launch->launched_ns) / (double)NS_PER_S;
+    if (late_s > ctx->config.stall_check_time && !launch->is_late &&
+        !ctx->config.stall_check_disable) {
+        launch->is_late = true;
+        log_warn(&ctx->log, "device",
+                 "GPU %d has not computed its share of '%s' for %.0f s: the other ranks wait for "
+                 "it in NCCL",
+                 device_ordinal(ctx->staging->device), launch->name, late_s);
+    }
+}
+
+bool staging_progress(const hvd_ctx_t *ctx, uint64_t now_ns, coord_progress_t *progress_p)
+{
+    HELD(ctx);
+    const launch_t *launch = ctx->staging->launches;
+    char who[PEER_TEXT_BYTES];
+    if (LIKELY(launch == NULL)) {
+        return false;
+    }
+    uint64_t still_ns = launch->begun_ns != 0 ? now_ns - MIN(launch->begun_ns, now_ns) : 0;
+    *progress_p = (coord_progress_t){
+        .is_running = true, .batch = launch->batch, .least_ns = still_ns, .longest_ns = still_ns};
+    if (still_ns > 0) {
+        snprintf(progress_p->text, sizeof progress_p->text,
+                 "%s waits in '%.64s': NCCL has not finished it on GPU %d",
+                 peer_name(&ctx->peers, ctx->job.rank, who), launch->name,
+                 device_ordinal(ctx->staging->device));
+    }
+    return true;
+}
+
 void staging_watch(hvd_ctx_t *ctx)
 {
     HELD(ctx);
@@ -454,8 +518,9 @@ void staging_watch(hvd_ctx_t *ctx)
         return;
     }
     sweep_launches(staging);
+    watch_oldest(ctx);
     if (staging->launches != NULL && comms_health(staging, &err) != HVD_OK) {
-        engine_fail(ctx, &err, ctx->job.rank);
+        engine_suspect(ctx, &err); // whoever knows more of it, as of a rank that died, goes first
         return;
     }
     if (device_health(device, &err) == HVD_OK) {
@@ -477,6 +542,23 @@ void staging_watch(hvd_ctx_t *ctx)
 }
 
 // --- The public functions ------------------------------------------------------------------------
+
+hvd_status_t hvd_settle(hvd_ctx_t *ctx, int64_t timeout_ms)
+{
+    hvd_status_t status = check_context(ctx, NULL);
+    if (status != HVD_OK) {
+        return status;
+    }
+    staging_t *staging = ctx->staging;
+    lock_take(&staging->lock);
+    mark_t *newest = staging->newest != NULL ? mark_hold(staging->newest) : NULL;
+    lock_release(&staging->lock);
+    if (newest != NULL) { // one stream: what was launched before has landed before
+        status = settle_event(staging->device, newest->event, newest, deadline_in_ms(timeout_ms));
+        device_unmark(staging->device, newest);
+    }
+    return status;
+}
 
 hvd_status_t hvd_wait_on(hvd_ctx_t *ctx, hvd_handle_t handle, void *stream, int64_t timeout_ms)
 {

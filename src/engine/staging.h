@@ -14,7 +14,9 @@
 typedef struct launch {
     mark_t *begun, *done; // all that it waits for has happened; it is over
     uint64_t batch;
-    uint64_t since_ns; // begun, as far as housekeeping has seen; 0: not yet
+    uint64_t launched_ns;
+    uint64_t begun_ns; // as far as housekeeping has seen; 0: not yet
+    bool is_late;      // that its tensors are not there has been told
     char name[64];     // of its first operation
     struct launch *next;
 } launch_t;
@@ -37,6 +39,7 @@ struct staging {
     atomic_int n_held;
     atomic_bool is_closed;
     set_comm_t *comms; // under lock; changed by the holder of the engine
+    mark_t *newest;    // of what was launched by NCCL; under lock
 
     // The holder of the engine.
     nccl_t *nccl;
@@ -64,6 +67,9 @@ hvd_status_t staging_settle(request_t *request, uint64_t deadline_ns); // and ha
 void staging_release(request_t *request);
 uint64_t staging_next_look(const staging_t *staging); // NEVER_NS: nothing is under way
 void staging_watch(hvd_ctx_t *ctx) REQUIRES(ctx->baton) EXCLUDES(ctx->lock); // is it broken?
+// What the device has not finished, as failure_text.c tells it. False: nothing.
+bool staging_progress(const hvd_ctx_t *ctx, uint64_t now_ns, coord_progress_t *progress_p)
+    REQUIRES(ctx->baton);
 
 enum { GPU_OPERATIONS_AUTO, GPU_OPERATIONS_HOST, GPU_OPERATIONS_NCCL }; // HOROVOD_GPU_OPERATIONS
 

@@ -284,6 +284,10 @@ static hvd_status_t end_launch(hvd_ctx_t *ctx, runner_t *r, err_t *err)
             staging_launched(b->requests[i], launch->done);
         }
     }
+    lock_take(&staging->lock);
+    device_unmark(staging->device, staging->newest);
+    staging->newest = mark_hold(launch->done);
+    lock_release(&staging->lock);
     *staging->last_launch = launch;
     staging->last_launch = &launch->next;
     return HVD_OK;
@@ -304,6 +308,7 @@ hvd_status_t way_nccl_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task
         return fail(err, HVD_NO_MEMORY, "no memory to run a batch");
     }
     n->launch->batch = r->batch->number;
+    n->launch->launched_ns = clock_ns();
     snprintf(n->launch->name, sizeof n->launch->name, "%s", r->batch->entries[0].name);
     hvd_status_t status = await_tensors(ctx, r, err);
     if (status == HVD_OK) {

@@ -368,17 +368,21 @@ static void item(FILE *out, bool is_there, const char *name)
 
 int check_build(FILE *out)
 {
+    hvd_gpu_t gpu;
+    hvd_gpu(NULL, &gpu);
     // A framework counts when both it and our binding to it can be imported.
     static const char *const frameworks[][2] = {{"TensorFlow", "horovod.tensorflow"},
                                                 {"PyTorch", "horovod.torch"},
                                                 {"MXNet", "horovod.mxnet"}};
-    static const struct {
+    const struct {
         const char *name;
         bool is_there;
-    } operations[] = {
-        {"NCCL", false}, {"DDL", false},
-        {"CCL", false},  {"MPI", true},
-        {"Gloo", false}, {"Horovod's own, over TCP, shared memory and libfabric", true}};
+    } operations[] = {{"NCCL", gpu.nccl_version != 0},
+                      {"DDL", false},
+                      {"CCL", false},
+                      {"MPI", true},
+                      {"Gloo", false},
+                      {"Horovod's own, over TCP, shared memory and libfabric", true}};
     const char *python = find_python();
 
     fprintf(out, "Horovod v%s:\n\nAvailable Frameworks:\n", hvd_version());

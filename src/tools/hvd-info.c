@@ -113,6 +113,26 @@ static int usable_cores(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
+static void add_gpu(table_t *table)
+{
+    hvd_gpu_t gpu;
+    hvd_gpu(NULL, &gpu);
+    table_add(table, "GPU driver");
+    if (gpu.driver[0] != '\0') {
+        table_add(table, "%s %d.%d", gpu.driver, gpu.driver_version / 1000,
+                  gpu.driver_version % 1000 / 10);
+    } else {
+        table_add(table, "none");
+    }
+    table_add(table, "NCCL");
+    if (gpu.nccl_version != 0) {
+        table_add(table, "%d.%d.%d", gpu.nccl_version / 10000, gpu.nccl_version / 100 % 100,
+                  gpu.nccl_version % 100);
+    } else {
+        table_add(table, "none: %s", gpu.why_not);
+    }
+}
+
 static int print_build(const info_options_t *options)
 {
     table_t table = {.n_columns = 2};
@@ -136,6 +156,7 @@ static int print_build(const info_options_t *options)
     table_add(&table, "%s", reduce_kernels_name());
     table_add(&table, "wire version");
     table_add(&table, "%d", WIRE_VERSION);
+    add_gpu(&table);
     puts("build");
     table_print(&table);
     return 0;

@@ -218,6 +218,22 @@ static void run_messages(bundle_t *bundle)
     }
 }
 
+// Asked to fail, or never to end: until it is aborted.
+static bool breaks_down(comm_t *comm)
+{
+    bool fails = sim_call_fails("nccl_kernel");
+    if (!fails && !sim_call_fails("nccl_hang")) {
+        return false;
+    }
+    if (fails) {
+        atomic_store(&comm->async, NCCL_REMOTE_ERROR);
+    }
+    while (!atomic_load(&comm->aborted)) {
+        usleep(1000);
+    }
+    return true;
+}
+
 static void run_bundle(void *arg)
 {
     static pthread_mutex_t kernels[SIM_DEVICES]; // all zero: not locked
@@ -228,6 +244,9 @@ static void run_bundle(void *arg)
         pthread_mutex_lock(kernel);
     }
     nccl_board_begin(first->comm, &first->call);
+    if (breaks_down(first->comm)) {
+        bundle->n = 0; // aborted: nothing of it is carried out
+    }
     for (size_t i = 0; i < bundle->n; i++) {
         if (!is_message(&bundle->requests[i])) {
             run_collective(&bundle->requests[i]);

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "device_tensors.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -424,6 +425,116 @@ static void mixed(rank_t *r, void *arg)
     rank_close(r);
 }
 
+// --- Faults --------------------------------------------------------------------------------------
+
+static bool launched;
+
+// An operation that all ranks have launched, with some work of this rank's before it.
+static hvd_handle_t launch_behind(rank_t *r, tensor_t *x, int busy_ms, void *stream)
+{
+    int64_t shape[] = {(int64_t)x->n};
+    void *at = (void *)x->device;
+    hvd_tensor_t t = {.input = at, .output = at, .n_dims = 1, .shape = shape};
+    hvd_request_t request = request_of(r, HVD_ALLREDUCE, "fatal", &t, stream);
+    tensor_fill(r, x, 1, stream);
+    if (busy_ms > 0) {
+        CHECK(r, cuLaunchHostFunc(stream, nap, (void *)(uintptr_t)busy_ms) == 0);
+    }
+    hvd_handle_t handle = submit(r, &request);
+    hvd_status_t status = hvd_wait_on(r->ctx, handle, stream, LONG_MS);
+    launched = status == HVD_OK; // else the job has ended already
+    CHECK(r, launched || hvd_health(r->ctx, r->text, sizeof r->text) != HVD_OK);
+    atomic_fetch_add(rank_shared(r, 0), 1);
+    rank_wait_for(r, rank_shared(r, 0), r->size);
+    return handle;
+}
+
+static void expect_end(rank_t *r, hvd_handle_t handle, const char *why)
+{
+    hvd_status_t status = hvd_wait(r->ctx, handle, LONG_MS);
+    CHECK(r, status != HVD_OK && status != HVD_TIMEOUT);
+    CHECK(r, !launched || hvd_settle(r->ctx, LONG_MS) != HVD_OK);
+    CHECK(r, hvd_health(r->ctx, r->text, sizeof r->text) != HVD_OK);
+    CHECK_HAS(r, r->text, why);
+    uint64_t since_ns = clock_ns();
+    rank_leave(r);
+    CHECK(r, clock_ns() - since_ns < 25 * NS_PER_S);
+}
+
+// It dies while its share of a collective is still being computed, which others wait for.
+static void lost_rank(rank_t *r, void *arg)
+{
+    if (arg != NULL) {
+        setenv("GPUSIM_ABORT_HANGS", "1", 1);
+    }
+    open_noting(r);
+    void *stream = use_device(r);
+    sum(r, "before", 0, r->size, 100, stream);
+    tensor_t x = tensor_new(r, 1000);
+    bool dies = r->rank == r->size - 1;
+    hvd_handle_t handle = launch_behind(r, &x, dies ? 60000 : 0, stream);
+    char who[16];
+    snprintf(who, sizeof who, "rank %d", r->size - 1);
+    if (dies) {
+        rank_will_die(r);
+        kill(getpid(), SIGKILL);
+    }
+    expect_end(r, handle, who);
+    if (arg != NULL) {
+        expect_told(r, "they are left behind");
+    } else {
+        CHECK(r, cuCtxSynchronize() == 0); // nothing of it hangs on the device
+    }
+}
+
+// The second collective of rank 0 breaks, or never ends: all ranks are told.
+static void failing(rank_t *r, void *arg)
+{
+    const char *const *how = arg;
+    if (r->rank == 0) {
+        setenv("GPUSIM_FAIL", how[0], 1);
+    }
+    open_noting(r);
+    void *stream = use_device(r);
+    sum(r, "before", 0, r->size, 100, stream);
+    tensor_t x = tensor_new(r, 1000);
+    expect_end(r, launch_behind(r, &x, 0, stream), how[1]);
+    CHECK(r, cuCtxSynchronize() == 0);
+}
+
+// A rank computes for longer than anybody may be silent: that is no fault.
+static void late_share(rank_t *r, void *arg)
+{
+    (void)arg;
+    open_noting(r);
+    void *stream = use_device(r);
+    sum(r, "before", 0, r->size, 100, stream);
+    tensor_t x = tensor_new(r, 1000);
+    hvd_handle_t handle = launch_behind(r, &x, r->rank == 0 ? 4000 : 0, stream);
+    CHECK_OK(r, hvd_wait(r->ctx, handle, LONG_MS));
+    CHECK_OK(r, hvd_settle(r->ctx, LONG_MS));
+    tensor_check(r, &x, 0, x.n, (float)r->size, (float)r->size, stream);
+    if (r->rank == 0) {
+        expect_told(r, "has not computed its share of 'fatal'");
+    }
+    rank_close(r);
+}
+
+// A new job has new communicators.
+static void again(rank_t *r, void *arg)
+{
+    (void)arg;
+    void *stream = use_device(r);
+    for (int life = 0; life < 3; life++) {
+        open_noting(r);
+        sum(r, "life", 0, r->size, 100000, stream);
+        rank_close(r);
+    }
+    CHECK(r, gpusim_mistakes() == 0);
+}
+
+static const char *const breaks[] = {"nccl_kernel:2", "NCCL error 6"};
+static const char *const hangs[] = {"nccl_hang:2", "NCCL has not finished it"};
 static const char *const always[] = {"HOROVOD_ENCRYPT", "always"};
 static const char *const by_host[] = {"HOROVOD_GPU_OPERATIONS", "HOST"};
 
@@ -449,6 +560,21 @@ static const subtest_t subtests[] = {
     {.name = "encrypted", .fn = by_choice, .arg = (void *)(uintptr_t)always},
     {.name = "by choice", .fn = by_choice, .arg = (void *)(uintptr_t)by_host},
     {.name = "mixed", .fn = mixed},
+    {.name = "a lost rank", .fn = lost_rank},
+    {.name = "a lost rank, and no way out of NCCL",
+     .fn = lost_rank,
+     .arg = (void *)(uintptr_t)"",
+     .one_world_only = true},
+    {.name = "a collective breaks", .fn = failing, .arg = (void *)(uintptr_t)breaks},
+    {.name = "a collective hangs",
+     .fn = failing,
+     .arg = (void *)(uintptr_t)hangs,
+     .env = {"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=2"}},
+    {.name = "a late share",
+     .fn = late_share,
+     .env = {"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=2", "HOROVOD_STALL_CHECK_TIME_SECONDS=1"},
+     .one_world_only = true},
+    {.name = "again", .fn = again},
 };
 
 int main(int argc, char **argv)

@@ -70,6 +70,18 @@ def test_pytorchs_own_backend_is_right(overlay, schedule, tmp_path):
         assert all(one["early"] > 0 for one in told), "a read without a wait was never wrong"
 
 
+def test_what_is_found_is_told(overlay):
+    code = ("import horovod.torch as hvd; assert hvd.cuda_built() and not hvd.rocm_built();"
+            "assert hvd.nccl_built() == 23007, hvd.nccl_built()")
+    library = BUILD / "tests" / "gpu" / "lib"
+    subprocess.run([sys.executable, "-c", code], check=True,
+                   env={**os.environ, **environment(overlay, "eager"),
+                        "LD_LIBRARY_PATH": f"{overlay / 'torch' / 'lib'}:{library}"})
+    told = subprocess.run([BUILD / "hvd-info"], check=True, text=True, capture_output=True,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(library)}).stdout
+    assert "2.30.7" in told and "CUDA" in told
+
+
 def test_nothing_waits_for_the_device(overlay):
     """Twenty copies that take a fifth of a second each are queued before the submissions."""
     slow = environment(overlay, "random", GPUSIM_DELAY_US="400000")

@@ -1022,9 +1022,10 @@ static void settings_that_do_nothing_are_told_with_what_does(void **state)
         {"HOROVOD_CPU_OPERATIONS=CCL", "HOROVOD_CPU_OPERATIONS (", "oneCCL is not supported"},
         {"HOROVOD_CCL_CACHE=1", "HOROVOD_CCL_CACHE (", "oneCCL is not supported"},
         {"CCL_ATL_TRANSPORT=mpi", "CCL_ATL_TRANSPORT (", "HOROVOD_TRANSPORTS"},
-        {"HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_GPU_OPERATIONS (", "NCCL is not supported"},
-        {"HOROVOD_NUM_NCCL_STREAMS=2", "HOROVOD_NUM_NCCL_STREAMS (", "NCCL is not supported"},
-        {"NCCL_DEBUG=INFO", "NCCL_DEBUG (", "HOROVOD_GLOO_IFACE"},
+        {"HOROVOD_NUM_NCCL_STREAMS=2", "HOROVOD_NUM_NCCL_STREAMS (", "one stream"},
+        {"HOROVOD_GPU_OPERATIONS=NCCL", NULL, NULL},
+        {"HOROVOD_GPU_OPERATIONS=MPI", NULL, NULL},
+        {"NCCL_DEBUG=INFO", NULL, NULL},
         {"HOROVOD_AUTOTUNE=0", NULL, NULL},
         {"HOROVOD_ENABLE_XLA_OPS=", NULL, NULL},
         {"HOROVOD_CPU_OPERATIONS=gloo", NULL, NULL},
@@ -1045,9 +1046,9 @@ static void settings_that_do_nothing_are_told_with_what_does(void **state)
         }
         config_free(&config);
     }
-    const char *env[] = {"NCCL_DEBUG=INFO", "HOROVOD_AUTOTUNE=1", "NCCL_ALGO=Ring", NULL};
+    const char *env[] = {"CCL_ROOT=/", "HOROVOD_AUTOTUNE=1", "CCL_LOG_LEVEL=info", NULL};
     assert_int_equal(config_load(&config, env, NULL, &err), HVD_OK);
-    assert_non_null(strstr(config.idle, "; NCCL_DEBUG, NCCL_ALGO (NCCL is not supported"));
+    assert_non_null(strstr(config.idle, "; CCL_ROOT, CCL_LOG_LEVEL (oneCCL is not supported"));
     config_free(&config);
 }
 

@@ -290,7 +290,8 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    return 0
+    """The version of the NCCL (or RCCL) that is found here, as 22703; 0: none."""
+    return _core.gpu()[2]
 
 
 def ddl_built() -> bool:
@@ -302,11 +303,13 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    return False
+    """Is there a CUDA driver?"""
+    return _core.gpu()[0] == "CUDA"
 
 
 def rocm_built() -> bool:
-    return False
+    """Is there a driver for AMD's GPUs?"""
+    return _core.gpu()[0] == "HIP"
 
 
 class HorovodBasics:

@@ -11,6 +11,7 @@ import copy
 import functools
 import queue
 
+from horovod import _core
 from horovod.common import membership
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -91,6 +92,8 @@ class State:
         path: a checkpoint is written there too, as hvd.checkpoint.save() does, and `keep` of them
         stay.
         """
+        if _core.is_initialized():
+            _core.settle()  # what a GPU holds after a rank was lost is not to be kept
         self.save()
         if path is not None:
             self._n_written += 1
