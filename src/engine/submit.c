@@ -223,6 +223,14 @@ static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_mem
     note_sizes(request, asked, n_members);
 }
 
+void request_make_room(const hvd_ctx_t *ctx, request_t *request)
+{
+    LOCKED(ctx);
+    if (signature_rides(&request->signature, ctx->config.inline_bytes, &request->payload_bytes)) {
+        request->payload = request_cut(request, request->payload_bytes);
+    }
+}
+
 static signature_t signature_of(const hvd_request_t *asked)
 {
     bool scaled = (asked->flags & HVD_SCALED) != 0;
@@ -239,7 +247,7 @@ static signature_t signature_of(const hvd_request_t *asked)
 
 static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_request_t *asked,
                                  const char *name, const process_set_t *set, const extent_t *extent,
-                                 err_t *err)
+                                 err_t *err) REQUIRES(ctx->lock)
 {
     buf_clear(&request->storage);
     if (!buf_reserve(&request->storage, storage_bytes(ctx, asked, name, set->n, extent))) {
@@ -253,9 +261,8 @@ static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_r
     request->arg = asked->arg;
     copy_tensors(request, asked, extent->n_dims);
     copy_sizes(request, asked, set->n);
-    if (signature_rides_with(&request->signature, extent->n_elements, ctx->config.inline_bytes,
-                             &request->payload_bytes)) {
-        request->payload = request_cut(request, request->payload_bytes); // loaded when it is needed
+    if (LIKELY((asked->flags & HVD_ON_DEVICE) == 0)) { // else it is not known yet
+        request_make_room(ctx, request);
     }
     request->name = copy_text(request, name);
     request->where = asked->where != NULL ? copy_text(request, asked->where) : NULL;
