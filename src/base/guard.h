@@ -67,30 +67,43 @@ static inline bool owner_is_me(const owner_t *owner)
 }
 
 // --- A mutex that knows who has it ---------------------------------------------------------------
+// One word, so that taking and releasing it while nobody else wants it is one instruction each, in
+// line: a small operation does so four times.
+
+enum { LOCK_FREE, LOCK_TAKEN, LOCK_WANTED }; // WANTED: somebody may sleep on it
 
 typedef struct CAPABILITY("mutex") lock {
-    pthread_mutex_t mutex;
+    atomic_uint word;
     owner_t owner;
 } lock_t;
 
-#define LOCK_INITIALIZER {.mutex = PTHREAD_MUTEX_INITIALIZER}
+#define LOCK_INITIALIZER {.word = LOCK_FREE}
+
+// futex.c: the slow halves.
+void lock_wait(atomic_uint *word);     // until it is free; it is WANTED and the caller's then
+void lock_wake_one(atomic_uint *word); // of those that wait
 
 static inline void lock_init(lock_t *lock)
 {
-    pthread_mutex_init(&lock->mutex, NULL);
+    atomic_init(&lock->word, LOCK_FREE);
     owner_clear(&lock->owner);
 }
 
 static inline void lock_free(lock_t *lock)
 {
-    pthread_mutex_destroy(&lock->mutex);
+    INVARIANT(atomic_load_explicit(&lock->word, memory_order_relaxed) == LOCK_FREE);
+    (void)lock;
 }
 
 static inline void lock_take(lock_t *lock) ACQUIRES(*lock);
 static inline void lock_take(lock_t *lock) NOT_ANALYSED
 {
+    unsigned was = LOCK_FREE;
     INVARIANT(!owner_is_me(&lock->owner)); // it would wait for itself
-    pthread_mutex_lock(&lock->mutex);
+    if (!atomic_compare_exchange_strong_explicit(&lock->word, &was, LOCK_TAKEN,
+                                                 memory_order_acquire, memory_order_relaxed)) {
+        lock_wait(&lock->word);
+    }
     owner_set(&lock->owner);
 }
 
@@ -99,7 +112,9 @@ static inline void lock_release(lock_t *lock) NOT_ANALYSED
 {
     INVARIANT(owner_is_me(&lock->owner));
     owner_clear(&lock->owner);
-    pthread_mutex_unlock(&lock->mutex);
+    if (atomic_exchange_explicit(&lock->word, LOCK_FREE, memory_order_release) == LOCK_WANTED) {
+        lock_wake_one(&lock->word);
+    }
 }
 
 // Tells the analysis what it cannot follow: a lock that is known by another name.

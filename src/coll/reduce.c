@@ -250,9 +250,13 @@ void reduce_many(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, void *also_dst,
         fold_scaled(dtype, op, dst, also_dst, inputs, k, n, pre, finish);
         return;
     }
+    fold_fn_t *fold = best_kernels()->fold[dtype][fold_of[op]];
+    if (LIKELY(finish_is_nothing(finish))) {
+        fold(dst, also_dst, inputs, k, n, 1.0);
+        return;
+    }
     finish_t left;
     const double post = factor_of_fold(dtype, finish, &left);
-    fold_fn_t *fold = best_kernels()->fold[dtype][fold_of[op]];
     if (finish_is_nothing(left)) {
         fold(dst, also_dst, inputs, k, n, post);
         return;

@@ -50,6 +50,32 @@ static inline __m256 f32_times(__m256 v, double factor)
                                 _mm256_cvtpd_ps(high * factors), 1);
 }
 
+// There are masks for words of 4 bytes in whole vectors.
+#define PARTS_BY_MASK
+static inline __m256i mask_of(size_t bytes)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(bytes / 4)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+static inline void part_in(char *pad, const char *p, size_t bytes, size_t step, size_t element)
+{
+    if (step == VEC_BYTES && element % 4 == 0) {
+        _mm256_storeu_si256((__m256i *)pad, _mm256_maskload_epi32((const int *)p, mask_of(bytes)));
+    } else {
+        memcpy(pad, p, bytes);
+    }
+}
+
+static inline void part_out(char *p, const char *pad, size_t bytes, size_t step, size_t element)
+{
+    if (step == VEC_BYTES && element % 4 == 0) {
+        _mm256_maskstore_epi32((int *)p, mask_of(bytes), _mm256_loadu_si256((const __m256i *)pad));
+    } else {
+        memcpy(p, pad, bytes);
+    }
+}
+
 #include "coll/reduce_kernels.inc"
 
 #if defined(__clang__)

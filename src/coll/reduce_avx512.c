@@ -52,6 +52,31 @@ static inline __m512 f32_times(__m512 v, double factor)
                               _mm512_cvtpd_ps(high * factors), 1);
 }
 
+#define PARTS_BY_MASK
+static inline void part_in(char *pad, const char *p, size_t bytes, size_t step, size_t element)
+{
+    (void)element;
+    if (step == VEC_BYTES) {
+        const __mmask64 mask = UINT64_MAX >> (64 - bytes);
+        _mm512_storeu_si512(pad, _mm512_maskz_loadu_epi8(mask, p));
+    } else {
+        const __mmask32 mask = UINT32_MAX >> (32 - bytes);
+        _mm256_storeu_si256((__m256i *)pad, _mm256_maskz_loadu_epi8(mask, p));
+    }
+}
+
+static inline void part_out(char *p, const char *pad, size_t bytes, size_t step, size_t element)
+{
+    (void)element;
+    if (step == VEC_BYTES) {
+        const __mmask64 mask = UINT64_MAX >> (64 - bytes);
+        _mm512_mask_storeu_epi8(p, mask, _mm512_loadu_si512(pad));
+    } else {
+        const __mmask32 mask = UINT32_MAX >> (32 - bytes);
+        _mm256_mask_storeu_epi8(p, mask, _mm256_loadu_si256((const __m256i *)pad));
+    }
+}
+
 #include "coll/reduce_kernels.inc"
 
 #if defined(__clang__)

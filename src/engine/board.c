@@ -40,6 +40,7 @@
 #define PATIENCE_SPINS 3000      // about ten microseconds: late ranks are met in the agreement
 #define PATIENCE_CROWDED_SPINS 3 // on a host with more ranks than cores, then yield
 #define PATIENCE_YIELDS 200
+#define LONGEST_PATIENCE_NS NS_PER_MS // yields take long where many want the core
 #define LOOK_AFTER_SPINS 100 // then it is worth asking whether the others wait on this core
 #define FREE_MISSES 2
 #define LONGEST_SUSPENSION 10 // as a power of two
@@ -142,12 +143,24 @@ static board_place_t *find_place(board_t *x, uint64_t hash)
     return NULL;
 }
 
+// Who meets there, under which hash: an object that stands for the same again knows it.
+static uint64_t find_hash(request_t *r, const process_set_t *set)
+{
+    if (UNLIKELY(r->board.hash == 0)) {
+        r->board.hash = hash_of(r, set);
+        r->board.n_members = set->n;
+        r->board.member = set->member;
+        memcpy(r->board.ranks, set->ranks, (size_t)set->n * sizeof *set->ranks);
+    }
+    return r->board.hash;
+}
+
 // Where this request should be tried, or NULL for the long way.
 static board_seen_t *look_up(hvd_ctx_t *ctx, request_t *r, const process_set_t *set)
     REQUIRES(ctx->lock)
 {
     board_t *x = ctx->board;
-    uint64_t hash = hash_of(r, set);
+    uint64_t hash = find_hash(r, set);
     board_seen_t *seen = &x->seen[hash % N_SEEN];
     if (UNLIKELY(seen->hash != hash)) {
         *seen = (board_seen_t){.hash = hash};
@@ -170,18 +183,18 @@ static bool moves(const request_t *r)
     return !op_has(r->signature.op, OP_RIDES);
 }
 
-static bool adds_up(const request_t *r)
+// Where contributions to this request lie.
+static void find_contributions(const board_t *x, request_t *r, board_place_t *place)
 {
-    return r->payload != NULL && r->payload_bytes <= MOST_SUM_BYTES;
+    size_t bytes = r->board.adds_up ? r->payload_bytes : sizeof(uint64_t);
+    bool beside = bytes <= x->bytes_beside && !moves(r);
+    r->board.contributions = beside ? place->beside : place->bytes;
+    r->board.stride = beside ? x->bytes_beside : x->bytes_each;
 }
 
-static uint8_t *contribution(const board_t *x, const request_t *r, board_place_t *place, int member,
-                             uint64_t round)
+static uint8_t *contribution(const request_t *r, int member, uint64_t round)
 {
-    size_t bytes = adds_up(r) ? r->payload_bytes : sizeof(uint64_t);
-    size_t at = (size_t)member * 2 + (round & 1);
-    return bytes <= x->bytes_beside && !moves(r) ? place->beside + at * x->bytes_beside
-                                                 : place->bytes + at * x->bytes_each;
+    return r->board.contributions + ((size_t)member * 2 + (round & 1)) * r->board.stride;
 }
 
 // Ranks that keep missing each other should not wait for each other. Every member sees how every
@@ -204,7 +217,7 @@ static bool serves(hvd_op_t op, hvd_reduce_t reduce)
 // A short sum always does. Whatever may have to be streamed needs a rank that does nothing else.
 static bool fits(hvd_ctx_t *ctx, const request_t *r, int n_members)
 {
-    return adds_up(r) ||
+    return r->board.adds_up ||
            (serves(r->signature.op, r->signature.reduce) &&
             atomic_load_explicit(&ctx->requests.n_in_flight, memory_order_relaxed) == 0 &&
             !board_is_busy(ctx) && ctx->config.algorithm[0] == '\0' &&
@@ -228,21 +241,13 @@ bool board_takes(const way_case_t *given)
 static void contribute(hvd_ctx_t *ctx, const request_t *r, uint8_t *to)
 {
     uint64_t clock = atomic_load_explicit(&ctx->stream_clock, memory_order_relaxed);
-    if (adds_up(r)) {
-        memcpy(to, r->payload, r->payload_bytes);
+    if (r->board.adds_up) {
+        request_load(r, to);
     } else if (moves(r)) {
         board_bring(r, clock, ctx->board->bytes_each, to);
     } else {
         memcpy(to, &clock, sizeof clock);
     }
-}
-
-// Who meets there.
-static void note_members(request_t *r, const process_set_t *set)
-{
-    r->board.n_members = set->n;
-    r->board.member = set->member;
-    memcpy(r->board.ranks, set->ranks, (size_t)set->n * sizeof *set->ranks);
 }
 
 bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsigned flags)
@@ -251,6 +256,7 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsign
     board_t *x = ctx->board;
     r->board.place = NULL;
     r->board.closed = 0;
+    r->board.adds_up = r->payload != NULL && r->payload_bytes <= MOST_SUM_BYTES;
     if (!is_eligible(ctx, r, set, flags)) {
         return false;
     }
@@ -261,7 +267,7 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsign
     board_place_t *place = seen->place;
     r->board.place = place;
     r->board.seen = seen;
-    note_members(r, set);
+    find_contributions(x, r, place);
     uint_fast64_t word = atomic_load_explicit(&place->word, memory_order_acquire);
     uint64_t next;
     do {
@@ -272,11 +278,11 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsign
         }
         bool fresh = COUNT_OF(word) == 0 || COUNT_OF(word) == (uint64_t)set->n;
         next = fresh ? (ROUND_OF(word) + 1) << 32 | 1 : word + 1;
-        contribute(ctx, r, contribution(x, r, place, set->member, ROUND_OF(next)));
+        contribute(ctx, r, contribution(r, set->member, ROUND_OF(next)));
     } while (!atomic_compare_exchange_weak_explicit(&place->word, &word, next, memory_order_acq_rel,
                                                     memory_order_acquire));
     r->board.round = (uint32_t)ROUND_OF(next);
-    if (!adds_up(r)) {
+    if (!r->board.adds_up) {
         atomic_store(&ctx->board_busy, true);
     }
     return true;
@@ -296,6 +302,7 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
     bool crowded = net_oversubscribed(ctx->net);
     int spins = crowded ? PATIENCE_CROWDED_SPINS : PATIENCE_SPINS;
     int patience = spins + (crowded ? PATIENCE_YIELDS : 0);
+    uint64_t deadline_ns = 0;
     uint_fast64_t word = atomic_load_explicit(&r->board.place->word, memory_order_acquire);
     for (int i = 0; i < patience; i++) {
         if (is_full(r, word)) {
@@ -307,6 +314,9 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
         if (i < spins) {
             cpu_relax();
         } else {
+            uint64_t now_ns = clock_ns();
+            deadline_ns = deadline_ns == 0 ? now_ns + LONGEST_PATIENCE_NS : deadline_ns;
+            patience = now_ns < deadline_ns ? patience : i;
             sched_yield();
         }
         if (i == LOOK_AFTER_SPINS && net_core_use(ctx->net) == CORE_SHARED) {
@@ -325,24 +335,34 @@ static bool wait_until_full(hvd_ctx_t *ctx, request_t *r)
 }
 
 // Of all members, in their order, so that every rank computes the same bits.
-static void list_contributions(const board_t *x, const request_t *r,
-                               const uint8_t *contributions[BOARD_MEMBERS])
+static void list_contributions(const request_t *r, const uint8_t *contributions[BOARD_MEMBERS])
 {
     for (int m = 0; m < r->board.n_members; m++) {
-        contributions[m] = contribution(x, r, r->board.place, m, r->board.round);
+        contributions[m] = contribution(r, m, r->board.round);
     }
 }
 
-static void add_up(request_t *r, const uint8_t *const *contributions)
+// False: no memory for the result.
+static bool add_up(request_t *r, const uint8_t *const *contributions)
 {
+    int n_members = r->board.n_members;
     hvd_dtype_t acc = acc_dtype(r->signature.dtype);
     hvd_reduce_t op = r->signature.reduce == HVD_AVERAGE ? HVD_SUM : r->signature.reduce;
+    size_t n = r->payload_bytes / hvd_dtype_bytes(acc);
     const void *inputs[BOARD_MEMBERS];
-    for (int m = 0; m < r->board.n_members; m++) {
+    for (int m = 0; m < n_members; m++) {
         inputs[m] = contributions[m];
     }
-    reduce_many(acc, op, r->payload, NULL, inputs, r->board.n_members,
-                r->payload_bytes / hvd_dtype_bytes(acc), 1.0, FINISH_NOTHING);
+    if (r->signature.n_tensors > 1 || acc != r->signature.dtype) {
+        reduce_many(acc, op, r->payload, NULL, inputs, n_members, n, 1.0, FINISH_NOTHING);
+        return request_store(r, r->payload, n_members);
+    }
+    void *output = request_output(r, 0);
+    if (output != NULL) {
+        finish_t finish = signature_finish(&r->signature, n_members);
+        reduce_many(acc, op, output, NULL, inputs, n_members, n, 1.0, finish);
+    }
+    return output != NULL || n == 0;
 }
 
 // The number after the highest any member stands at; 0 when there is none left before the next
@@ -374,10 +394,9 @@ static meeting_t meet(hvd_ctx_t *ctx, request_t *r)
         r->board.closed = atomic_load(&r->board.place->word);
         return MET_NOBODY;
     }
-    list_contributions(ctx->board, r, contributions);
-    if (adds_up(r)) {
-        add_up(r, contributions);
-        return request_store(r, r->payload, r->board.n_members) ? MET_RESULT : MET_NO_MEMORY;
+    list_contributions(r, contributions);
+    if (r->board.adds_up) {
+        return add_up(r, contributions) ? MET_RESULT : MET_NO_MEMORY;
     }
     if (moves(r) && board_all_brought(r, contributions)) {
         bool moved = board_move(ctx, ctx->board->runner, r, contributions);
@@ -431,7 +450,7 @@ void board_finish(hvd_ctx_t *ctx, request_t *request)
 {
     lock_take(&ctx->board_lock);
     if (atomic_load(&request->board.waits)) {
-        bool was_alone = !adds_up(request);
+        bool was_alone = !request->board.adds_up;
         meeting_t met = meet(ctx, request);
         if (observe_has_timeline(ctx->observe)) {
             atomic_store_explicit(&request->trace.started, ticks_now(), memory_order_relaxed);

@@ -4,10 +4,11 @@
 // reducescatter, which adds up blocks that have been moved.
 //
 // A contribution begins with where its rank stands and the sizes that members tell each other; the
-// data of a short one follow. If everyone has brought data, each rank takes what it gets out of the
-// contributions. If somebody's did not fit, all of them have learned the sizes and the number of a
-// stream, which the engine then runs at once (board.c says why that is safe). A group brings no
-// data: its blocks do not lie in memory in the order of members.
+// data of a short one follow, in an alltoall without the block that stays. If everyone has brought
+// data, each rank takes what it gets out of the contributions, and its own from its tensor. If
+// somebody's did not fit, all of them have learned the sizes and the number of a stream, which the
+// engine then runs at once (board.c says why that is safe). A group brings no data: its blocks do
+// not lie in memory in the order of members.
 // Threads: as board.c says; board_move belongs to the holder of board_lock.
 #include "engine/run.h"
 
@@ -22,11 +23,40 @@ static size_t head_bytes(const request_t *r)
     return sizeof(brought_t) + (size_t)r->n_sizes * sizeof *r->sizes;
 }
 
+static bool exchanges(const request_t *r)
+{
+    return op_infos[r->signature.op].layout == LAYOUT_EXCHANGED;
+}
+
+// Of one tensor, whose first dimension members tell.
+static size_t row_bytes(const signature_t *s)
+{
+    size_t bytes = hvd_dtype_bytes(s->dtype);
+    for (int d = 1; d < (int)s->dims[0]; d++) {
+        bytes *= (size_t)s->dims[1 + d];
+    }
+    return bytes;
+}
+
+// Bytes in the input of a member before the block for `to`.
+static size_t bytes_before(const int64_t *splits, int to, size_t row)
+{
+    int64_t rows = 0;
+    for (int m = 0; m < to; m++) {
+        rows += splits[m];
+    }
+    return (size_t)rows * row;
+}
+
 // What this rank has to bring of its tensor.
 static size_t data_bytes(const request_t *r)
 {
     bool is_idle =
         op_has(r->signature.op, OP_ROOTED) && r->board.ranks[r->board.member] != r->signature.root;
+    if (exchanges(r)) {
+        size_t row = row_bytes(&r->signature);
+        return bytes_before(r->sizes, r->n_sizes, row) - (size_t)r->sizes[r->board.member] * row;
+    }
     return is_idle ? 0 : r->trace.bytes;
 }
 
@@ -53,8 +83,18 @@ void board_bring(const request_t *r, uint64_t clock, size_t room, uint8_t *to)
     brought_t head = {.clock = clock, .has_data = fits};
     memcpy(to, &head, sizeof head);
     memcpy(to + sizeof head, r->sizes, (size_t)r->n_sizes * sizeof *r->sizes);
-    if (fits && data_bytes(r) > 0) {
-        memcpy(to + head_bytes(r), r->tensors[0].input, data_bytes(r));
+    size_t bytes = fits ? data_bytes(r) : 0;
+    size_t first = bytes; // before what stays here
+    size_t stays = 0;
+    if (bytes > 0 && exchanges(r)) {
+        size_t row = row_bytes(&r->signature);
+        first = bytes_before(r->sizes, r->board.member, row);
+        stays = (size_t)r->sizes[r->board.member] * row;
+    }
+    if (bytes > 0) {
+        const uint8_t *input = r->tensors[0].input;
+        memcpy(to + head_bytes(r), input, first);
+        memcpy(to + head_bytes(r) + first, input + first + stays, bytes - first);
     }
 }
 
@@ -73,33 +113,38 @@ bool board_all_brought(request_t *r, const uint8_t *const *contributions)
 
 // --- Taking what this rank gets ------------------------------------------------------------------
 
-static void take_gathered(const runner_t *r, const uint8_t *const *data)
+// Blocks of all members, one after the other. Its own comes from its tensor, and first: the others
+// may go where that lies.
+static void take_blocks(const runner_t *r, const size_t *bytes, size_t own_at,
+                        const uint8_t *const *blocks)
 {
-    size_t at = 0;
+    size_t at[BOARD_MEMBERS], end = 0;
+    int me = r->task.args.member;
     for (int m = 0; m < r->task.args.size; m++) {
-        vec_scatter(&r->out, at, data[m], r->blocks[m]);
-        at += r->blocks[m];
+        at[m] = end;
+        end += bytes[m];
+    }
+    vec_copy(&r->out, at[me], &r->in, own_at, bytes[me], false);
+    for (int m = 0; m < r->task.args.size; m++) {
+        if (m != me) {
+            vec_scatter(&r->out, at[m], blocks[m], bytes[m]);
+        }
     }
 }
 
 static void take_exchanged(const runner_t *r, const uint8_t *const *data)
 {
     const decision_entry_t *entry = &r->batch->entries[0];
-    int n = r->task.args.size;
-    int me = r->task.args.member;
-    size_t row_bytes = hvd_dtype_bytes(r->task.args.dtype);
-    for (int d = 1; d < (int)entry->signature->dims[0]; d++) {
-        row_bytes *= (size_t)entry->signature->dims[1 + d];
-    }
-    size_t at = 0;
+    const uint8_t *blocks[BOARD_MEMBERS];
+    size_t row = row_bytes(entry->signature);
+    int n = r->task.args.size, me = r->task.args.member;
     for (int m = 0; m < n; m++) {
-        int64_t rows_before = 0; // for members before this one, in the input of m
-        for (int k = 0; k < me; k++) {
-            rows_before += entry->sizes[m * n + k];
-        }
-        vec_scatter(&r->out, at, data[m] + (size_t)rows_before * row_bytes, r->recv_bytes[m]);
-        at += r->recv_bytes[m];
+        const int64_t *splits = entry->sizes + m * n;
+        size_t stays = m < me ? (size_t)splits[m] * row : 0; // was not brought
+        blocks[m] = data[m] + bytes_before(splits, me, row) - stays;
     }
+    size_t own_at = bytes_before(entry->sizes + me * n, me, row);
+    take_blocks(r, r->recv_bytes, own_at, blocks);
 }
 
 static void take_scattered(const runner_t *r, const uint8_t *const *data)
@@ -139,7 +184,7 @@ bool board_move(hvd_ctx_t *ctx, runner_t *r, request_t *request,
     if (strung) {
         switch (op_infos[request->signature.op].layout) {
         case LAYOUT_GATHERED:
-            take_gathered(r, data);
+            take_blocks(r, r->blocks, 0, data);
             break;
         case LAYOUT_EXCHANGED:
             take_exchanged(r, data);
@@ -148,7 +193,11 @@ bool board_move(hvd_ctx_t *ctx, runner_t *r, request_t *request,
             take_scattered(r, data);
             break;
         default: // broadcast
-            vec_scatter(&r->out, 0, data[r->task.args.root], r->out.bytes);
+            if (r->task.args.member == r->task.args.root) {
+                vec_copy(&r->out, 0, &r->in, 0, r->out.bytes, false);
+            } else {
+                vec_scatter(&r->out, 0, data[r->task.args.root], r->out.bytes);
+            }
             break;
         }
     }

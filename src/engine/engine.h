@@ -177,7 +177,10 @@ hvd_status_t check_running(const hvd_ctx_t *ctx, err_t *err) REQUIRES(ctx->lock)
 // --- request.c -----------------------------------------------------------------------------------
 
 request_t *request_new(hvd_ctx_t *ctx) REQUIRES(ctx->lock); // NULL: no memory
+void request_again(hvd_ctx_t *ctx, request_t *request)
+    REQUIRES(ctx->lock); // one at rest, as it was
 void request_recycle(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock);
+// In flight, or at rest and remembered; else NULL.
 request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name)
     REQUIRES(ctx->lock);
 void request_register(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock); // now in flight

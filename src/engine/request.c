@@ -4,8 +4,13 @@
 //
 // A request object is recycled, never freed before the context ends, so a thread that still looks
 // at one after another released it reads old news and not freed memory. Handles carry a generation,
-// which ends with the object's use, and so recognise their own past. Names in flight are chained
-// through the objects themselves: submitting and completing allocate nothing once these exist.
+// which ends with the object's use, and so recognise their own past. Names are chained through the
+// objects themselves: submitting and completing allocate nothing once these exist.
+//
+// An object at rest stays in the table of names, so that whoever submits the same again finds it as
+// it was (submit.c). Those that rest longest are used for other names first, but a nameless
+// operation, which never comes again, leaves its object to the very next one. There are always some
+// objects, so that a program with a few names in turn is remembered, too.
 #include "coll/reduce.h"
 #include "engine/staging.h"
 
@@ -54,20 +59,94 @@ static int state_of(const request_t *request)
     return atomic_load_explicit(&request->state, memory_order_relaxed);
 }
 
-request_t *request_new(hvd_ctx_t *ctx)
+// --- Names ---------------------------------------------------------------------------------------
+
+static request_t **chain_of(hvd_ctx_t *ctx, uint64_t hash) REQUIRES(ctx->lock)
+{
+    return &ctx->requests.by_name[hash & (uint64_t)(ctx->requests.n_by_name - 1)];
+}
+
+static void name_insert(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
+{
+    request_t **chain = chain_of(ctx, request->hash);
+    request->next_same_hash = *chain;
+    *chain = request;
+}
+
+static void name_remove(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
+{
+    for (request_t **link = chain_of(ctx, request->hash); *link != NULL;
+         link = &(*link)->next_same_hash) {
+        if (*link == request) {
+            *link = request->next_same_hash;
+            break;
+        }
+    }
+    request->hash = 0;
+}
+
+request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name)
 {
     LOCKED(ctx);
-    request_t *request = ctx->requests.free;
-    if (request != NULL) {
-        ctx->requests.free = request->next;
-    } else if ((request = grow_table(ctx)) == NULL) {
+    if (ctx->requests.n_by_name == 0) {
         return NULL;
     }
+    for (request_t *r = *chain_of(ctx, hash); r != NULL; r = r->next_same_hash) {
+        if (r->hash != hash || r->process_set != set || strcmp(r->name, name) != 0) {
+            continue;
+        }
+        if (LIKELY(state_of(r) != REQUEST_DONE)) {
+            return r;
+        }
+        // Somebody still looks at its result. Another object takes the name over.
+        r->is_remembered = false;
+        name_remove(ctx, r);
+        return NULL;
+    }
+    return NULL;
+}
+
+// Keeps the chains short. Failing to grow only makes them longer.
+static void names_grow(hvd_ctx_t *ctx) REQUIRES(ctx->lock)
+{
+    int n = ctx->requests.n_by_name > 0 ? 2 * ctx->requests.n_by_name : 1024;
+    request_t **table = calloc((size_t)n, sizeof *table);
+    if (table == NULL) {
+        return;
+    }
+    free(ctx->requests.by_name);
+    ctx->requests.by_name = table;
+    ctx->requests.n_by_name = n;
+    uint32_t n_requests = atomic_load(&ctx->requests.n);
+    for (uint32_t i = 0; i < n_requests; i++) {
+        request_t *r = request_at(ctx, i);
+        if (r->hash != 0) {
+            name_insert(ctx, r);
+        }
+    }
+}
+
+void request_register(hvd_ctx_t *ctx, request_t *request)
+{
+    LOCKED(ctx);
+    if ((unsigned)ctx->requests.n_by_name <
+        atomic_load_explicit(&ctx->requests.n, memory_order_relaxed)) {
+        uint64_t hash = request->hash;
+        request->hash = 0; // not in the table yet: the growing must not insert it
+        names_grow(ctx);
+        request->hash = hash;
+    }
+    name_insert(ctx, request);
+}
+
+// --- Lives ---------------------------------------------------------------------------------------
+
+// A new life of an object.
+static void begin(request_t *request)
+{
     INVARIANT(state_of(request) == REQUEST_FREE);
-    request->next = NULL;
     request->status = HVD_OK;
     request->last_joined = -1;
-    request->hash = 0;
     request->board.place = NULL;
     request->board.closed = 0;
     request->board.stream = 0;
@@ -76,7 +155,66 @@ request_t *request_new(hvd_ctx_t *ctx)
     trace_begin(&request->trace);
     atomic_store_explicit(&request->released, false, memory_order_release);
     atomic_store_explicit(&request->state, REQUEST_IN_FLIGHT, memory_order_release);
+}
+
+static void rest(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
+{
+    request_table_t *table = &ctx->requests;
+    bool first = !request->is_remembered;
+    request->next = first ? table->rest_first : NULL;
+    request->previous = first ? NULL : table->rest_last;
+    *(request->next != NULL ? &request->next->previous : &table->rest_last) = request;
+    *(request->previous != NULL ? &request->previous->next : &table->rest_first) = request;
+}
+
+static void rest_no_more(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
+{
+    request_table_t *table = &ctx->requests;
+    *(request->next != NULL ? &request->next->previous : &table->rest_last) = request->previous;
+    *(request->previous != NULL ? &request->previous->next : &table->rest_first) = request->next;
+    request->next = NULL;
+}
+
+// One that may be used for another name; NULL: no memory.
+static request_t *any_at_rest(hvd_ctx_t *ctx) REQUIRES(ctx->lock)
+{
+    request_t *request = ctx->requests.rest_first;
+    uint32_t n = atomic_load_explicit(&ctx->requests.n, memory_order_relaxed);
+    if (request == NULL || (request->is_remembered && n < FIRST_CHUNK)) {
+        request_t *more = grow_table(ctx);
+        if (more != NULL || request == NULL) {
+            return more;
+        }
+    }
+    rest_no_more(ctx, request);
+    if (request->hash != 0) {
+        name_remove(ctx, request);
+    }
+    request->is_remembered = false;
+    request->signature.n_tensors = 0;
+    request->payload = NULL;
+    request->payload_bytes = 0;
     return request;
+}
+
+request_t *request_new(hvd_ctx_t *ctx)
+{
+    LOCKED(ctx);
+    request_t *request = any_at_rest(ctx);
+    if (request == NULL) {
+        return NULL;
+    }
+    request->board.hash = 0;
+    begin(request);
+    return request;
+}
+
+void request_again(hvd_ctx_t *ctx, request_t *request)
+{
+    LOCKED(ctx);
+    INVARIANT(request->is_remembered && request->hash != 0);
+    rest_no_more(ctx, request);
+    begin(request);
 }
 
 // The handle is looked at last: if what was seen before is of the object's next life, the handle is
@@ -100,6 +238,7 @@ void request_recycle(hvd_ctx_t *ctx, request_t *request)
     INVARIANT(state_of(request) != REQUEST_FREE);
     for (int i = 0; i < request->signature.n_tensors; i++) {
         free(request->owned[i]);
+        request->owned[i] = NULL;
     }
     if (UNLIKELY(request->staged != NULL)) {
         staging_release(request);
@@ -108,12 +247,13 @@ void request_recycle(hvd_ctx_t *ctx, request_t *request)
     request->text = NULL;
     free(request->received_splits);
     request->received_splits = NULL;
-    request->signature.n_tensors = 0;
+    if (!request->is_remembered && request->hash != 0) {
+        name_remove(ctx, request);
+    }
     hvd_handle_t handle = atomic_load_explicit(&request->handle, memory_order_relaxed);
     atomic_store_explicit(&request->handle, handle + ONE_GENERATION, memory_order_relaxed);
     atomic_store_explicit(&request->state, REQUEST_FREE, memory_order_relaxed);
-    request->next = ctx->requests.free;
-    ctx->requests.free = request;
+    rest(ctx, request);
 }
 
 void requests_free(hvd_ctx_t *ctx)
@@ -134,78 +274,6 @@ void requests_free(hvd_ctx_t *ctx)
     free(ctx->requests.by_name);
 }
 
-// --- Names in flight -----------------------------------------------------------------------------
-
-static request_t **chain_of(hvd_ctx_t *ctx, uint64_t hash) REQUIRES(ctx->lock)
-{
-    return &ctx->requests.by_name[hash & (uint64_t)(ctx->requests.n_by_name - 1)];
-}
-
-request_t *request_by_name(hvd_ctx_t *ctx, uint64_t hash, int set, const char *name)
-{
-    LOCKED(ctx);
-    if (ctx->requests.n_by_name == 0) {
-        return NULL;
-    }
-    for (request_t *r = *chain_of(ctx, hash); r != NULL; r = r->next_same_hash) {
-        if (r->hash == hash && r->process_set == set && strcmp(r->name, name) == 0) {
-            return r;
-        }
-    }
-    return NULL;
-}
-
-static void name_insert(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
-{
-    request_t **chain = chain_of(ctx, request->hash);
-    request->next_same_hash = *chain;
-    *chain = request;
-}
-
-static void name_remove(hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock)
-{
-    for (request_t **link = chain_of(ctx, request->hash); *link != NULL;
-         link = &(*link)->next_same_hash) {
-        if (*link == request) {
-            *link = request->next_same_hash;
-            return;
-        }
-    }
-}
-
-// Keeps the chains short. Failing to grow only makes them longer.
-static void names_grow(hvd_ctx_t *ctx) REQUIRES(ctx->lock)
-{
-    int n = ctx->requests.n_by_name > 0 ? 2 * ctx->requests.n_by_name : 1024;
-    request_t **table = calloc((size_t)n, sizeof *table);
-    if (table == NULL) {
-        return;
-    }
-    free(ctx->requests.by_name);
-    ctx->requests.by_name = table;
-    ctx->requests.n_by_name = n;
-    uint32_t n_requests = atomic_load(&ctx->requests.n);
-    for (uint32_t i = 0; i < n_requests; i++) {
-        request_t *r = request_at(ctx, i);
-        if (r->hash != 0 && atomic_load(&r->state) == REQUEST_IN_FLIGHT) {
-            name_insert(ctx, r);
-        }
-    }
-}
-
-void request_register(hvd_ctx_t *ctx, request_t *request)
-{
-    LOCKED(ctx);
-    if ((unsigned)ctx->requests.n_by_name <
-        atomic_load_explicit(&ctx->requests.n, memory_order_relaxed)) {
-        uint64_t hash = request->hash;
-        request->hash = 0; // not in the table yet: the growing must not insert it
-        names_grow(ctx);
-        request->hash = hash;
-    }
-    name_insert(ctx, request);
-}
-
 void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 {
     LOCKED(ctx);
@@ -214,6 +282,9 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
     atomic_store_explicit(&request->board.waits, false, memory_order_relaxed);
     if (request->trace.submitted == 0) {
         request->trace.submitted = ticks_now();
+    }
+    if (request->payload != NULL) {
+        request_load(request, request->payload);
     }
     request->next = atomic_load_explicit(&ctx->requests.queue, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&ctx->requests.queue, &request->next, request,
@@ -244,6 +315,24 @@ void *request_output(request_t *request, int t)
     request->owned[t] = malloc(MAX(bytes, 1));
     tensor->output = request->owned[t];
     return tensor->output;
+}
+
+void request_load(const request_t *request, void *accumulators)
+{
+    const signature_t *signature = &request->signature;
+    bool is_plain = signature->n_tensors == 1 && !dtype_is_half(signature->dtype);
+    if (LIKELY(is_plain && signature->prescale == 1.0)) {
+        memcpy(accumulators, request->tensors[0].input, request->payload_bytes);
+        return;
+    }
+    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
+    uint8_t *to = accumulators;
+    const int64_t *dims = signature->dims;
+    for (int t = 0; t < signature->n_tensors; t++) {
+        size_t n = shape_elements(&dims);
+        acc_load(signature->dtype, to, request->tensors[t].input, n, signature->prescale);
+        to += n * acc_bytes;
+    }
 }
 
 bool request_store(request_t *request, const void *result, int n_members)
@@ -287,10 +376,6 @@ void request_complete(hvd_ctx_t *ctx, request_t *request, hvd_status_t status, c
         request->text = strdup(text != NULL && text[0] != '\0' ? text : hvd_status_text(status));
     }
     lock_take(&ctx->lock);
-    if (request->hash != 0) {
-        name_remove(ctx, request);
-        request->hash = 0;
-    }
     observe_completed(ctx->observe, &request->trace, status);
     bool released = atomic_load_explicit(&request->released, memory_order_relaxed);
     if (atomic_load_explicit(&request->board.waits,

@@ -4,7 +4,8 @@
 //
 // A request object is recycled, never freed before the context ends. hvd_submit() fills it under
 // the lock; then it belongs to the board, or to the holder of the engine, until it is done; then to
-// whoever has its handle.
+// whoever has its handle. At rest it keeps what it was about: asked for the same again, it needs
+// only the new addresses.
 #ifndef HVD_ENGINE_REQUEST_H
 #define HVD_ENGINE_REQUEST_H
 
@@ -24,12 +25,16 @@ typedef struct board_seen board_seen_t;
 
 // What board.c knows of a request it has tried.
 typedef struct board_try {
-    board_place_t *place; // NULL: it was not tried
-    board_seen_t *seen;   // what is known of that place
-    uint64_t closed;      // the word of a round that was closed; 0: none
-    uint32_t round;
+    uint64_t hash; // of everything that must be equal; 0: that and the next are not known
     int n_members, member;
     int ranks[BOARD_MEMBERS];
+    bool adds_up;           // what members have brought
+    board_place_t *place;   // NULL: it was not tried
+    board_seen_t *seen;     // what is known of that place
+    uint8_t *contributions; // there: two of `stride` bytes for each member
+    size_t stride;
+    uint64_t closed; // the word of a round that was closed; 0: none
+    uint32_t round;
     atomic_bool waits;          // counted in a round, and not yet given to the engine
     uint64_t stream;            // number of the stream its members agreed on there; 0: none
     int64_t sizes[BOARD_SIZES]; // that they told, member after member
@@ -42,11 +47,13 @@ struct request {
     _Atomic hvd_handle_t handle; // generation << 32 | index + 1
     atomic_int state;            // request_state_t; DONE is the release of everything below
     atomic_bool released;        // the user let go of it
-    request_t *next;             // in the queue, then in the free list
+    request_t *next;             // in the queue, then among those at rest
+    request_t *previous;         // at rest
 
-    // Names in flight: chained by hash. 0: not in the table.
+    // Names in flight, and those that are remembered: chained by hash. 0: not in the table.
     uint64_t hash;
     request_t *next_same_hash;
+    bool is_remembered; // at rest it keeps its name and everything below that was asked for
 
     // What was asked for. Pointers lead into `storage`.
     signature_t
@@ -54,6 +61,7 @@ struct request {
     const char *name;
     const char *where; // the user's source line; NULL: not given
     int process_set;
+    uint64_t set_hash; // of the members
     hvd_alloc_fn alloc;
     hvd_done_fn done;
     void *arg;
@@ -61,7 +69,7 @@ struct request {
     void **owned; // outputs the library allocated, by tensor; NULL entries otherwise
     int64_t *sizes;
     int n_sizes;
-    void *payload; // accumulators that ride along; NULL if it does not
+    void *payload; // room for accumulators that ride along; NULL if it does not
     size_t payload_bytes;
     int *set_ranks;
     int n_set_ranks;
@@ -90,7 +98,7 @@ typedef struct request_table {
     atomic_int n_in_flight;   // in the engine's hands, and not yet done
     request_t *_Atomic queue; // submitted and not yet seen by coord, newest first
     // Under lock:
-    request_t *free;
+    request_t *rest_first, *rest_last; // those to be used again first, and last
     request_t **by_name;
     int n_by_name;        // power of two
     uint64_t n_submitted; // operations, and the last of them: see failure_text.c
@@ -113,7 +121,9 @@ static inline request_t *request_of_tag(uint64_t tag) // NULL for tag 0
 
 // The user's output, or memory taken for it; NULL: there is none.
 void *request_output(request_t *request, int t);
-// Writes accumulators to the outputs of a small allreduce. False: no memory for them.
+// The accumulators of a small allreduce, from its tensors; and results to its outputs. False: no
+// memory for them.
+void request_load(const request_t *request, void *accumulators);
 bool request_store(request_t *request, const void *result, int n_members);
 void requests_wake(hvd_ctx_t *ctx); // threads that wait for what has been completed
 // Cuts memory, aligned, from the request's storage, which must have been reserved whole.

@@ -225,7 +225,7 @@ static void hand_over(staged_t *staged, const err_t *broken)
         check_running(ctx, &end);
     }
     if (end.status == HVD_OK) {
-        request_load_payload(ctx, request);
+        request_make_room(ctx, request);
         atomic_store(&request->held_by_device, false);
         request_enqueue(ctx, request);
     } else {

@@ -70,8 +70,8 @@ void staging_watch(hvd_ctx_t *ctx) REQUIRES(ctx->baton) EXCLUDES(ctx->lock); // 
 // What the device has not finished, as failure_text.c tells it. False: nothing.
 bool staging_progress(const hvd_ctx_t *ctx, uint64_t now_ns, coord_progress_t *progress_p)
     REQUIRES(ctx->baton);
-// submit.c: what rides along, when the tensors are there.
-void request_load_payload(const hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock);
+// submit.c: for what rides along, if it does: tensors that stay with the device do not.
+void request_make_room(const hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock);
 
 enum { GPU_OPERATIONS_AUTO, GPU_OPERATIONS_HOST, GPU_OPERATIONS_NCCL }; // HOROVOD_GPU_OPERATIONS
 

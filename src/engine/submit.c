@@ -5,8 +5,8 @@
 // What this rank can check by itself is checked here; what other ranks must agree to is checked by
 // coord and shows in the handle. The signature is made here, once, and handed on by pointer. All of
 // it happens under the lock and copies what the user may change afterwards; tensors stay where they
-// are.
-#include "coll/reduce.h"
+// are. Whoever asks for the same as before under that name gets the object that did it, in which
+// all of that still stands: then only what may have changed is checked and copied.
 #include "engine/staging.h"
 
 #include <stdio.h>
@@ -119,6 +119,16 @@ static hvd_status_t check_reduction(const hvd_request_t *asked, const char *name
     return HVD_OK;
 }
 
+static hvd_status_t check_tensors(const hvd_request_t *asked, const char *name, extent_t *extent,
+                                  err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    for (int i = 0; i < asked->n_tensors && status == HVD_OK; i++) {
+        status = check_tensor(asked, name, i, extent, err);
+    }
+    return status;
+}
+
 static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
                                   const process_set_t *set, extent_t *extent, err_t *err)
 {
@@ -139,14 +149,8 @@ static hvd_status_t check_request(const hvd_request_t *asked, const char *name,
         return fail(err, HVD_INVALID_ARGUMENT, "group '%s' has %d tensors; at most %d are allowed",
                     name, asked->n_tensors, MAX_TENSORS);
     }
-    for (int i = 0; i < asked->n_tensors; i++) {
-        hvd_status_t status = check_tensor(asked, name, i, extent, err);
-        if (status != HVD_OK) {
-            return status;
-        }
-    }
-    hvd_status_t status = HVD_OK;
-    if (op_has(asked->op, OP_ROOTED)) {
+    hvd_status_t status = check_tensors(asked, name, extent, err);
+    if (status == HVD_OK && op_has(asked->op, OP_ROOTED)) {
         status = check_root(asked, set, err);
     }
     if (status == HVD_OK && op_infos[asked->op].sizes == SIZES_PER_MEMBER) {
@@ -202,11 +206,9 @@ static void copy_tensors(request_t *request, const hvd_request_t *asked, size_t 
     }
 }
 
-static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_members)
+static void note_sizes(request_t *request, const hvd_request_t *asked, int n_members)
 {
     bool per_member = op_infos[asked->op].sizes == SIZES_PER_MEMBER;
-    request->n_sizes = signature_n_sizes(&request->signature, n_members);
-    request->sizes = request_cut(request, (size_t)request->n_sizes * sizeof *request->sizes);
     for (int i = 0; i < request->n_sizes; i++) {
         request->sizes[i] = !per_member             ? rows_of(&asked->tensors[i])
                             : asked->splits != NULL ? asked->splits[i]
@@ -214,34 +216,19 @@ static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_mem
     }
 }
 
-// Small allreduces travel inside the agreement's messages, as accumulators.
-static void copy_payload(const hvd_ctx_t *ctx, request_t *request, size_t n_elements)
+static void copy_sizes(request_t *request, const hvd_request_t *asked, int n_members)
 {
-    const signature_t *signature = &request->signature;
-    if (!signature_rides_with(signature, n_elements, ctx->config.inline_bytes,
-                              &request->payload_bytes)) {
-        return;
-    }
-    request->payload = request_cut(request, request->payload_bytes);
-    size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));
-    uint8_t *at = request->payload;
-    const int64_t *dims = signature->dims;
-    for (int i = 0; i < signature->n_tensors; i++) {
-        size_t n = shape_elements(&dims);
-        acc_load(signature->dtype, at, request->tensors[i].input, n, signature->prescale);
-        at += n * acc_bytes;
-    }
+    request->n_sizes = signature_n_sizes(&request->signature, n_members);
+    request->sizes = request_cut(request, (size_t)request->n_sizes * sizeof *request->sizes);
+    note_sizes(request, asked, n_members);
 }
 
-void request_load_payload(const hvd_ctx_t *ctx, request_t *request)
+void request_make_room(const hvd_ctx_t *ctx, request_t *request)
 {
     LOCKED(ctx);
-    size_t n_elements = 0;
-    const int64_t *dims = request->signature.dims;
-    for (int t = 0; t < request->signature.n_tensors; t++) {
-        n_elements += shape_elements(&dims);
+    if (signature_rides(&request->signature, ctx->config.inline_bytes, &request->payload_bytes)) {
+        request->payload = request_cut(request, request->payload_bytes);
     }
-    copy_payload(ctx, request, n_elements);
 }
 
 static signature_t signature_of(const hvd_request_t *asked)
@@ -260,7 +247,7 @@ static signature_t signature_of(const hvd_request_t *asked)
 
 static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_request_t *asked,
                                  const char *name, const process_set_t *set, const extent_t *extent,
-                                 err_t *err)
+                                 err_t *err) REQUIRES(ctx->lock)
 {
     buf_clear(&request->storage);
     if (!buf_reserve(&request->storage, storage_bytes(ctx, asked, name, set->n, extent))) {
@@ -268,15 +255,14 @@ static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_r
     }
     request->signature = signature_of(asked);
     request->process_set = asked->process_set;
+    request->set_hash = set->hash;
     request->alloc = asked->alloc;
     request->done = asked->done;
     request->arg = asked->arg;
     copy_tensors(request, asked, extent->n_dims);
     copy_sizes(request, asked, set->n);
-    request->payload = NULL;
-    request->payload_bytes = 0;
-    if (LIKELY((asked->flags & HVD_ON_DEVICE) == 0)) {
-        copy_payload(ctx, request, extent->n_elements);
+    if (LIKELY((asked->flags & HVD_ON_DEVICE) == 0)) { // else it is not known yet
+        request_make_room(ctx, request);
     }
     request->name = copy_text(request, name);
     request->where = asked->where != NULL ? copy_text(request, asked->where) : NULL;
@@ -284,6 +270,82 @@ static hvd_status_t copy_request(hvd_ctx_t *ctx, request_t *request, const hvd_r
                    request->where, request->process_set);
     request->trace.bytes = extent->n_elements * hvd_dtype_bytes(asked->dtype);
     return HVD_OK;
+}
+
+// --- The same again ------------------------------------------------------------------------------
+
+static bool same_text(const char *a, const char *b)
+{
+    return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
+// But for the first dimension where members tell it.
+static bool same_shapes(const request_t *request, const hvd_request_t *asked)
+{
+    const int64_t *words = request->signature.dims;
+    for (int i = 0; i < asked->n_tensors; i++) {
+        const hvd_tensor_t *tensor = &asked->tensors[i];
+        if (*words++ != tensor->n_dims || (tensor->n_dims > 0 && tensor->shape == NULL)) {
+            return false;
+        }
+        for (int d = 0; d < tensor->n_dims; d++, words++) {
+            if (*words != tensor->shape[d] && *words >= 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// Does the object at rest stand for the same? Then nothing that it keeps need be checked again.
+static bool is_the_same(const request_t *request, const hvd_request_t *asked,
+                        const process_set_t *set)
+{
+    const signature_t *was = &request->signature;
+    bool scaled = (asked->flags & HVD_SCALED) != 0;
+    return request->is_remembered &&
+           atomic_load_explicit(&request->state, memory_order_relaxed) == REQUEST_FREE &&
+           was->op == asked->op && was->dtype == asked->dtype &&
+           was->n_tensors == asked->n_tensors && request->set_hash == set->hash &&
+           (was->reduce == asked->reduce || !op_has(was->op, OP_REDUCES)) &&
+           (was->root == asked->root || !op_has(was->op, OP_ROOTED)) &&
+           was->prescale == (scaled ? asked->prescale : 1.0) &&
+           was->postscale == (scaled ? asked->postscale : 1.0) &&
+           (asked->flags & HVD_ON_DEVICE) == 0 && (asked->tensors != NULL || was->n_tensors == 0) &&
+           same_shapes(request, asked) && same_text(request->where, asked->where);
+}
+
+static bool all_have_data(const hvd_request_t *asked)
+{
+    bool all = true;
+    for (int i = 0; i < asked->n_tensors; i++) {
+        all &= asked->tensors[i].input != NULL;
+    }
+    return all;
+}
+
+// What members tell each other anew.
+static void renew_sizes(request_t *request, const hvd_request_t *asked, int n_members,
+                        const extent_t *extent)
+{
+    note_sizes(request, asked, n_members);
+    request->trace.bytes = extent->n_elements * hvd_dtype_bytes(asked->dtype);
+}
+
+// Its addresses, and rows, in whose place may stand those of its last output.
+static void renew_request(request_t *request, const hvd_request_t *asked)
+{
+    for (int i = 0; i < asked->n_tensors; i++) {
+        const hvd_tensor_t *tensor = &asked->tensors[i];
+        request->tensors[i].input = tensor->input;
+        request->tensors[i].output = tensor->output;
+        if (tensor->n_dims > 0) {
+            *(int64_t *)(uintptr_t)request->tensors[i].shape = tensor->shape[0];
+        }
+    }
+    request->alloc = asked->alloc;
+    request->done = asked->done;
+    request->arg = asked->arg;
 }
 
 // --- Submitting ----------------------------------------------------------------------------------
@@ -328,21 +390,67 @@ static const char *name_of(const hvd_ctx_t *ctx, const hvd_request_t *asked, pro
     return made;
 }
 
-static hvd_status_t check_name_is_free(hvd_ctx_t *ctx, const hvd_request_t *asked, const char *name,
-                                       uint64_t hash, err_t *err) REQUIRES(ctx->lock)
+static hvd_status_t fail_duplicate(const hvd_ctx_t *ctx, const request_t *first, err_t *err)
 {
-    const request_t *first = request_by_name(ctx, hash, asked->process_set, name);
-    if (first == NULL) {
-        return HVD_OK;
-    }
     const char *where = first->where;
     return fail(
         err, HVD_DUPLICATE_NAME,
         "Requested to %s a tensor with the same name as another tensor that is currently being "
         "processed: '%s' on rank %d%s%s%s. Give each tensor in flight a name of its own.",
-        hvd_op_name(asked->op), name, ctx->job.rank,
+        hvd_op_name(first->signature.op), first->name, ctx->job.rank,
         where != NULL ? " (that one was submitted at " : "", where != NULL ? where : "",
         where != NULL ? ")" : "");
+}
+
+// The object at rest that did the same under this name.
+static hvd_status_t take_again(hvd_ctx_t *ctx, const hvd_request_t *asked, const process_set_t *set,
+                               request_t *request, err_t *err) REQUIRES(ctx->lock)
+{
+    hvd_status_t status = HVD_OK;
+    if (request->n_sizes > 0 || !all_have_data(asked)) { // else its shapes have been checked
+        extent_t extent = {0};
+        status = check_tensors(asked, request->name, &extent, err);
+        if (status == HVD_OK && op_infos[asked->op].sizes == SIZES_PER_MEMBER) {
+            status = check_splits(asked, set, err);
+        }
+        if (status != HVD_OK) {
+            return status;
+        }
+        renew_sizes(request, asked, set->n, &extent);
+    }
+    request_again(ctx, request);
+    renew_request(request, asked);
+    return HVD_OK;
+}
+
+// Another one. `known`: has that name; NULL: none has.
+static hvd_status_t take_new(hvd_ctx_t *ctx, const hvd_request_t *asked, const char *name,
+                             uint64_t hash, const process_set_t *set, const request_t *known,
+                             request_t **request_p, err_t *err) REQUIRES(ctx->lock)
+{
+    extent_t extent = {0};
+    hvd_status_t status = check_request(asked, name, set, &extent, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    if (known != NULL &&
+        atomic_load_explicit(&known->state, memory_order_relaxed) == REQUEST_IN_FLIGHT) {
+        return fail_duplicate(ctx, known, err);
+    }
+    request_t *request = request_new(ctx);
+    if (request == NULL) {
+        return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
+    }
+    if ((status = copy_request(ctx, request, asked, name, set, &extent, err)) != HVD_OK) {
+        ctx->requests.newest = NULL; // it may have been this object
+        request_recycle(ctx, request);
+        return status;
+    }
+    request->hash = hash;
+    request->is_remembered = asked->name != NULL && (asked->flags & HVD_ON_DEVICE) == 0;
+    request_register(ctx, request);
+    *request_p = request;
+    return HVD_OK;
 }
 
 static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
@@ -366,26 +474,17 @@ static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
         return fail(err, HVD_NO_MEMORY, "no memory to name a %s", hvd_op_name(asked->op));
     }
     uint64_t hash = hash_bytes(name, strlen(name), (uint64_t)asked->process_set);
-    extent_t extent = {0};
-    if ((status = check_request(asked, name, set, &extent, err)) != HVD_OK ||
-        (status = check_name_is_free(ctx, asked, name, hash, err)) != HVD_OK) {
+    request_t *request = request_by_name(ctx, hash, asked->process_set, name);
+    status = request != NULL && is_the_same(request, asked, set)
+                 ? take_again(ctx, asked, set, request, err)
+                 : take_new(ctx, asked, name, hash, set, request, &request, err);
+    if (status != HVD_OK) {
         return status;
     }
-    request_t *request = request_new(ctx);
-    if (request == NULL) {
-        return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", name);
-    }
-    if ((status = copy_request(ctx, request, asked, name, set, &extent, err)) != HVD_OK) {
-        ctx->requests.newest = NULL; // it may have been this object
-        request_recycle(ctx, request);
-        return status;
-    }
-    request->hash = hash;
     bool on_device = (asked->flags & HVD_ON_DEVICE) != 0;
     bool on_board = !on_device && board_arrive(ctx, request, set, asked->flags);
     // On the board, what follows is done while the contributions travel between the cores.
     atomic_store_explicit(&request->board.waits, on_board, memory_order_relaxed);
-    request_register(ctx, request);
     ctx->requests.n_submitted++;
     ctx->requests.newest = request;
     observe_submitted(ctx->observe, &request->trace, on_board);

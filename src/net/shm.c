@@ -41,7 +41,9 @@
 #define MIN_SLOT_BYTES (4 * KIB)
 #define N_SLOTS 6
 #define N_PLACES 64
-#define BOARD_BYTES_EACH (4 * KIB + 256) // four KiB, and what is told beside them
+#define BOARD_BYTES_EACH (16 * KIB) // of data; of less the more ranks there are, which ends at
+#define BOARD_BYTES (64 * KIB)      // for all of them in one round
+#define BOARD_TOLD_BYTES 256        // beside the data
 
 typedef struct ring {
     _Alignas(2 * CACHE_LINE) atomic_uint_fast64_t head; // bytes ever written
@@ -69,6 +71,7 @@ typedef struct layout {
     size_t control_ring, data_ring; // bytes of each ring, header not counted
     size_t slot;
     size_t place;   // bytes of one place of the board
+    size_t board;   // and of one contribution there
     size_t through; // bytes of what all tell one rank
     size_t control_at, data_at, windows_at, cards_at, through_at, board_at, total;
 } layout_t;
@@ -127,7 +130,9 @@ static layout_t layout_of(int n_local, size_t bytes_per_rank)
     l.through = round_up(n * sizeof(atomic_uint_fast64_t), 2 * CACHE_LINE);
     l.through_at = l.cards_at + n * sizeof(memory_card_t);
     l.board_at = round_up(l.through_at + n * l.through, 4 * KIB);
-    l.place = sizeof(board_place_t) + MIN(n, BOARD_MOST_MEMBERS) * 2 * BOARD_BYTES_EACH;
+    size_t n_members = MIN(n, BOARD_MOST_MEMBERS);
+    l.board = MIN(BOARD_BYTES_EACH, BOARD_BYTES / n_members) + BOARD_TOLD_BYTES;
+    l.place = sizeof(board_place_t) + n_members * 2 * l.board;
     l.total = l.board_at + N_PLACES * l.place;
     return l;
 }
@@ -611,8 +616,7 @@ int shm_n_places(const domain_t *d)
 
 size_t shm_board_bytes_each(const domain_t *d)
 {
-    (void)d;
-    return BOARD_BYTES_EACH;
+    return d->layout.board;
 }
 
 board_place_t *shm_place(domain_t *d, int i)

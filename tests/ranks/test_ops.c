@@ -13,6 +13,8 @@
 
 #define TRIES 4
 #define FULL_TRIES 120
+#define CHANGES 80
+#define SMALL_BYTES 2048
 
 // Operation and reduction; the dtypes that go with them are found by `allowed`.
 static const struct {
@@ -193,6 +195,44 @@ static void every_size(rank_t *r, void *arg)
     rank_close(r);
 }
 
+// A few names that stand for one thing, several times, and then for another: what is remembered of
+// a name must not show. Between them the result of the time before is still being looked at.
+static void names_change(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_open(r);
+    static op_run_t runs[2];
+    static const char *const names[] = {"one", "two", "three"};
+    int members[MAX_RANKS];
+    for (int m = 0; m < r->size; m++) {
+        members[m] = m;
+    }
+    dice_t dice = {.state = r->options->seed * 1000 + (uint64_t)r->size};
+    op_case_t c = {0};
+    for (int i = 0; i < FEWER(CHANGES); i++) {
+        const char *name = names[dice_below(&dice, (int)N_ELEMENTS(names))];
+        int n_times = 1 + dice_below(&dice, 6);
+        if (i % 3 == 0) {
+            c = op_random(&dice, 0, members, r->size, SMALL_BYTES);
+        } else { // only one thing is different
+            c.pre = i % 3 == 1 && c.pre == 1 ? 2 : 1;
+            c.rows += (size_t)dice_below(&dice, 2);
+        }
+        rank_step(r, "%s is something else for the %dth time", name, i);
+        for (int k = 0; k < n_times; k++) {
+            c.salt++;
+            op_submit(r, &c, name, HVD_WAITS, &runs[0]);
+            if (dice_below(&dice, 3) == 0) {
+                CHECK_OK(r, hvd_wait(r->ctx, runs[0].handle, 60000));
+                op_submit(r, &c, name, HVD_WAITS, &runs[1]);
+                op_check(r, &runs[1]);
+            }
+            op_check(r, &runs[0]);
+        }
+    }
+    rank_close(r);
+}
+
 // Nobody may leave a barrier before everybody has come.
 static void barrier_holds(rank_t *r, void *arg)
 {
@@ -253,6 +293,7 @@ static const subtest_t subtests[] = {
     {.name = "barrier holds", .fn = barrier_holds},
     {.name = "every size", .fn = every_size},
     {.name = "every kind", .fn = every_kind},
+    {.name = "names change", .fn = names_change},
 };
 
 int main(int argc, char **argv)
