@@ -22,6 +22,7 @@
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -161,9 +162,10 @@ hvd_status_t supervisor_start(const char *directory, supervisor_t *supervisor_p,
         for (int signo = 1; signo < NSIG; signo++) {
             signal(signo, SIG_IGN);
         }
-        // Holding these would keep an ssh session, or the reader of our output, waiting.
-        (void)close_range(0, (unsigned)ends[0] - 1, 0);
-        (void)close_range((unsigned)ends[0] + 1, ~0u, 0);
+        // Holding these would keep an ssh session, or the reader of our output, waiting. A system
+        // call, since glibc has a function for it from 2.34 on only.
+        syscall(SYS_close_range, 0U, (unsigned)ends[0] - 1, 0U);
+        syscall(SYS_close_range, (unsigned)ends[0] + 1, ~0U, 0U);
         lock_directory(directory);
         remove_abandoned(directory);
         keep(ends[0], directory);

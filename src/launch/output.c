@@ -454,6 +454,9 @@ bool sink_is_broken(sink_t *sink)
 
 void sink_stop(sink_t *sink)
 {
+    if (sink == NULL) {
+        return;
+    }
     pthread_mutex_lock(&sink->lock);
     sink->is_stopping = true;
     pthread_cond_signal(&sink->changed);

@@ -17,7 +17,7 @@ void sink_say(sink_t *sink, int stream, const char *format, ...) PRINTF_LIKE(3, 
 void sink_status(sink_t *sink, const char *text);
 bool sink_is_full(sink_t *sink);   // the reader of our output is slow: read no more from ranks
 bool sink_is_broken(sink_t *sink); // the reader of our output is gone
-void sink_stop(sink_t *sink);      // writes everything first, for as long as it takes
+void sink_stop(sink_t *sink); // writes everything first, for as long as it takes; NULL: nothing
 
 #define TAIL_LINES 8
 #define TAIL_BYTES 400

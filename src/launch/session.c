@@ -485,9 +485,7 @@ void session_close(session_t *session)
     if (session->signal_fd >= 0) {
         close(session->signal_fd);
     }
-    if (session->sink != NULL) {
-        sink_stop(session->sink);
-    }
+    sink_stop(session->sink);
     *session = (session_t){.signal_fd = -1};
 }
 
