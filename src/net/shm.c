@@ -131,7 +131,8 @@ static layout_t layout_of(int n_local, size_t bytes_per_rank)
     l.through_at = l.cards_at + n * sizeof(memory_card_t);
     l.board_at = round_up(l.through_at + n * l.through, 4 * KIB);
     size_t n_members = MIN(n, BOARD_MOST_MEMBERS);
-    l.board = MIN(BOARD_BYTES_EACH, BOARD_BYTES / n_members) + BOARD_TOLD_BYTES;
+    l.board = round_up(MIN(BOARD_BYTES_EACH, BOARD_BYTES / n_members) + BOARD_TOLD_BYTES,
+                       2 * CACHE_LINE); // as places are aligned
     l.place = sizeof(board_place_t) + n_members * 2 * l.board;
     l.total = l.board_at + N_PLACES * l.place;
     return l;
