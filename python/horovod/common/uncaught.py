@@ -99,14 +99,19 @@ def tell_at_exit():
 
 def print_consequence(error):
     """The sentence without the traceback."""
-    sys.stderr.write("".join(_without_graph(traceback.format_exception_only(type(error), error))))
+    lines = traceback.format_exception_only(type(error), error)
+    sys.stderr.write("".join(_without_graph(lines) if _is_of_tensorflow(error) else lines))
     sys.stderr.flush()
 
 
 def _is_failed_operation(error):
     """Also of a TensorFlow graph, which has exceptions of its own."""
     return isinstance(error, HorovodInternalError) or \
-        type(error).__module__.startswith("tensorflow.") and _OF_A_GRAPH.search(str(error))
+        _is_of_tensorflow(error) and _OF_A_GRAPH.search(str(error))
+
+
+def _is_of_tensorflow(error):
+    return type(error).__module__.startswith("tensorflow.")
 
 
 def _without_graph(lines):
