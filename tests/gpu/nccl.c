@@ -298,6 +298,8 @@ EXPORT int ncclGroupEnd(void)
         while (group.n > 0 && result == NCCL_OK) {
             result = queue_one_bundle();
         }
+        free(group.requests); // the thread may end
+        group.requests = NULL;
         group.n = 0;
     }
     return result;
@@ -501,6 +503,8 @@ static int meet(comm_t *comm)
     return NCCL_OK;
 }
 
+static _Atomic(comm_t *) last_made;
+
 static void *make_comm(void *arg)
 {
     making_t *making = arg;
@@ -530,6 +534,9 @@ EXPORT int ncclCommInitRankConfig(comm_t **comm_p, int n, unique_id_t id, int ra
     comm->rank = rank;
     comm->n = n;
     comm->device = sim_current() >= 0 ? sim_current() : 0;
+    comm->made_before = atomic_load(&last_made);
+    while (!atomic_compare_exchange_weak(&last_made, &comm->made_before, comm)) {
+    }
     making_t *making = malloc(sizeof *making);
     *making = (making_t){comm, id};
     *comm_p = comm;
@@ -572,7 +579,7 @@ EXPORT int ncclCommFinalize(comm_t *comm)
     return check_comm(comm, "ncclCommFinalize");
 }
 
-// Its memory stays: a later use is recognised.
+// Its memory stays, in the list of all: a later use is recognised.
 EXPORT int ncclCommDestroy(comm_t *comm)
 {
     int result = check_comm(comm, "ncclCommDestroy");

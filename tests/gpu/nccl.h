@@ -82,6 +82,7 @@ typedef struct comm {
     atomic_int async; // result
     atomic_bool aborted;
     atomic_int n_inside; // threads in a call on it
+    struct comm *made_before;
 } comm_t;
 
 // nccl_math.c
