@@ -10,7 +10,9 @@
 #include "api.h"
 #include "cases.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #define OLD (-7.0f)
 #define LONG_MS 60000
@@ -101,6 +103,18 @@ static hvd_handle_t submit(rank_t *r, const hvd_request_t *request)
     hvd_handle_t handle;
     CHECK_OK(r, hvd_submit(r->ctx, request, &handle, r->text, sizeof r->text));
     return handle;
+}
+
+// Work of a stream that ends when the test says so, or after GATE_MS: by then whoever should not
+// have waited for it has. For cuLaunchHostFunc.
+#define GATE_MS 5000
+
+static inline void gate_pass(void *is_open)
+{
+    uint64_t deadline_ns = deadline_in_ms(GATE_MS);
+    while (!atomic_load((atomic_bool *)is_open) && clock_ns() < deadline_ns) {
+        usleep(1000);
+    }
 }
 
 #endif

@@ -66,7 +66,7 @@ def test_a_flood_of_strangers_is_outlived(service):
         for _ in range(400):
             strangers.append(socket.create_connection(("127.0.0.1", port), timeout=30))
         strangers[0].sendall(b"G")
-        assert threading.active_count() == n_threads, "none of them has a thread"
+        assert threading.active_count() <= n_threads, "none of them has a thread"
         client.register_dispatcher(0, "grpc://a:1")
         # The service runs out of descriptors while more are waiting.
         more = [socket.socket() for _ in range(50)]
