@@ -426,8 +426,8 @@ class Elastic(Dial):
         self.start_agent("a", "--redial", dial=f"10.93.0.1:{PORT}")
         with open(self.place / "out", "wb") as out:
             job = self.launch("-np", 1, "--min-np", 1, "-H", "a:1,b:1",
-                              "--blacklist-cooldown-range", 1, 2, sys.executable,
-                              ROOT / "tests/launch/elastic_rank.py", self.place,
+                              "--elastic-restarts", 0, "--blacklist-cooldown-range", 1, 2,
+                              sys.executable, ROOT / "tests/launch/elastic_rank.py", self.place,
                               env={"PYTHONPATH": str(BUILD / "python")}, stdout=out, stderr=out)
         n_lines = self.await_size(1)
         self.start_agent("b", "--redial", dial=f"10.93.0.1:{PORT}")
