@@ -93,7 +93,10 @@ hvd_status_t watch_open(session_t *session, err_t *err)
     const char *terminal = environment("TERM");
     job_watch_t *watch = calloc(1, sizeof *watch);
     if (watch != NULL) {
-        watch->model = model_new(options->command, options->n_command);
+        char *title[] = {(char *)options->title};
+        bool has_title = options->title[0] != '\0';
+        watch->model =
+            model_new(has_title ? title : options->command, has_title ? 1 : options->n_command);
     }
     if (watch == NULL || watch->model == NULL) {
         free(watch);

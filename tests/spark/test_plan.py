@@ -188,7 +188,7 @@ def test_how_long_tasks_may_take_to_start(monkeypatch, given, told, seconds):
     assert launch.start_timeout_of(given) == seconds
 
 
-CALL = launch.Call(None, None, None, None, None, False, None, None, 0)
+CALL = launch.Call(None, None, None, None, None, False, None, None, 0, [])
 
 
 @pytest.mark.parametrize("told", ["abc", "-3", "0", "nan", "inf"])

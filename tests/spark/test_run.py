@@ -57,6 +57,26 @@ def test_output_with_prefix(spark):
     assert sorted(err.getvalue().split("\n")) == ["", "[0]<stderr>:err", "[1]<stderr>:err"]
 
 
+def test_a_page_of_the_job(spark, tmp_path):
+    out, err = io.StringIO(), io.StringIO()
+
+    def watched():
+        from horovod.common import basics as hvd
+
+        hvd.init()
+        for step in range(30):
+            hvd.report(step=step, loss=1.0, samples=8)
+            time.sleep(0.1)
+        print("it goes well")
+
+    horovod.spark.run(watched, num_proc=2, stdout=out, stderr=err, verbose=0, dashboard=True,
+                      report=tmp_path / "page.html")
+    assert "the job page is at http://127.0.0.1:" in err.getvalue()
+    html = (tmp_path / "page.html").read_text()
+    assert '"command":"horovod.spark.run(watched)"' in html
+    assert '"ranks":2' in html and '"step":' in html and "it goes well" in html
+
+
 def test_environment_and_arguments(spark):
     def fn(a, b=0):
         return a, b, os.environ.get("COLOUR"), "SPARK_REUSE_WORKER" in os.environ

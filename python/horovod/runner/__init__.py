@@ -36,7 +36,7 @@ _FLAGS = {"num_proc": "--num-proc", "hosts": "--hosts", "hostfile": "--hostfile"
           "mpi_args": "--mpi-args", "network_interfaces": "--network-interfaces",
           "min_num_proc": "--min-num-proc", "max_num_proc": "--max-num-proc",
           "slots": "--slots-per-host", "reset_limit": "--reset-limit",
-          "host_discovery_script": "--host-discovery-script", "report": "--report"}
+          "host_discovery_script": "--host-discovery-script"}
 _SWITCHES = {"disable_cache": "--disable-cache", "verbose": "--verbose", "use_gloo": "--gloo",
              "use_mpi": "--mpi"}
 
@@ -120,18 +120,19 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     words += [flag for name, flag in _SWITCHES.items() if said[name]]
     if cooldown_range is not None:
         words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
-    words += dashboard_words(dashboard)
+    words += watching_words(dashboard, report, "horovod.run", func)
     payload = cloudpickle.dumps(call_of(func, args, kwargs))
     # An elastic job may end with fewer ranks than it began with, but no fewer than these.
     n_results = min(num_proc, min_num_proc or num_proc)
     return _run_payload(payload, n_results, words, executable or sys.executable)
 
 
-def dashboard_words(dashboard) -> List[str]:
-    """Of horovodrun: True for any free port, or the port."""
-    if dashboard is None or dashboard is False:
-        return []
-    return ["--dashboard" if dashboard is True else f"--dashboard={int(dashboard)}"]
+def watching_words(dashboard, report, caller: str, func: Function) -> List[str]:
+    """Of horovodrun. dashboard: True for any free port, or the port. report: a file, or None."""
+    words = ["--title", f"{caller}({getattr(func, '__name__', func)})"]
+    if dashboard is not None and dashboard is not False:
+        words += ["--dashboard" if dashboard is True else f"--dashboard={int(dashboard)}"]
+    return words + ([] if report is None else ["--report", os.path.abspath(report)])
 
 
 def renamed(old_name, old, new_name, new):

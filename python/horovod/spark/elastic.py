@@ -10,7 +10,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, TextIO
 
 import cloudpickle
 
-from horovod.runner import renamed
+from horovod.runner import renamed, watching_words
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.runner.script import Function, call_of
 from horovod.spark import launch, slots
@@ -99,7 +99,8 @@ def run_elastic(fn: Function, args: Any = (),
                 env: Optional[Mapping[str, Optional[str]]] = None,
                 stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None,
                 verbose: int = 1, nics: Any = None, prefix_output_with_timestamp: bool = False,
-                min_np: Optional[int] = None, max_np: Optional[int] = None) -> List[Any]:
+                min_np: Optional[int] = None, max_np: Optional[int] = None, *,
+                dashboard: Any = None, report: Any = None) -> List[Any]:
     """Runs fn(*args, **kwargs) on Spark tasks as an elastic job; results by rank, at the end.
 
     fn trains in a function decorated with hvd.elastic.run. The job begins with num_proc processes
@@ -114,7 +115,8 @@ def run_elastic(fn: Function, args: Any = (),
         raise ValueError("run_elastic is not possible with Spark Connect: its jobs are barrier "
                          "jobs, which Spark ends with their first failure; use run")
     call = launch.Call(cloudpickle.dumps(call_of(fn, args, kwargs), protocol=5), env, nics, stdout,
-                       stderr, prefix_output_with_timestamp, None, None, verbose)
+                       stderr, prefix_output_with_timestamp, None, None, verbose,
+                       watching_words(dashboard, report, "horovod.spark.run_elastic", fn))
     job = ElasticRun(launch.active_context(), launch.start_timeout_of(start_timeout), call,
                      elastic_timeout, reset_limit, num_proc, min_num_proc, max_num_proc)
     return job.run(num_proc)

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TextIO
 
 import cloudpickle
 
-from horovod.runner import FAILED
+from horovod.runner import FAILED, watching_words
 from horovod.runner.script import Function, call_of
 from horovod.spark import slots
 from horovod.spark.agent import JobSpec, serve_partition
@@ -49,7 +49,8 @@ def run(fn: Function, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None
         extra_mpi_args: Optional[str] = None, env: Optional[Mapping[str, Optional[str]]] = None,
         stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None, verbose: int = 1,
         nics: Any = None, prefix_output_with_timestamp: bool = False,
-        executable: Optional[str] = None, *, resource_profile: Any = None) -> List[Any]:
+        executable: Optional[str] = None, *, resource_profile: Any = None, dashboard: Any = None,
+        report: Any = None) -> List[Any]:
     """Runs fn(*args, **kwargs) on num_proc Spark tasks as one Horovod job; results by rank.
 
     fn: a function, or the name of a Python file, which every rank runs as a script with args as
@@ -61,7 +62,8 @@ def run(fn: Function, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None
     itself. nics: network interfaces to use. executable: the ranks' Python; default: that of the
     Spark workers. resource_profile: a pyspark.resource.ResourceProfile for the tasks.
     use_mpi: the ranks are started by mpirun of Open MPI, with extra_mpi_args; the default needs no
-    MPI, and use_gloo means just that.
+    MPI, and use_gloo means just that. dashboard: True shows the job on a page of the driver, whose
+    address is printed; a number is its port. report: file for that page when the job is over.
     """
     if use_mpi and use_gloo:
         raise ValueError("use_mpi and use_gloo are both set: choose one")
@@ -76,11 +78,15 @@ def run(fn: Function, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None
     else:
         work = call_of(fn, args, kwargs)
     call = Call(cloudpickle.dumps(work, protocol=5), env, nics, stdout, stderr,
-                prefix_output_with_timestamp, executable, resource_profile, verbose)
+                prefix_output_with_timestamp, executable, resource_profile, verbose,
+                watching_words(dashboard, report, "horovod.spark.run", fn))
     session = connect_session()
     if session is not None:
         from horovod.spark import connect
 
+        if dashboard or report:
+            raise ValueError("dashboard and report are not possible with Spark Connect: the "
+                             "launcher, which shows the page, is in an executor then")
         if use_mpi:
             raise ValueError("use_mpi=True is not possible with Spark Connect: executors cannot "
                              "call this process, where mpirun would be")
@@ -153,6 +159,7 @@ class Call(NamedTuple):
     executable: Optional[str]
     profile: Any
     verbose: int
+    watching: List[str]  # of horovodrun, about its page
 
     def tell(self, text: str) -> None:
         if self.verbose >= 1:
@@ -218,8 +225,8 @@ class SparkRun:
         """The pickled results. n: how many ranks it begins with."""
         from pyspark import InheritableThread
 
-        self.session = session = Session(words, self.address, self.spec.secret, self.call.code,
-                                         self.output)
+        self.session = session = Session([*self.call.watching, *words], self.address,
+                                         self.spec.secret, self.call.code, self.output)
         try:
             self.thread = InheritableThread(target=self.spark_job, daemon=True, args=(
                 n_tasks, self.spec._replace(port=session.port)))

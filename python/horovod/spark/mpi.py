@@ -82,7 +82,8 @@ class MpiRun(SparkRun):
         from pyspark import InheritableThread
 
         mpirun, dialect = find_mpirun(self.spec.environment)
-        ranks = Session(words, self.address, self.spec.secret, self.call.code, self.output)
+        ranks = Session([*self.call.watching, *words], self.address, self.spec.secret,
+                        self.call.code, self.output)
         digits = self.spec.secret.hex().encode()
         hosts = Session([*words, "--carry-commands"], self.address, self.spec.secret, digits,
                         self.output)

@@ -99,11 +99,17 @@
         code: row[17],
         history: row[18],
     });
+    const STUCK_S = 10;
+    const isStuck = (r) => r.state === "waiting" && r.since > STUCK_S;
+    const culpritOf = (r) => {
+        const rank = /\d+/.exec(r.waitsFor);
+        return rank ? [...ranks.values()].find((other) => other.rank === Number(rank[0])) : null;
+    };
     const troubleOf = (r) => {
         if (["failed", "no answer", "ended"].includes(r.state)) {
             return "bad";
         }
-        return r.state === "waiting" && r.since > 10 ? "bad" : r.late > 0 ? "late" : "";
+        return isStuck(r) ? "bad" : r.late > 0 ? "late" : "";
     };
     const stateOf = (r) =>
         r.state === "failed"
@@ -129,9 +135,10 @@
         }
         const pen = canvas.getContext("2d"),
             step = width / HISTORY;
-        pen.fillStyle = colors.compute;
-        pen.fillRect(0, 0, width, height);
         const from = HISTORY - view.history.length;
+        pen.clearRect(0, 0, width, height);
+        pen.fillStyle = colors.compute;
+        pen.fillRect(from * step, 0, width, height);
         view.history.forEach(([waiting, moving], i) => {
             const x = (from + i) * step;
             pen.fillStyle = colors.moving;
@@ -217,8 +224,8 @@
         return host;
     };
     const showHost = (host) => {
-      host.button.setAttribute("aria-expanded", String(host.isOpen));
-    host.box.classList.toggle("open", host.isOpen);
+        host.button.setAttribute("aria-expanded", String(host.isOpen));
+        host.box.classList.toggle("open", host.isOpen);
         host.table.hidden = !host.isOpen;
         host.tiles.hidden = host.isOpen;
         host.views.forEach(showRank);
@@ -321,7 +328,7 @@
 
     const showRanks = (rows) => {
         isCrowded = rows.length > 64;
-    byId("hosts").classList.toggle("crowded", isCrowded);
+        byId("hosts").classList.toggle("crowded", isCrowded);
         const there = new Set();
         for (const raw of rows) {
             there.add(raw[0]);
@@ -358,17 +365,51 @@
 
     // --- The job -------------------------------------------------------------------------------------
 
-    const numbers = new Map();
-    const showNumber = (name, text) => {
-        let dd = numbers.get(name);
-        if (!dd) {
-            const box = make("div");
-            dd = make("dd");
+    const NUMBERS = ["step", "loss", "samples", "step time", "operations", "bytes", "memory"];
+    const numbers = new Map(
+        NUMBERS.map((name) => {
+            const box = make("div"),
+                dd = make("dd");
+            box.hidden = true;
             box.append(make("dt", "", name), dd);
             byId("numbers").append(box);
-            numbers.set(name, dd);
+            return [name, dd];
+        }),
+    );
+    const showNumber = (name, text) => {
+        numbers.get(name).parentElement.hidden = false;
+        setText(numbers.get(name), text);
+    };
+    // Who keeps others waiting for so long that it is no pause, with those who do.
+    const showStall = (isOver) => {
+        const stuck = isOver ? [] : [...ranks.values()].filter(isStuck);
+        const oldest = stuck.reduce((a, b) => (a && a.since >= b.since ? a : b), null);
+        const culprit = oldest && culpritOf(oldest);
+        byId("stall").hidden = !oldest;
+        if (!oldest) {
+            return;
         }
-        setText(dd, text);
+        setText(
+            byId("stall-text"),
+            (oldest.waitsFor || "some ranks").replace(/^./, (c) => c.toUpperCase()) +
+                (/^ranks/.test(oldest.waitsFor) ? " have" : " has") +
+                " not submitted " +
+                oldest.doing +
+                ", for which " +
+                plural(stuck.length, "rank") +
+                (stuck.length === 1 ? " has" : " have") +
+                " waited " +
+                seconds(oldest.since) +
+                ". " +
+                (culprit
+                    ? "What to try: open it to see where its program is (now: " + culprit.state + ")."
+                    : ""),
+        );
+        byId("stall-open").hidden = !culprit;
+        if (culprit) {
+            setText(byId("stall-open"), "Open rank " + culprit.rank);
+            byId("stall-open").dataset.id = culprit.id;
+        }
     };
     let nEvents = "";
     const showEvents = (events) => {
@@ -431,7 +472,7 @@
         if (data.loss !== undefined && data.loss !== null) {
             showNumber("loss", data.loss.toPrecision(4));
         }
-        if (data.samples_s > 0 || numbers.has("samples")) {
+        if (data.samples_s > 0 || !numbers.get("samples").parentElement.hidden) {
             showNumber("samples", inUnits(data.samples_s, "/s"));
         }
         showNumber("step time", data.step_s > 0 ? seconds(data.step_s) : "–");
@@ -440,6 +481,7 @@
         showNumber("memory", inUnits(data.memory, "B"));
         showEvents(data.events);
         showRanks(data.rows);
+        showStall(isOver || data.failure !== "");
         setText(
             byId("version"),
             "Horovod " +
@@ -463,6 +505,27 @@
             return lane;
         });
     };
+    const AXIS_HEIGHT = 16;
+    // Five marks of the time, back from the last operation.
+    const drawAxis = (pen, canvas, ratio) => {
+        if (!line.operations.length) {
+            return;
+        }
+        const last = Math.max(...line.operations.map((operation) => operation[3]));
+        pen.fillStyle = colors.quiet;
+        for (let i = 0; i < 5; i++) {
+            const at = line.from + ((line.to - line.from) * (i + 0.5)) / 5,
+                x = (canvas.width * (i + 0.5)) / 5;
+            pen.fillRect(x, canvas.height - AXIS_HEIGHT * ratio, ratio, 3 * ratio);
+            pen.textAlign = "center";
+            pen.fillText(
+                (at <= last ? "−" : "+") + seconds(Math.abs(at - last) / 1e6),
+                x,
+                canvas.height - 3 * ratio,
+            );
+        }
+        pen.textAlign = "left";
+    };
     const drawLine = () => {
         const canvas = byId("timeline"),
             ratio = window.devicePixelRatio || 1;
@@ -471,7 +534,7 @@
         const pen = canvas.getContext("2d"),
             lanes = lanesOf(line.operations);
         const scale = canvas.width / (line.to - line.from),
-            height = canvas.height / 6.5;
+            height = (canvas.height - AXIS_HEIGHT * ratio) / 6.2;
         const x = (time) => (time - line.from) * scale;
         pen.clearRect(0, 0, canvas.width, canvas.height);
         pen.font = 10 * ratio + "px sans-serif";
@@ -498,6 +561,7 @@
                 pen.restore();
             }
         });
+        drawAxis(pen, canvas, ratio);
         setText(
             byId("span"),
             line.operations.length
@@ -529,7 +593,7 @@
     const tellOperation = (event) => {
         const box = byId("timeline").getBoundingClientRect();
         const time = line.from + ((event.clientX - box.left) / box.width) * (line.to - line.from);
-        const lane = Math.floor(((event.clientY - box.top) / box.height) * 6.5),
+        const lane = Math.floor(((event.clientY - box.top) / (box.height - AXIS_HEIGHT)) * 6.2),
             lanes = lanesOf(line.operations);
         const found = line.operations.find(
             (operation, i) => lanes[i] === lane && operation[0] <= time && time <= operation[3],
@@ -609,6 +673,9 @@
             showRank(view);
         }
         byId("panel").hidden = id === null;
+        if (view) {
+            setText(byId("panel-title"), "Rank " + view.rank + " on " + view.host.name);
+        }
         ask();
         if (id !== null) {
             byId("panel").focus({ preventScroll: true });
@@ -661,6 +728,9 @@
         }
     });
     byId("close").addEventListener("click", () => choose(null));
+    byId("stall-open").addEventListener("click", () => {
+        choose(Number(byId("stall-open").dataset.id));
+    });
     byId("only").addEventListener("change", () => {
         if (job) {
             showRanks(job.rows.map((row) => row.slice(0, 18)));
