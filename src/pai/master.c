@@ -19,10 +19,12 @@
 
 #define AGAIN_MS 1000
 #define LOOK_MS 200
-#define TELL_MS 10000 // between lines of progress while nothing changes
-#define END_MS 3000   // for agents to pass the last word on
-#define MORE_S 60     // longer than we wait, so that only we give up
-#define MAX_SHOWN 16  // of those that are missing
+#define TELL_MS 10000    // between lines of progress while nothing changes
+#define END_MS 3000      // for agents to pass the last word on
+#define RETURN_MS 10000  // for a task that is coming again when the job ends
+#define LAST_LOOK_MS 300 // for us to see what the launcher has seen
+#define MORE_S 60        // longer than we wait, so that only we give up
+#define MAX_SHOWN 16     // of those that are missing
 #define MANY_ATTEMPTS 1000000
 
 typedef struct master {
@@ -34,6 +36,7 @@ typedef struct master {
     job_plan_t plan;
     int (*launcher)(const options_t *); // in a child; NULL: none
     bool has_begun;
+    bool awaits_return; // the job is over, but tasks that were lost may be about to hear of it
     uint64_t begin_ns, give_up_at_ns, tell_at_ns;
     int n_told;
     char *interfaces, *list; // of hosts, for the launcher
@@ -285,9 +288,46 @@ static void on_problem(session_t *session, agent_link_t *link, worker_t *worker,
     }
 }
 
+// A task that came again may run ranks before we have our own agent on it; it has a worker then,
+// which would wait for us long after the end. Each task that is missing gets one more attempt.
+static void on_child(session_t *session, int status)
+{
+    master_t *master = master_of(session);
+    base_policy(master)->on_child(session, status);
+    if (session->is_stopping || master->launcher != elastic_run) {
+        return;
+    }
+    for (int i = 0; i < session->n_links; i++) {
+        agent_link_t *link = session->links[i];
+        if (link->phase == LINK_WAITING) {
+            link->retry_at_ns = 0;
+        }
+        master->awaits_return |= link_is_coming(link);
+    }
+    if (master->awaits_return) {
+        session->stop_at_ns = deadline_in_ms(RETURN_MS);
+    }
+}
+
+static void stop_when_tried(master_t *master, uint64_t now_ns)
+{
+    session_t *session = &master->session;
+    for (int i = 0; i < session->n_links; i++) {
+        const agent_link_t *link = session->links[i];
+        if (link_is_coming(link) && (link->phase != LINK_WAITING || link->retry_at_ns <= now_ns)) {
+            return;
+        }
+    }
+    master->awaits_return = false;
+    session->stop_at_ns = now_ns + LAST_LOOK_MS * NS_PER_MS;
+}
+
 static uint64_t on_time(session_t *session, uint64_t now_ns)
 {
     master_t *master = master_of(session);
+    if (master->awaits_return) {
+        stop_when_tried(master, now_ns);
+    }
     if (master->has_begun || session->is_stopping) {
         return base_policy(master)->on_time != NULL ? base_policy(master)->on_time(session, now_ns)
                                                     : NEVER_NS;
@@ -416,6 +456,7 @@ static hvd_status_t open_master(master_t *master, err_t *err)
     master->policy.on_lost = on_lost;
     master->policy.on_problem = on_problem;
     master->policy.on_time = on_time;
+    master->policy.on_child = on_child;
     master->policy.conclude = conclude;
     TRY(session_init(&master->session, options, &master->policy, err), out);
     TRY(add_ranks(master, err), out);
