@@ -15,6 +15,7 @@
 #include "bind/core.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -52,11 +53,57 @@ static PyObject *stack_lines(uint64_t thread)
     return lines;
 }
 
+// The folder of this package, with its slash. False: not known.
+static bool find_own_folder(char *folder, size_t bytes)
+{
+    PyObject *module = PyImport_ImportModule("horovod._core");
+    PyObject *file = module != NULL ? PyModule_GetFilenameObject(module) : NULL;
+    PyObject *utf8 = file != NULL ? PyUnicode_AsEncodedString(file, "utf-8", "replace") : NULL;
+    const char *path = utf8 != NULL ? PyBytes_AsString(utf8) : NULL;
+    const char *slash = path != NULL ? strrchr(path, '/') : NULL;
+    bool is_known = slash != NULL && (size_t)(slash - path) + 2 <= bytes;
+    if (is_known) {
+        snprintf(folder, bytes, "%.*s", (int)(slash - path) + 1, path);
+    }
+    Py_XDECREF(utf8);
+    Py_XDECREF(file);
+    Py_XDECREF(module);
+    return is_known;
+}
+
+static bool is_own(PyObject *entry, const char *folder)
+{
+    PyObject *utf8 = PyUnicode_AsEncodedString(entry, "utf-8", "replace");
+    const char *text = utf8 != NULL ? PyBytes_AsString(utf8) : NULL;
+    const char *path = text != NULL ? strstr(text, "File \"") : NULL;
+    bool own = path != NULL && strncmp(path + strlen("File \""), folder, strlen(folder)) == 0;
+    Py_XDECREF(utf8);
+    return own;
+}
+
+// Takes the innermost frames off `lines` as long as they are this package's: where the user called
+// it is what helps. A thread of the package's own keeps all of its frames.
+static void drop_own_frames(PyObject *lines)
+{
+    char folder[PATH_MAX];
+    Py_ssize_t n = lines != NULL ? PyList_Size(lines) : 0, n_users = n;
+    if (n == 0 || !find_own_folder(folder, sizeof folder)) {
+        return;
+    }
+    while (n_users > 0 && is_own(PyList_GetItem(lines, n_users - 1), folder)) {
+        n_users--;
+    }
+    if (n_users > 0) {
+        PyList_SetSlice(lines, n_users, n, NULL);
+    }
+}
+
 // The innermost frames come last: if there is no room for all, they are what is kept.
 static size_t write_stack(uint64_t thread, char *text, size_t bytes)
 {
     size_t written = 0;
     PyObject *lines = stack_lines(thread);
+    drop_own_frames(lines);
     PyObject *nothing = PyUnicode_FromString("");
     PyObject *whole = lines != NULL && nothing != NULL ? PyUnicode_Join(nothing, lines) : NULL;
     PyObject *utf8 = whole != NULL ? PyUnicode_AsEncodedString(whole, "utf-8", "replace") : NULL;

@@ -204,6 +204,7 @@ static void close_inquiry(coord_t *coord)
     report_t report;
     report_kind_t kind = is_probe ? REPORT_DEADLOCK : is_early ? REPORT_HINT : REPORT_FULL;
     bool is_told = stall_write(coord, kind, &report);
+    bool is_known = is_probe || coord->stall.verdict_batch == coord->sequencer.next_batch + 1;
     clear_inquiry(coord);
     if (!is_told) {
         return;
@@ -213,7 +214,7 @@ static void close_inquiry(coord_t *coord)
         return;
     }
     sequence_report(coord, kind == REPORT_FULL ? HVD_STALLED : HVD_TIMEOUT, report.text);
-    coord->stall.verdict_batch = is_probe ? coord->sequencer.next_batch + 1 : 0;
+    coord->stall.verdict_batch = is_known ? coord->sequencer.next_batch + 1 : 0;
 }
 
 hvd_status_t stall_answer(coord_t *coord, int child, const control_line_t *line, err_t *err)

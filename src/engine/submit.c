@@ -453,20 +453,35 @@ static hvd_status_t take_new(hvd_ctx_t *ctx, const hvd_request_t *asked, const c
     return HVD_OK;
 }
 
+// The job has ended, as `err` says. A request that is wrong in itself is told so all the same: what
+// a rank hears of its own mistake must not depend on whether another has left already.
+static hvd_status_t refuse(hvd_ctx_t *ctx, const hvd_request_t *asked, const process_set_t *set,
+                           hvd_status_t status, err_t *err) REQUIRES(ctx->lock)
+{
+    err_t wrong = {0};
+    extent_t extent = {0};
+    const char *name = asked->name != NULL ? asked->name : hvd_op_name(asked->op);
+    if (check_request(asked, name, set, &extent, &wrong) != HVD_OK) {
+        *err = wrong;
+        return wrong.status;
+    }
+    note_blame(ctx);
+    return status;
+}
+
 static hvd_status_t submit_locked(hvd_ctx_t *ctx, const hvd_request_t *asked,
                                   hvd_handle_t *handle_p, err_t *err) REQUIRES(ctx->lock)
 {
-    hvd_status_t status = check_running(ctx, err);
-    if (status != HVD_OK) {
-        note_blame(ctx);
-        return status;
-    }
     if ((unsigned)asked->op >= HVD_N_OPS) {
         return fail(err, HVD_INVALID_ARGUMENT, "unknown operation %d", asked->op);
     }
     process_set_t *set = usable_set(ctx, asked->process_set, err);
     if (set == NULL) {
         return err->status;
+    }
+    hvd_status_t status = check_running(ctx, err);
+    if (UNLIKELY(status != HVD_OK)) {
+        return refuse(ctx, asked, set, status, err);
     }
     char made[64 + SERIES_BYTES];
     const char *name = name_of(ctx, asked, set, made, sizeof made);

@@ -65,13 +65,13 @@ else:
 """
 
 
-def start(directory, size, script, *words):
+def start(directory, size, script, *words, options=()):
     pathlib.Path(directory, "train.py").write_text(script)
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("HOROVOD")}
     environment["PYTHONPATH"] = str(BUILD / "python")
-    return subprocess.Popen([BUILD / "horovodrun", "-np", str(size), sys.executable, "train.py",
-                             *words], cwd=directory, env=environment, text=True,
+    return subprocess.Popen([BUILD / "horovodrun", "-np", str(size), *options, sys.executable,
+                             "train.py", *words], cwd=directory, env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -111,6 +111,23 @@ class Deadlock(Case):
 
     def test_four_ranks(self):
         self.check_other_order(4)
+
+    def test_the_report_with_stacks_does_not_repeat_the_verdict(self):
+        with tempfile.TemporaryDirectory() as directory:
+            job = start(directory, 2, OTHER_ORDER,
+                        options=["--stall-check-warning-time-seconds", "5"])
+            said = ""
+            while said.count('File "') < 2 or "Deadlock:" not in said:
+                line = job.stderr.readline()
+                self.assertTrue(line, said)
+                said += line
+            time.sleep(4.5)  # as long as it takes to ask once more whether all wait
+            job.terminate()
+            said += job.communicate(timeout=30)[1]
+        self.assertEqual(said.count("Deadlock:"), 1, said)
+        # Stacks end at the user's line.
+        self.assertRegex(said, r'File "[^"]*train.py", line 1[03], in <module>')
+        self.assertNotIn(f'File "{BUILD}', said)
 
     def run_epochs(self, pause):
         with tempfile.TemporaryDirectory() as directory:

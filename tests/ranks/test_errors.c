@@ -458,10 +458,8 @@ static const struct {
      "Reducescatter currently only supports AVERAGE and SUM."},
 };
 
-static void refused_at_once(rank_t *r, void *arg)
+static void refuse_each(rank_t *r)
 {
-    (void)arg;
-    rank_open(r);
     for (size_t row = 0; row < N_ELEMENTS(refusals); row++) {
         draft_t d;
         hvd_handle_t handle = 12345;
@@ -475,8 +473,31 @@ static void refused_at_once(rank_t *r, void *arg)
         CHECK(r, hvd_submit(r->ctx, &d.request, &handle, NULL, 0) == refusals[row].status);
         draft_free(&d);
     }
+}
+
+static void refused_at_once(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_open(r);
+    refuse_each(r);
     still_works(r);
     rank_close(r);
+}
+
+// What is wrong in itself is told so by all, also by those who ask when others have left already.
+static void refused_after_the_end(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_open(r);
+    if (r->rank != 0) {
+        draft_t d;
+        draft_new(r, &d, HVD_ALLREDUCE, "in vain", N_VALUES);
+        CHECK_STATUS(r, rank_call(r, &d.request), HVD_SHUTDOWN);
+        CHECK_STATUS(r, rank_call(r, &d.request), HVD_SHUTDOWN);
+        draft_free(&d);
+        refuse_each(r);
+    }
+    rank_leave(r);
 }
 
 // --- Names and handles --------------------------------------------------------------------------
@@ -919,6 +940,7 @@ static const subtest_t subtests[] = {
     {.name = "ranks disagree", .fn = ranks_disagree, .min_ranks = 2},
     {.name = "remembered, then different", .fn = remembered_then_different, .min_ranks = 2},
     {.name = "refused at once", .fn = refused_at_once, .min_ranks = 2},
+    {.name = "refused after the end", .fn = refused_after_the_end, .min_ranks = 2},
     {.name = "same name twice", .fn = same_name_twice, .min_ranks = 2},
     {.name = "handles", .fn = handles},
     {.name = "wait, poll, callback", .fn = wait_poll_callback, .min_ranks = 2},
