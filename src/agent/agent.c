@@ -112,6 +112,13 @@ static void on_ready(void *arg, int id, uint32_t generation)
                    .ready = {.rank = id, .generation = (int32_t)generation, .blames = blamed}});
 }
 
+static void on_keeps(void *arg, int id)
+{
+    agent_report(arg, &(frame_t){.kind = FRAME_KEEPS, .keeps = {.rank = id}});
+}
+
+static const mailbox_fns_t mailbox_fns = {.ready = on_ready, .keeps = on_keeps};
+
 // A rank is a session of its own; what shows its state may be a child of what we started.
 bool agent_has_process(void *arg, int pid)
 {
@@ -206,13 +213,26 @@ static void on_frame(agent_t *agent, const frame_t *frame)
     }
 }
 
+// Who wants the host back says so in advance: ranks of an elastic job leave it after their step.
+// Asked once more, they end at once.
+static bool hand_over(agent_t *agent, int signo)
+{
+    bool can = signo == SIGTERM && agent->mailbox_fd >= 0 && agent->n_running > 0 &&
+               !agent->is_stopping && !agent->is_leaving && !agent->channel.is_closed;
+    if (can) {
+        agent->is_leaving = true;
+        agent_report(agent, &(frame_t){.kind = FRAME_LEAVING});
+    }
+    return can;
+}
+
 static void on_signal(agent_t *agent)
 {
     struct signalfd_siginfo info;
     while (read(agent->signal_fd, &info, sizeof info) == sizeof info) {
         if (info.ssi_signo == SIGCHLD) {
             agent_reap(agent);
-        } else {
+        } else if (!hand_over(agent, (int)info.ssi_signo)) {
             agent_report_problem(agent, -1, EXIT_BY_SIGNAL + (int)info.ssi_signo,
                                  "a signal asked the agent of this host to end");
             agent_stop_ranks(agent, SIGTERM, ORPHANED_GRACE_MS);
@@ -279,7 +299,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
         }
     }
     if (polled[3].revents != 0) {
-        mailbox_read(agent->mailbox_fd, agent->directory, on_ready, agent);
+        mailbox_read(agent->mailbox_fd, agent->directory, &mailbox_fns, agent);
     }
     if (polled[5].revents != 0) {
         agent_watch_hear(agent);

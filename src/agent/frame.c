@@ -79,6 +79,8 @@ static const struct {
     [FRAME_WATCH] = {false, {HAS(INT, watch.period_ms)}},
     [FRAME_SNAPSHOT] = {false, {HAS(INT, snapshot.rank), HAS(TEXT, snapshot.text)}},
     [FRAME_END] = {false, {HAS(INT, end.code)}},
+    [FRAME_LEAVING] = {false, {{FIELD_NONE, 0}}},
+    [FRAME_KEEPS] = {false, {HAS(INT, keeps.rank)}},
 };
 
 // --- Fields --------------------------------------------------------------------------------------

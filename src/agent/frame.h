@@ -30,6 +30,8 @@ typedef enum frame_kind {
     FRAME_WATCH,     // launcher: from now on, how ranks do
     FRAME_SNAPSHOT,  // agent: how one does
     FRAME_END,       // launcher, to an agent that stays: everything is over, with this exit code
+    FRAME_LEAVING,   // agent, elastic: its host is about to go
+    FRAME_KEEPS,     // agent, elastic: a rank writes a checkpoint if it is told of the end
     FRAME_N_KINDS
 } frame_kind_t;
 
@@ -129,6 +131,9 @@ typedef struct frame {
         struct {
             int32_t code;
         } end;
+        struct {
+            int32_t rank;
+        } keeps;
     };
 } frame_t;
 

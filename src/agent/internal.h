@@ -28,9 +28,12 @@ void supervisor_stop(supervisor_t *supervisor, const char *directory);
 
 // Notes between the agent and ranks of an elastic job (mailbox.c). The descriptor is readable when
 // there may be something for mailbox_read.
-typedef void (*ready_fn)(void *arg, int id, uint32_t generation);
+typedef struct mailbox_fns {
+    void (*ready)(void *arg, int id, uint32_t generation); // it has left that generation
+    void (*keeps)(void *arg, int id); // it writes a checkpoint if it is told of the end
+} mailbox_fns_t;
 hvd_status_t mailbox_watch(const char *directory, int *fd_p, err_t *err);
-void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg);
+void mailbox_read(int fd, const char *directory, const mailbox_fns_t *fns, void *arg);
 bool mailbox_write_place(const char *directory, int id, const uint8_t *env, size_t bytes);
 bool mailbox_write_news(const char *directory, uint32_t number, uint32_t what);
 // What the library notes when its rank fails: whose fault it is, and what that rank did (a line,
@@ -67,6 +70,7 @@ typedef struct agent {
     agent_rank_t *ranks;
     int n_ranks, n_running;
     bool has_plan, is_stopping, was_killed, is_done;
+    bool is_leaving;     // somebody wants the host back; the launcher knows
     bool has_failed;     // one of its ranks has
     bool stays, is_told; // told: how everything has ended
     int end_code;

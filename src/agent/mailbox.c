@@ -5,7 +5,8 @@
 // They lie in the agent's directory, which only this user can enter. The agent writes place.<id>
 // (who the rank is in the next generation, NAME=value a line) and news ("number what": hosts have
 // come or gone); a rank that has left a generation writes its number to ready.<id>, and one that is
-// about to call the function it was started for may write 0 there. Each file is written under
+// about to call the function it was started for may write 0 there. keeps.<id> says that the rank
+// has a checkpoint to write if it is told of the end. Each file is written under
 // another name first and then renamed, so nobody reads half of one; the agent learns of new ones by
 // inotify. docs/elastic.md tells what they mean.
 #define _GNU_SOURCE
@@ -21,6 +22,7 @@
 #include <unistd.h>
 
 #define READY "ready."
+#define KEEPS "keeps."
 
 hvd_status_t mailbox_watch(const char *directory, int *fd_p, err_t *err)
 {
@@ -119,7 +121,14 @@ bool mailbox_read_blame(const char *path, int *rank_p, char *what, size_t bytes)
     return true;
 }
 
-void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg)
+// "<kind><id>": the id; false: of another kind.
+static bool parse_name(const char *name, const char *kind, uint32_t *id_p)
+{
+    size_t bytes = strlen(kind);
+    return strncmp(name, kind, bytes) == 0 && parse_number(name + bytes, id_p);
+}
+
+void mailbox_read(int fd, const char *directory, const mailbox_fns_t *fns, void *arg)
 {
     char events[4096] __attribute__((aligned(__alignof__(struct inotify_event))));
     char path[128 + NAME_MAX];
@@ -130,9 +139,13 @@ void mailbox_read(int fd, const char *directory, ready_fn ready, void *arg)
             uint32_t id, generation;
             event = (const void *)at;
             snprintf(path, sizeof path, "%s/%.*s", directory, (int)event->len, event->name);
-            if (event->len > 0 && strncmp(event->name, READY, strlen(READY)) == 0 &&
-                parse_number(event->name + strlen(READY), &id) && read_number(path, &generation)) {
-                ready(arg, (int)id, generation);
+            if (event->len == 0) {
+                continue;
+            }
+            if (parse_name(event->name, READY, &id) && read_number(path, &generation)) {
+                fns->ready(arg, (int)id, generation);
+            } else if (parse_name(event->name, KEEPS, &id)) {
+                fns->keeps(arg, (int)id);
             }
         }
     }

@@ -254,6 +254,16 @@ static void tell_peer(int fd)
     }
 }
 
+static volatile sig_atomic_t guest_agent; // of this process; 0: none yet
+
+// The server is to end: agents of elastic jobs hand over first.
+static void on_term(int signo)
+{
+    if (guest_agent > 0) {
+        kill((pid_t)guest_agent, signo);
+    }
+}
+
 // Starts the agent and passes on what it and the other end say; it ends with the connection. In a
 // process of its own, which dies with the server and has no descriptor of the door.
 _Noreturn static void serve_guest(const guest_t *guest)
@@ -272,6 +282,8 @@ _Noreturn static void serve_guest(const guest_t *guest)
         say("cannot start an agent: %s", err.text);
         _exit(0);
     }
+    guest_agent = agent.pid;
+    signal(SIGTERM, on_term);
     relay_run(guest->fd, channel_of_guest(guest), socket, socket);
     close(socket); // the agent ends its ranks and itself
     waitpid(agent.pid, NULL, 0);
@@ -309,6 +321,18 @@ static bool hear_signals(int signal_fd, guests_t *guests)
     return true;
 }
 
+// Agents of elastic jobs hand over before they end; a second signal does not wait for that.
+static void dismiss_guests(int signal_fd, guests_t *guests)
+{
+    for (int i = 0; i < guests->n; i++) {
+        kill(guests->pids[i], SIGTERM);
+    }
+    while (guests->n > 0 && hear_signals(signal_fd, guests)) {
+        struct pollfd polled = {.fd = signal_fd, .events = POLLIN};
+        poll(&polled, 1, LOOK_MS);
+    }
+}
+
 // Until a signal.
 static int serve_at(const options_t *options, int port)
 {
@@ -334,6 +358,7 @@ static int serve_at(const options_t *options, int port)
         }
     } while (hear_signals(signal_fd, &guests));
     door_close(door);
+    dismiss_guests(signal_fd, &guests);
     secure_keys_free(rules.keys);
     close(signal_fd);
     return 0;

@@ -86,8 +86,10 @@ static void judge_host(driver_t *driver, const worker_t *worker, char *text, siz
 {
     const host_t *host = worker->link->host;
     pool_host_t *known = host_pool_find(&driver->pool, host);
-    if (driver->pool.max_restarts == 0 || worker->link->phase == LINK_FAILED ||
-        suspects_has_cut(worker)) {
+    if (known->is_leaving) {
+        snprintf(text, bytes, "host %s is about to go", host->name);
+    } else if (driver->pool.max_restarts == 0 || worker->link->phase == LINK_FAILED ||
+               suspects_has_cut(worker)) {
         bar_host(driver, host);
         snprintf(text, bytes, "excluding host %s", host->name);
     } else if (host_pool_restart(&driver->pool, known, clock_ns())) {
@@ -180,14 +182,23 @@ static bool all_have_left(const session_t *session)
     return true;
 }
 
-// A rank has left a generation.
+// A rank has left a generation, or says what it can do; a host is about to go.
 static void on_frame(session_t *session, agent_link_t *link, const frame_t *frame)
 {
-    int id = frame->kind == FRAME_READY ? frame->ready.rank : -1;
+    int id = frame->kind == FRAME_READY   ? frame->ready.rank
+             : frame->kind == FRAME_KEEPS ? frame->keeps.rank
+                                          : -1;
+    if (frame->kind == FRAME_LEAVING) {
+        handover_host(driver_of(session), link->host);
+    }
     if (id < 0 || id >= session->n_workers || session->workers[id]->link != link) {
         return;
     }
     worker_t *worker = session->workers[id];
+    if (frame->kind == FRAME_KEEPS) {
+        worker->keeps = true;
+        return;
+    }
     worker->has_left = (uint32_t)frame->ready.generation;
     suspects_note(session, worker, frame->ready.blames);
     if (worker->has_left != session->generation || !worker_is_alive(worker)) {
@@ -245,6 +256,7 @@ static const session_policy_t policy = {.is_elastic = true,
                                         .on_lost = on_lost,
                                         .on_frame = on_frame,
                                         .on_time = on_time,
+                                        .hands_over = handover_job,
                                         .conclude = conclude};
 
 static hvd_status_t check_options(const options_t *options, int *min_ranks_p, err_t *err)

@@ -3,9 +3,9 @@
 // elastic.h - an elastic job: a session with many generations of ranks.
 //
 // elastic.c has its policy and owns it; suspects.c finds out which ranks are out of reach;
-// generation.c forms the next generation; host_pool.c says
+// handover.c hears of ends in advance; generation.c forms the next generation; host_pool.c says
 // which hosts there are, which may be used, and how many ranks each has, and does nothing else.
-// Private to these three, which share one thread.
+// Private to these, which share one thread.
 #ifndef HVD_LAUNCH_ELASTIC_H
 #define HVD_LAUNCH_ELASTIC_H
 
@@ -18,6 +18,7 @@ typedef struct pool_host {
     bool is_there;            // named by the last discovery
     bool is_absent;           // its agent is to dial, and has not
     bool is_full;             // an agent is to dial before it gets more ranks
+    bool is_leaving;          // somebody wants it back
     int n_failures;           // of its ranks, or of reaching it
     uint64_t barred_until_ns; // 0: not barred; NEVER_NS: for good
     int n_restarts;           // of its ranks, since it was last forgiven
@@ -37,7 +38,7 @@ typedef struct host_pool {
     int max_restarts;                      // 0: a host is barred with its first failure, for good
 } host_pool_t;
 
-enum { NEWS_REMOVED = 1, NEWS_ADDED = 2 }; // as Python's HostUpdateResult has it
+enum { NEWS_REMOVED = 1, NEWS_ADDED = 2, NEWS_ENDING = 4 }; // as Python's HostUpdateResult has it
 
 hvd_status_t host_pool_read_cooldown(host_pool_t *pool, const char *text,
                                      err_t *err); // "MIN MAX", or ""
@@ -95,11 +96,17 @@ void suspects_note(session_t *session, worker_t *accuser, int rank);
 bool suspects_settle(driver_t *driver, uint64_t now_ns);
 bool suspects_has_cut(const worker_t *worker); // it ran, out of reach of the others
 
+// handover.c
+void handover_host(driver_t *driver, const host_t *host); // is about to go
+// The job is about to end: true if ranks have been told, and end by themselves.
+bool handover_job(session_t *session);
+
 // generation.c
 // Forms the next generation if there are slots enough and the agents are there; else brings them
 // up, to be called again, or gives up.
 void generation_form(driver_t *driver);
 // Tells ranks that hosts have come or gone, so that they leave the generation when they can.
 void generation_tell_news(driver_t *driver);
+void generation_tell(driver_t *driver, unsigned news);
 
 #endif

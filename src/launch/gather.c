@@ -319,6 +319,9 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
 {
     gathering_t *g = gathering_of(session);
     arrival_t *a = gather_arrival(g, link);
+    if (frame->kind == FRAME_LEAVING) { // its task is ended; another one comes
+        session_stop_link(link, SIGTERM, LEAVE_MS);
+    }
     if (a == NULL || a->worker == NULL || frame->kind != FRAME_READY ||
         frame->ready.rank != a->worker->id) {
         return;

@@ -41,6 +41,7 @@ static void note_absent(driver_t *driver)
         host->is_full =
             !host->host.is_local && !has_come && !awaited_has(session->awaited, host->host.name);
         host->is_absent = host->is_full && host->n_alive == 0;
+        host->is_leaving &= host->is_full || host->n_alive > 0; // another agent has come since
     }
 }
 
@@ -259,19 +260,24 @@ void generation_form(driver_t *driver)
 
 // --- News ----------------------------------------------------------------------------------------
 
-void generation_tell_news(driver_t *driver)
+void generation_tell(driver_t *driver, unsigned news)
 {
     session_t *session = &driver->session;
+    driver->news = news;
+    driver->n_news++;
+    for (int i = 0; i < session->n_links; i++) {
+        if (link_is_running(session->links[i])) {
+            command_news(session->links[i], driver->n_news, (int)news);
+        }
+    }
+}
+
+void generation_tell_news(driver_t *driver)
+{
     count_alive(driver);
-    host_pool_share(&driver->pool, (int)session->options->max_num_proc, clock_ns());
+    host_pool_share(&driver->pool, (int)driver->session.options->max_num_proc, clock_ns());
     unsigned news = host_pool_news(&driver->pool);
     if (news != 0 && news != driver->news) {
-        driver->news = news;
-        driver->n_news++;
-        for (int i = 0; i < session->n_links; i++) {
-            if (link_is_running(session->links[i])) {
-                command_news(session->links[i], driver->n_news, (int)news);
-            }
-        }
+        generation_tell(driver, news);
     }
 }

@@ -109,6 +109,9 @@ bool host_pool_update(host_pool_t *pool, const hosts_t *found)
             return false;
         }
     }
+    for (int i = 0; i < pool->n_hosts; i++) { // one that is named again has come back
+        pool->hosts[i]->is_leaving &= pool->hosts[i]->is_there;
+    }
     return true;
 }
 
@@ -154,7 +157,8 @@ static int places_of(pool_host_t *host, uint64_t now_ns)
 
 static bool is_usable(const pool_host_t *host, uint64_t now_ns)
 {
-    return host->is_there && !host->is_absent && host->barred_until_ns <= now_ns;
+    return host->is_there && !host->is_absent && !host->is_leaving &&
+           host->barred_until_ns <= now_ns;
 }
 
 int host_pool_share(host_pool_t *pool, int max_ranks, uint64_t now_ns)

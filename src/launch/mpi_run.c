@@ -187,6 +187,17 @@ void mpi_start_child(session_t *session, int (*launcher)(const options_t *),
     }
 }
 
+void mpi_hear_child(session_t *session)
+{
+    int status;
+    if (session->child > 0 && waitpid(session->child, &status, WNOHANG) == session->child) {
+        session->child = 0;
+        session->policy->on_child(session, status);
+    } else if (session->child > 0 && clock_ns() >= session->late_at_ns) {
+        kill(session->child, SIGKILL);
+    }
+}
+
 void mpi_free(session_t *session)
 {
     char path[64];

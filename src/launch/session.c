@@ -147,6 +147,12 @@ static int grace_ms(const session_t *session)
     return session->policy->grace_ms > 0 ? session->policy->grace_ms : GRACE_MS;
 }
 
+static bool hands_over(session_t *session)
+{
+    return session->signo == SIGTERM && session->policy->hands_over != NULL &&
+           session->policy->hands_over(session);
+}
+
 static void on_signals(session_t *session)
 {
     struct signalfd_siginfo info;
@@ -164,7 +170,9 @@ static void on_signals(session_t *session)
                                : "stopping the ranks; send it again to kill them");
             session_ask_where(session);
         }
-        session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : grace_ms(session));
+        if (is_second || !hands_over(session)) {
+            session_stop(session, is_second ? SIGKILL : SIGTERM, is_second ? 0 : grace_ms(session));
+        }
     }
 }
 
@@ -368,17 +376,6 @@ static bool watch_links(session_t *session, bool reads)
     return true;
 }
 
-static void hear_child(session_t *session)
-{
-    int status;
-    if (session->child > 0 && waitpid(session->child, &status, WNOHANG) == session->child) {
-        session->child = 0;
-        session->policy->on_child(session, status);
-    } else if (session->child > 0 && clock_ns() >= session->late_at_ns) {
-        kill(session->child, SIGKILL);
-    }
-}
-
 static void poll_once(session_t *session, uint64_t policy_ns)
 {
     int n = session->n_links;
@@ -405,7 +402,7 @@ static void poll_once(session_t *session, uint64_t policy_ns)
             session_stop(session, SIGTERM, grace_ms(session));
         }
     }
-    hear_child(session);
+    mpi_hear_child(session);
     on_time(session, reads);
 }
 

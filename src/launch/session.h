@@ -44,6 +44,7 @@ typedef struct worker {
     agent_link_t *link;
     rank_place_t place;
     bool is_leaving;             // told to go: how it ends does not matter
+    bool keeps;                  // writes a checkpoint if it is told of the end
     uint32_t has_left;           // the last generation it has left
     int accuses;                 // the worker because of which it has; -1: none
     uint64_t condemned_until_ns; // its agent has been asked to end it; 0: not
@@ -86,6 +87,8 @@ typedef struct session_policy {
     void (*on_frame)(session_t *session, agent_link_t *link, const frame_t *frame);
     // Called in every turn of the loop; when it must be called again at the latest.
     uint64_t (*on_time)(session_t *session, uint64_t now_ns);
+    // A signal asks for the end, for the first time: true if ranks end by themselves soon.
+    bool (*hands_over)(session_t *session);
     // Everything has ended, neither by a signal nor by a problem: the exit code.
     int (*conclude)(session_t *session);
 } session_policy_t;
@@ -245,6 +248,7 @@ extern const session_policy_t mpi_policy;
 // carried to them.
 void mpi_start_child(session_t *session, int (*launcher)(const options_t *),
                      const options_t *options);
+void mpi_hear_child(session_t *session); // it may have ended
 void mpi_free(session_t *session);
 
 // --- Commands to agents (commands.c) -------------------------------------------------------------

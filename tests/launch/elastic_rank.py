@@ -2,7 +2,8 @@
 """A rank of an elastic job: counts steps with the others until the test says it is over.
 
 Usage: elastic_rank.py FOLDER. In the folder the test leaves files: `over` ends the job,
-`die.<host>` makes a rank of that host exit with 3, once. Every step all ranks must be at the same
+`die.<host>` makes a rank of that host exit with 3, once. With a second
+argument the state goes to checkpoints there. Every step all ranks must be at the same
 number; it is committed, so it never goes back by more than the step that failed.
 """
 import os
@@ -41,5 +42,6 @@ def count(state):
 
 
 hvd.init()
-run_fn(count, hvd.rejoin)(ObjectState(broadcast_object, hvd.rank, number=0))
+checkpoint = sys.argv[2] if len(sys.argv) > 2 else None
+run_fn(count, hvd.rejoin, checkpoint)(ObjectState(broadcast_object, hvd.rank, number=0))
 print(f"done rank {hvd.rank()} of {hvd.size()}", flush=True)

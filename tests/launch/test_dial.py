@@ -442,6 +442,30 @@ class Elastic(Dial):
             self.assertEqual(agent.wait(10 * SLACK)[0], 0)
         self.assert_empty()
 
+    def test_pod_is_drained(self):
+        """It is told in advance: its rank leaves at the end of a step, and a new pod comes."""
+        for host in HOSTS:
+            self.start_agent(host, "--redial", dial=f"10.93.0.1:{PORT}")
+        with open(self.place / "out", "wb") as out:
+            job = self.launch("-np", 2, "--min-np", 1, "-H", "a:1,b:1", sys.executable,
+                              ROOT / "tests/launch/elastic_rank.py", self.place,
+                              env={"PYTHONPATH": str(BUILD / "python")}, stdout=out, stderr=out)
+        n_lines = self.await_size(2)
+        self.agents["b"].process.terminate()
+        n_lines = self.await_size(1, n_lines)
+        self.assertEqual(self.agents["b"].wait(10 * SLACK)[0], 0)
+        self.start_agent("b", "--redial", dial=f"10.93.0.1:{PORT}")
+        self.await_size(2, n_lines)
+        (self.place / "over").touch()
+        self.assertEqual(job.process.wait(60), 0, self.lines())
+        numbers = [int(line.split()[1]) for line in self.lines() if line.endswith(" on a")]
+        self.assertEqual(numbers, list(range(1, len(numbers) + 1)))
+        self.agents["a"].process.terminate()
+        self.assertEqual(self.agents["a"].wait(10 * SLACK)[0], 0)
+        self.agents["b"].process.terminate()
+        self.assertEqual(self.agents["b"].wait(10 * SLACK)[0], 0)
+        self.assert_empty()
+
     def test_too_few_agents(self):
         self.start_agent("a", dial=f"10.93.0.1:{PORT}")
         job = self.launch("-np", 2, "--min-np", 1, "-H", "a:1,b:1", "--elastic-timeout", 3, "true")

@@ -11,13 +11,15 @@ import os
 import pathlib
 import re
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-from launching import (BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, command_line, eventually, main,
-                       run, variable)
+from launching import (BUILD, HOROVODRUN, ROOT, SLACK, Case, Job, clean_environment, command_line,
+                       eventually, main, read, run, variable)
 
 PATIENCE_S = 20 * SLACK
 HEARTBEAT_S = 10  # HOROVOD_HEARTBEAT_TIMEOUT_SECONDS
@@ -304,6 +306,120 @@ class Unheard(Elastic):
         self.finish_well(counting)
         self.assertLess(elapsed, 5 + 3 * SLACK)
         print(f"{elapsed:.1f} s", end=" ", file=sys.stderr)
+
+
+class Warned(Elastic):
+    """Somebody sends SIGTERM in advance: nothing of what was done is lost."""
+
+    def agent_of(self, counting, host):
+        """The process that has started the ranks of that host."""
+        rank = next(pid for pid in counting.job.survivors()
+                    if variable(pid, "HOROVOD_HOSTNAME") == host and b"elastic_rank" in
+                    command_line(pid))
+        return int(read(rank, "stat").rsplit(b")", 1)[1].split()[1])
+
+    def assert_every_step_once(self, counting):
+        """On the host that stays; a step that failed would have come twice."""
+        numbers = [step for step, _, _, host in counting.steps() if host == "a.invalid"]
+        self.assertEqual(numbers, list(range(1, len(numbers) + 1)))
+
+    def test_host_is_about_to_go(self):
+        counting = self.start("-np", 3, "--min-np", 1, "-H", "a.invalid:1,b.invalid:2")
+        seen = self.await_size(counting, 3)
+        os.kill(self.agent_of(counting, "b.invalid"), signal.SIGTERM)
+        self.await_size(counting, 1, seen)
+        self.finish_well(counting)
+        self.assert_every_step_once(counting)
+        self.assertIn("host b.invalid is about to go", counting.text())
+        self.assertNotIn("failed", counting.text())
+
+    def test_host_of_rank_0_is_about_to_go(self):
+        counting = self.start("-np", 2, "--min-np", 1, "-H", "b.invalid:1,a.invalid:1")
+        seen = self.await_size(counting, 2)
+        os.kill(self.agent_of(counting, "b.invalid"), signal.SIGTERM)
+        self.await_size(counting, 1, seen)
+        self.finish_well(counting)
+        self.assert_every_step_once(counting)
+
+    def test_port_of_agents_is_about_to_go(self):
+        """The server of --serve-agents passes the signal on, and ends after its agents."""
+        secret = self.write("secret", os.urandom(32).hex())
+        secret.chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = ["--agent-port", str(free.getsockname()[1]), "--secret-file", str(secret)]
+        server = subprocess.Popen([HOROVODRUN, "--serve-agents", *port], env=clean_environment())
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        self.write("fake", f"#!/bin/sh\ncase \"$*\" in *b.invalid*) exec {HOROVODRUN} --dial-agent "
+                   f"127.0.0.1 {' '.join(port)};; esac\nexec {HOROVODRUN} --agent\n")
+        counting = self.start("-np", 2, "--min-np", 1, "--ssh-attempts", 10, "-H",
+                              "a.invalid:1,b.invalid:1")
+        seen = self.await_size(counting, 2)
+        server.terminate()
+        self.await_size(counting, 1, seen)
+        self.assertEqual(server.wait(PATIENCE_S), 0)
+        self.finish_well(counting)
+        self.assert_every_step_once(counting)
+
+    def test_nobody_else_has_the_state(self):
+        counting = self.start("-np", 2, "--min-np", 1, "-H", "b.invalid:2")
+        self.await_size(counting, 2)
+        os.kill(self.agent_of(counting, "b.invalid"), signal.SIGTERM)
+        self.assertEqual(counting.wait(), 128 + signal.SIGTERM, counting.text())
+        self.assertIn("no other host has the state of the job", counting.text())
+        self.finish_all(counting)
+
+    def test_asked_twice(self):
+        """Then it does not wait for the end of a step."""
+        counting = self.start("-np", 2, "--min-np", 1, "--elastic-restarts", 0, "-H",
+                              "a.invalid:1,b.invalid:1")
+        seen = self.await_size(counting, 2)
+        agent = self.agent_of(counting, "b.invalid")
+        for pid in counting.job.survivors():  # its rank will not come to the end of a step
+            if variable(pid, "HOROVOD_HOSTNAME") == "b.invalid":
+                os.kill(pid, signal.SIGSTOP)
+        os.kill(agent, signal.SIGTERM)
+        self.assertTrue(eventually(lambda: "about to go" in counting.text(), PATIENCE_S))
+        os.kill(agent, signal.SIGTERM)
+        self.await_size(counting, 1, seen)
+        self.finish_well(counting)
+
+    def start_with_checkpoints(self, *words):
+        counting = Counting("--ssh-command", self.fake, "-np", 2, "--min-np", 1, *words,
+                            ROOT / ".venv/bin/python", *RANK[1:], self.place,  # it has NumPy
+                            self.place / "checkpoints", env=self.environment)
+        self.addCleanup(counting.job.kill)
+        return counting
+
+    def assert_goes_on_after(self, counting, *words):
+        self.assertEqual(counting.wait(), 128 + signal.SIGTERM, counting.text())
+        self.finish_all(counting)
+        last = max(step for step, *_ in counting.steps())
+        again = self.start_with_checkpoints(*words)
+        self.await_size(again, 2)
+        self.finish_well(again)
+        self.assertEqual(min(step for step, *_ in again.steps()), last + 1, again.text())
+
+    def test_job_is_about_to_end(self):
+        counting = self.start_with_checkpoints("-H", "a.invalid:1,b.invalid:1")
+        self.await_size(counting, 2)
+        counting.job.process.terminate()
+        self.assert_goes_on_after(counting, "-H", "a.invalid:1,b.invalid:1")
+        self.assertIn("the ranks write a checkpoint at the end of their step", counting.text())
+
+    def test_only_host_is_about_to_go(self):
+        counting = self.start_with_checkpoints("-H", "b.invalid:2")
+        self.await_size(counting, 2)
+        os.kill(self.agent_of(counting, "b.invalid"), signal.SIGTERM)
+        self.assert_goes_on_after(counting, "-H", "b.invalid:2")
+
+    def test_no_time_to_hand_over(self):
+        counting = self.start_with_checkpoints("-H", "a.invalid:2", "--handover-timeout", 0)
+        self.await_size(counting, 2)
+        counting.job.process.terminate()
+        self.assertEqual(counting.wait(), 128 + signal.SIGTERM, counting.text())
+        self.assertNotIn("write a checkpoint", counting.text())
+        self.finish_all(counting)
 
 
 class Discovering(Elastic):

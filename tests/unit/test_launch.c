@@ -858,6 +858,8 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_WATCH, .watch = {.period_ms = 1000}},
     {.kind = FRAME_SNAPSHOT, .snapshot = {.rank = 3, .text = "rank\t3\n"}},
     {.kind = FRAME_END, .end = {.code = 7}},
+    {.kind = FRAME_LEAVING},
+    {.kind = FRAME_KEEPS, .keeps = {.rank = 4}},
 };
 
 static hvd_status_t read_frame(const buf_t *buf, size_t bytes, frame_t *frame_p)

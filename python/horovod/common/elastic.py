@@ -13,7 +13,7 @@ import queue
 
 from horovod import _core
 from horovod.common import membership
-from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt, JobEndsInterrupt
 
 
 class HostUpdateResult:
@@ -23,6 +23,7 @@ class HostUpdateResult:
     removed = 1
     added = 2
     mixed = removed | added
+    ending = 4  # the job is about to end
 
 
 class WorkerNotificationManager:
@@ -57,6 +58,7 @@ class WorkerNotificationManager:
 
 notification_manager = WorkerNotificationManager()
 
+_KEEP = 3  # checkpoints
 _N_WRITTEN = "horovod.n_written"  # in checkpoints: how many commits have written one
 
 
@@ -70,6 +72,7 @@ class State:
         self._last_updated_timestamp = 0
         self._reset_callbacks = []
         self._n_written = 0
+        self._is_written, self._last_write = False, None
 
     def on_reset(self):
         """After the job was joined anew: forgets old news, then reset() and the callbacks."""
@@ -86,7 +89,7 @@ class State:
         """Functions to call when the number of ranks may have changed."""
         self._reset_callbacks.extend(callbacks)
 
-    def commit(self, path=None, keep=3):
+    def commit(self, path=None, keep=_KEEP):
         """Saves the state and raises HostsUpdatedInterrupt if hosts have changed.
 
         path: a checkpoint is written there too, as hvd.checkpoint.save() does, and `keep` of them
@@ -97,11 +100,22 @@ class State:
         self.save()
         if path is not None:
             self._n_written += 1
-            self.write(path, self._n_written, keep)
+            self._last_write = self.write(path, self._n_written, keep)
+        self._is_written = path is not None
         self.check_host_updates()
+        self._is_written = False
+
+    def hand_over(self, path):
+        """The job is about to end, all ranks are at the same step: what was done is written."""
+        if not self._is_written:
+            self.save()
+            self._n_written += 1
+            self._last_write = self.write(path, self._n_written, _KEEP)
+        if self._last_write is not None:
+            self._last_write.wait()
 
     def write(self, path, step, keep):
-        """Begins to write what is saved as a checkpoint; of all ranks."""
+        """Begins to write what is saved as a checkpoint, of all ranks; what it is waited for by."""
         raise NotImplementedError(f"{type(self).__name__} does not write checkpoints")
 
     def resume(self, path):
@@ -113,7 +127,10 @@ class State:
         self.restore()
 
     def check_host_updates(self):
-        """Raises HostsUpdatedInterrupt on all ranks alike if any news has come to rank 0."""
+        """Raises HostsUpdatedInterrupt on all ranks alike if any news has come to rank 0.
+
+        Or JobEndsInterrupt, which run() takes care of, if they are that the job is about to end.
+        """
         notification_manager.poll()
         newest, all_updates = self._last_updated_timestamp, HostUpdateResult.no_update
         while not self._host_messages.empty():
@@ -124,6 +141,8 @@ class State:
         before = self._last_updated_timestamp
         before, self._last_updated_timestamp, all_updates = self._bcast_object(
             (before, newest, all_updates))
+        if all_updates & HostUpdateResult.ending:
+            raise JobEndsInterrupt
         if self._last_updated_timestamp > before:
             raise HostsUpdatedInterrupt(all_updates == HostUpdateResult.removed)
 
@@ -168,7 +187,7 @@ class ObjectState(State):
         return checkpoint
 
     def write(self, path, step, keep):
-        self.checkpoints().save(path, {**self.contents(), _N_WRITTEN: step}, step, keep)
+        return self.checkpoints().save(path, {**self.contents(), _N_WRITTEN: step}, step, keep)
 
     def resume(self, path):
         found = self.checkpoints().load(path, self.contents())
@@ -195,8 +214,10 @@ def run_fn(func, reset, checkpoint=None):
     def wrapper(state, *args, **kwargs):
         notification_manager.init()
         notification_manager.register_listener(state)
-        if checkpoint is not None and not membership.is_later_generation():
-            state.resume(checkpoint)
+        if checkpoint is not None:
+            membership.say_it_keeps_checkpoints()
+            if not membership.is_later_generation():
+                state.resume(checkpoint)
         skip_sync = False
         try:
             while True:
@@ -213,6 +234,10 @@ def run_fn(func, reset, checkpoint=None):
                     skip_sync = interrupt.skip_sync and not membership.is_elastic()
                 reset()
                 state.on_reset()
+        except JobEndsInterrupt:
+            if checkpoint is not None:
+                state.hand_over(checkpoint)
+            raise SystemExit(0) from None
         finally:
             notification_manager.remove_listener(state)
 

@@ -37,6 +37,10 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+class JobEndsInterrupt(Exception):
+    """The job is about to end. run() writes a checkpoint then, and ends the process."""
+
+
 class HorovodVersionMismatchError(ImportError):
     """A framework other than the one a binding was made for."""
 

@@ -3,7 +3,8 @@
 
 The agent of this host and the rank leave each other small files in a directory of the job
 (HOROVOD_ELASTIC_DIR): place.<worker> tells who this rank is in the next generation, news that hosts
-have come or gone, ready.<worker> that this rank has left its generation. docs/elastic.md.
+have come or gone or that the job is about to end, ready.<worker> that this rank has left its
+generation, keeps.<worker> that it has a checkpoint to write before the end. docs/elastic.md.
 """
 import os
 import sys
@@ -44,6 +45,15 @@ def _say_ready(worker: str) -> None:
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(str(_generation()))
     os.rename(path + ".new", path)
+
+
+def say_it_keeps_checkpoints() -> None:
+    """Before a job ends the launcher then tells, so that what was done is not lost."""
+    if is_elastic():
+        path = _path(f"keeps.{os.environ['HOROVOD_ELASTIC_WORKER']}")
+        with open(path + ".new", "w", encoding="utf-8"):
+            pass
+        os.rename(path + ".new", path)
 
 
 def _newer_place(worker: str) -> dict:
