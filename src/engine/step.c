@@ -340,29 +340,20 @@ static bool agree(hvd_ctx_t *ctx) REQUIRES(ctx->baton)
 
 // --- Now and then --------------------------------------------------------------------------------
 
-static int lost_neighbour(const hvd_ctx_t *ctx)
-{
-    for (int i = 0; i < ctx->n_control; i++) {
-        if (ctx->control[i].link->err.status != HVD_OK) {
-            return ctx->control[i].peer;
-        }
-    }
-    return -1;
-}
-
 // What need not happen in every step: slow links, lost peers, timers, a request to stop.
 void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
 {
     HELD(ctx);
     err_t err;
+    int peer;
     char reason[sizeof ctx->blame.own];
     ctx->now_ns = MAX(ctx->now_ns, now_ns);
-    if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_CONTROL, &err) != HVD_OK) {
+    if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_CONTROL, &peer, &err) != HVD_OK) {
         receive_frames(ctx, now_ns); // whoever is gone may have said why
         agree(ctx);
-        engine_fail(ctx, &err, lost_neighbour(ctx));
+        engine_fail(ctx, &err, peer);
     }
-    if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_DATA, &err) != HVD_OK) {
+    if (ctx->ended.status == HVD_OK && net_health(ctx->net, LANE_DATA, &peer, &err) != HVD_OK) {
         engine_suspect(ctx, &err);
     }
     if (UNLIKELY(ctx->suspicion.status != HVD_OK) && now_ns >= ctx->suspect_until_ns) {

@@ -517,12 +517,12 @@ int net_progress(net_t *net)
     return n_happened;
 }
 
-hvd_status_t net_health(net_t *net, lane_t lane, err_t *err)
+hvd_status_t net_health(net_t *net, lane_t lane, int *peer_p, err_t *err)
 {
     hvd_status_t status = HVD_OK;
     for (int i = 0; i < N_TRANSPORTS && status == HVD_OK; i++) {
         if (net->rows[i].domain != NULL && transports[i]->health != NULL) {
-            status = transports[i]->health(net->rows[i].domain, lane, err);
+            status = transports[i]->health(net->rows[i].domain, lane, peer_p, err);
         }
     }
     return status;

@@ -103,8 +103,8 @@ typedef struct transport {
     bool (*wait_fd)(domain_t *domain, int *fd_p);
     // The word peers ring when this rank sleeps (see net_before_sleep), or NULL.
     atomic_uint *(*wake_word)(domain_t *domain);
-    // The first link of this lane that ended by itself; HVD_OK if none did.
-    hvd_status_t (*health)(domain_t *domain, lane_t lane, err_t *err);
+    // The first link of this lane that ended by itself, and to whom it was; HVD_OK if none did.
+    hvd_status_t (*health)(domain_t *domain, lane_t lane, int *peer_p, err_t *err);
     uint64_t (*n_foreign)(const domain_t *domain); // clients cut off: they are not of this job
     bool (*is_opening)(domain_t *domain);          // links are being made
     void (*close)(domain_t *domain);
@@ -164,7 +164,7 @@ const char *net_transport_name(net_t *net, int peer, char *why_not, size_t bytes
 domain_t *net_domain(net_t *net, const transport_t *transport);
 
 int net_progress(net_t *net);
-hvd_status_t net_health(net_t *net, lane_t lane, err_t *err);
+hvd_status_t net_health(net_t *net, lane_t lane, int *peer_p, err_t *err);
 uint64_t net_n_foreign(const net_t *net); // clients cut off so far
 bool net_is_opening(net_t *net);          // some link is on its way, and has a deadline
 

@@ -535,12 +535,13 @@ static bool ofi_wait_fd(domain_t *d, int *fd_p)
     return d->epoll >= 0;
 }
 
-static hvd_status_t ofi_health(domain_t *d, lane_t lane, err_t *err)
+static hvd_status_t ofi_health(domain_t *d, lane_t lane, int *peer_p, err_t *err)
 {
     if (lane != LANE_DATA || d->broken.status == HVD_OK) {
         return HVD_OK;
     }
     *err = d->broken;
+    *peer_p = d->broken_peer;
     return err->status;
 }
 

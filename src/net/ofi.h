@@ -140,6 +140,7 @@ struct domain {
     unsigned n_idle;         // rounds without a completion
     uint64_t next_tick_ns;
     err_t broken;
+    int broken_peer;
 };
 
 // "No such device" for a code of libfabric, which may be negative.

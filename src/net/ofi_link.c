@@ -39,6 +39,7 @@ void ofi_link_fail(ofi_link_t *link, const char *why)
     link->ended = true;
     if (link->domain->broken.status == HVD_OK) {
         link->domain->broken = link->base.err;
+        link->domain->broken_peer = link->base.peer;
     }
 }
 

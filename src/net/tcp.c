@@ -239,12 +239,13 @@ static uint64_t tcp_n_foreign(const domain_t *domain)
     return door_n_refused(domain->door);
 }
 
-static hvd_status_t tcp_health(domain_t *domain, lane_t lane, err_t *err)
+static hvd_status_t tcp_health(domain_t *domain, lane_t lane, int *peer_p, err_t *err)
 {
     const err_t *broken = &domain->broken[lane];
     tcp_probe(domain, clock_ns());
     if (broken->status != HVD_OK) {
         *err = *broken;
+        *peer_p = domain->broken_peers[lane];
     }
     return broken->status;
 }

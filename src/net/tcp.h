@@ -166,7 +166,9 @@ struct domain {
     conn_t *graveyard;
     tcp_link_t *opening; // links that must become ready in time
     uint64_t next_probe_ns;
-    err_t broken[N_LANES]; // the first link that ended by itself
+    // The first link of a lane that ended by itself: why, and to whom it was.
+    err_t broken[N_LANES];
+    int broken_peers[N_LANES];
 };
 
 uint64_t tcp_peer_timeout_ns(const domain_t *domain);

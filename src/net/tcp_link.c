@@ -81,11 +81,13 @@ static hvd_status_t fail_secure(tcp_link_t *link, hvd_status_t status, const err
 
 static void tell_domain(tcp_link_t *link)
 {
-    err_t *broken = &link->domain->broken[link->base.lane];
-    if (broken->status == HVD_OK) {
-        *broken = link->base.err;
+    domain_t *domain = link->domain;
+    lane_t lane = link->base.lane;
+    if (domain->broken[lane].status == HVD_OK) {
+        domain->broken[lane] = link->base.err;
+        domain->broken_peers[lane] = link->base.peer;
     }
-    log_debug(link->domain->job->log, "tcp", "%s", link->base.err.text);
+    log_debug(domain->job->log, "tcp", "%s", link->base.err.text);
 }
 
 // Nothing more will be read.

@@ -388,11 +388,12 @@ static void meet_other(world_t *w, int rank, int fd)
 }
 
 // Drives this rank for a while, asleep when there is nothing to do.
-static hvd_status_t drive_for(net_t *net, int64_t ms, err_t *err)
+static hvd_status_t drive_for(net_t *net, int64_t ms, int *peer_p, err_t *err)
 {
     uint64_t deadline_ns = deadline_in_ms(ms);
     hvd_status_t status = HVD_OK;
-    while (clock_ns() < deadline_ns && (status = net_health(net, LANE_CONTROL, err)) == HVD_OK) {
+    while (clock_ns() < deadline_ns &&
+           (status = net_health(net, LANE_CONTROL, peer_p, err)) == HVD_OK) {
         unsigned ticket = net_before_sleep(net);
         if (net_progress(net) == 0) {
             net_sleep(net, ticket, deadline_ns);
@@ -405,7 +406,7 @@ static hvd_status_t drive_for(net_t *net, int64_t ms, err_t *err)
 
 static void run_lifeline(int dying)
 {
-    int fds[2];
+    int fds[2], lost = -1;
     err_t err = {0};
     char name[16];
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, fds), 0);
@@ -414,14 +415,15 @@ static void run_lifeline(int dying)
     assert_true(child >= 0);
     if (child == 0) {
         meet_other(w, dying, fds[1]);
-        drive_for(w->nets[dying], 10000, &err);
+        drive_for(w->nets[dying], 10000, &lost, &err);
         _exit(0);
     }
     meet_other(w, 1 - dying, fds[0]);
-    must(drive_for(w->nets[1 - dying], 300, &err), &err); // long enough to be connected
+    must(drive_for(w->nets[1 - dying], 300, &lost, &err), &err); // long enough to be connected
     kill(child, SIGKILL);
     uint64_t killed_ns = clock_ns();
-    assert_int_equal(drive_for(w->nets[1 - dying], 3000, &err), HVD_PEER_LOST);
+    assert_int_equal(drive_for(w->nets[1 - dying], 3000, &lost, &err), HVD_PEER_LOST);
+    assert_int_equal(lost, dying);
     assert_true(clock_ns() - killed_ns < NS_PER_S);
     snprintf(name, sizeof name, "rank %d", dying);
     assert_non_null(strstr(err.text, name));

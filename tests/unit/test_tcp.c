@@ -127,8 +127,10 @@ static void world_meet(world_t *w, const net_link_t *a, const net_link_t *b)
 
 static hvd_status_t health_of(world_t *w, int rank, err_t *err)
 {
-    hvd_status_t status = transport_tcp.health(w->domains[rank], LANE_CONTROL, err);
-    return status != HVD_OK ? status : transport_tcp.health(w->domains[rank], LANE_DATA, err);
+    int peer;
+    hvd_status_t status = transport_tcp.health(w->domains[rank], LANE_CONTROL, &peer, err);
+    return status != HVD_OK ? status
+                            : transport_tcp.health(w->domains[rank], LANE_DATA, &peer, err);
 }
 
 // Rewrites what a rank told others.
