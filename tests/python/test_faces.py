@@ -7,8 +7,6 @@ import pkgutil
 import subprocess
 import sys
 
-import pytest
-
 import horovod
 from horovod.common import basics, process_sets
 
@@ -66,15 +64,15 @@ def test_importing_changes_nobody_elses_code():
     assert [place for place in changed if place.rpartition(".")[2] not in ADDED] == []
 
 
-@pytest.mark.parametrize("package", ["torch", "tensorflow"])
-def test_the_changes_would_be_seen(package, tmp_path):
+def test_the_changes_would_be_seen(tmp_path):
     """faces.py looks where it matters."""
-    guilty = {"torch": "import torch.distributed as dist\ndist.Work.wait = lambda work: True\n",
-              "tensorflow": "import keras\nkeras.Model.compile = lambda model: None\n"}
-    (tmp_path / "guilty.py").write_text(guilty[package])
-    place = {"torch": "Work.wait", "tensorflow": "compile"}
+    (tmp_path / "guilty.py").write_text(
+        "import keras\nimport torch.distributed as dist\n"
+        "dist.Work.wait = lambda work: True\nkeras.Model.compile = lambda model: None\n")
     ENVIRONMENT["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path)])
-    assert any(changed.endswith(place[package]) for changed in found_by("foreign", "guilty"))
+    changed = found_by("foreign", "guilty")
+    for place in ("Work.wait", "compile"):
+        assert any(one.endswith(place) for one in changed), (place, changed)
 
 
 BORROWED = """
