@@ -269,6 +269,7 @@ class Ending(Case):
         def supervisors():
             return [pid for pid in job.survivors() if b"supervisor" in read(pid, "comm")]
 
+        self.assertTrue(eventually(supervisors, 5))  # it takes its name when it runs
         first, = supervisors()
         directory = job.directory()
         os.kill(first, signal.SIGKILL)

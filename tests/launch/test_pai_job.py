@@ -39,14 +39,18 @@ class Scene(World):
             (names / "resolv.conf").write_text("")
             (names / "ssh").mkdir()
             (names / "ssh/ssh_config").write_text(self.config().read_text())
+            (self.directory / f"sockets-{task}").mkdir(mode=0o700)
+        SOCKETS.mkdir(mode=0o700, exist_ok=True)
 
     def _start_sshd(self, host):
         pass
 
     def container(self, task):
-        """Words that run a command in the container of a task, under a name of its own."""
-        return [*self.inside(task), "unshare", "--uts", "sh", "-c",
-                f"hostname machine-of-{task}; exec \"$@\"", "sh"]
+        """Words that run a command in the container of a task, under a name of its own, with
+        sockets that only this container sees."""
+        return [*self.inside(task), "unshare", "--uts", "--mount", "sh", "-c",
+                f"hostname machine-of-{task}; mount --bind {self.directory}/sockets-{task} "
+                f"{SOCKETS}; exec \"$@\"", "sh"]
 
     def start_sshd(self, task):
         config = self.config(f"sshd-{task}")
@@ -84,7 +88,6 @@ def setUpModule():
 def tearDownModule():
     for task in TASKS:
         WORLD.kill(task)
-        (SOCKETS / task).unlink(missing_ok=True)  # of those that were killed
     WORLD.close()
 
 
