@@ -10,6 +10,8 @@
 # Environment (NAME=value) and labels are separated by blanks and may be empty. Some labels mean
 # something here:
 #   serial        no other test runs at the same time
+#   busy, and the kinds ranks, gpu, python: keeps processors busy, so as many run as there are; of
+#                 the others, which wait most of the time, twice as many
 #   no-sanitize   left out of instrumented builds
 #   long          run by make test-long only
 #   quick         run by make check too, as is whatever has the label unit
@@ -30,6 +32,8 @@ if(HVD_SANITIZE)
         TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0)
 endif()
 
+set(busy_labels busy ranks gpu python)
+
 function(hvd_test_properties name timeout environment labels)
     math(EXPR seconds "${timeout} * ${time_factor}")
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 # "not tested", and why
@@ -38,6 +42,11 @@ function(hvd_test_properties name timeout environment labels)
     if("serial" IN_LIST labels)
         set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
     endif()
+    foreach(label IN LISTS labels)
+        if(label IN_LIST busy_labels)
+            set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+        endif()
+    endforeach()
 endfunction()
 
 # Turns one row of tests.list into a ctest.

@@ -16,5 +16,5 @@ if [ $# -eq 0 ]; then
     set -- -L 'unit|ranks|fault|security'
 fi
 # A test that fails has been counted all the same; the test builds are where it matters.
-ctest --test-dir build-cov --parallel "$(nproc)" "$@" || echo "coverage: some tests failed"
+ctest --test-dir build-cov --parallel "$((2 * $(nproc)))" "$@" || echo "coverage: some tests failed"
 tools/coverage-report build-cov

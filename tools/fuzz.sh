@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Fuzzes one target for HVD_FUZZ_SECONDS (30). Starts from the kept corpus, which is only read, and
+# Fuzzes one target for HVD_FUZZ_SECONDS (15). Starts from the kept corpus, which is only read, and
 # from what earlier runs found; new inputs go to WORK/<target>, and one that breaks something to
 # WORK/<target>-crash-... with the command that runs it again. ctest calls this for every target.
 #
@@ -18,7 +18,7 @@ fi
 
 program=$1 corpus=$2 work=$3 max_bytes=$4
 name=$(basename "$program")
-seconds=${HVD_FUZZ_SECONDS:-30}
+seconds=${HVD_FUZZ_SECONDS:-15}
 export ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=1
 mkdir -p "$work/$name" "$corpus"
 exec timeout --kill-after=10 $((seconds * 2 + 120)) \

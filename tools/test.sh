@@ -3,7 +3,7 @@
 #
 # Builds every variant, runs its tests, checks the style, and ends with one line, "N passed, M
 # failed". A build that fails counts as one failure. Full logs: <build>/Testing/. The tests of
-# build-fuzz fuzz each parser for HVD_FUZZ_SECONDS (30).
+# build-fuzz fuzz each parser for HVD_FUZZ_SECONDS (15).
 #
 #   tools/test.sh          everything: make test
 #   tools/test.sh --quick  in build/, the tests with the label "unit" or "quick": make check
@@ -11,6 +11,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 n_slowest=5
+n_places=$((2 * $(nproc))) # tests that keep a processor busy take two: tests/tests.cmake
 quick=
 builds=${HVD_BUILDS:-build build-clang build-asan build-tsan build-fuzz}
 case ${1:-} in
@@ -66,7 +67,7 @@ test_build() { # directory
     fi
     echo "== $1: testing"
     # shellcheck disable=SC2046 # two words, or none
-    ctest --test-dir "$1" $(selection_of "$1") --output-on-failure --parallel "$(nproc)" 2>&1 |
+    ctest --test-dir "$1" $(selection_of "$1") --output-on-failure --parallel "$n_places" 2>&1 |
         tee "$logs/ctest.log"
     count_ctest "$logs/ctest.log"
     print_slowest "$logs/ctest.log"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Fuzz targets: the rows of targets.list. With HVD_FUZZ each is a libFuzzer program and a test that
-# fuzzes for HVD_FUZZ_SECONDS (environment, 30 by default); without it each is linked with replay.c
+# fuzzes for HVD_FUZZ_SECONDS (environment, 15 by default); without it each is linked with replay.c
 # and reads its corpus once.
 set(fuzz_list ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz/targets.list)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${fuzz_list})
@@ -20,7 +20,8 @@ foreach(row IN LISTS rows)
         target_link_options(${program} PRIVATE -fsanitize=fuzzer)
         add_test(NAME ${program} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tools/fuzz.sh
             $<TARGET_FILE:${program}> ${corpus} ${CMAKE_CURRENT_BINARY_DIR}/fuzz ${max_bytes})
-        set_tests_properties(${program} PROPERTIES TIMEOUT 86400 LABELS fuzz)
+        set_tests_properties(${program} PROPERTIES TIMEOUT 86400 LABELS fuzz
+            PROCESSORS 2)
     else()
         target_sources(${program} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz/replay.c)
         add_test(NAME replay_${name} COMMAND ${program} ${corpus})
