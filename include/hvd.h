@@ -270,6 +270,9 @@ hvd_status_t hvd_process_set_ranks(hvd_ctx_t *ctx, int id, int *ranks, int n_ran
 // docs/observability.md tells what these show.
 hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycles, char *text,
                                 size_t text_bytes);
+// The same for this rank alone, whichever it is, and whether HOROVOD_TIMELINE was set or not; ends
+// with hvd_timeline_stop(). HVD_UNSUPPORTED: a timeline is being written already.
+hvd_status_t hvd_profile_start(hvd_ctx_t *ctx, const char *path, char *text, size_t text_bytes);
 hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx);
 
 // Sums since init, of this rank's submissions; times are sums over operations.

@@ -121,6 +121,11 @@ typedef struct core {
     PyObject *package;     // folder of the package: frames below it are not the user's
     PyObject *internal_error;
     PyObject *not_initialized_error;
+    bool (*is_profiled)(void); // NULL: by nobody; else whether a range is worth its time now
+    bool (*torch_looks)(void);
+    PyObject *record_function; // of PyTorch's profiler
+    int (*nvtx_push)(const char *text);
+    int (*nvtx_pop)(void);
     PyObject *current_stream; // current_stream(device): the stream's address; NULL: no GPU is used
     PyTypeObject *handle_type;
     PyTypeObject *memory_type;
@@ -187,6 +192,21 @@ handle_t *core_handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args)
 PyObject *core_wait_all(PyObject *module, PyObject *handles);
 PyObject *core_set_current_stream(PyObject *module, PyObject *function);
 extern PyType_Spec core_handle_spec;
+
+// core_range.c: what profilers see of this thread, between the two.
+typedef struct core_range {
+    PyObject *opened;
+    bool is_pushed;
+} core_range_t;
+core_range_t core_range_begin(const char *what, hvd_op_t op, const char *name);
+void core_range_end(core_range_t *range);
+PyObject *core_set_ranges(PyObject *module, PyObject *args);
+PyObject *core_profile_start(PyObject *module, PyObject *args);
+
+static inline bool core_is_profiled(void)
+{
+    return core.is_profiled != NULL && core.is_profiled();
+}
 
 // core_hook.c
 extern PyType_Spec core_hook_spec;

@@ -150,7 +150,7 @@ static hvd_result_t result_of(const handle_t *handle)
 // Waits until the operation has ended, and keeps what it brought; false with an exception when a
 // signal came or time was up. Most handles of a step have ended when the first has: nobody need let
 // go of the GIL for them.
-static bool bring_home(handle_t *handle, double timeout_s)
+static bool await(handle_t *handle, double timeout_s)
 {
     core_job_t *job = handle->job;
     int64_t left_ms = timeout_s < 0 ? -1 : (int64_t)(timeout_s * 1000.0);
@@ -187,6 +187,17 @@ static bool bring_home(handle_t *handle, double timeout_s)
         settle(handle, &result);
     }
     return true;
+}
+
+static bool bring_home(handle_t *handle, double timeout_s)
+{
+    if (handle->state != IN_FLIGHT || !core_is_profiled()) {
+        return await(handle, timeout_s);
+    }
+    core_range_t range = core_range_begin("wait", handle->op, NULL);
+    bool is_home = await(handle, timeout_s);
+    core_range_end(&range);
+    return is_home;
 }
 
 static void forget_flight(handle_t *handle)

@@ -218,7 +218,7 @@ static bool averages_bools(const hvd_request_t *request)
            (request->op == HVD_ALLREDUCE || request->op == HVD_REDUCESCATTER);
 }
 
-PyObject *core_start(hvd_request_t *request, const core_args_t *args)
+static PyObject *start(hvd_request_t *request, const core_args_t *args)
 {
     core_job_t *job = core_job_of(&request->process_set);
     if (job == NULL) {
@@ -263,6 +263,17 @@ PyObject *core_start(hvd_request_t *request, const core_args_t *args)
     }
     Py_DECREF(handle);
     return NULL;
+}
+
+PyObject *core_start(hvd_request_t *request, const core_args_t *args)
+{
+    if (!core_is_profiled()) {
+        return start(request, args);
+    }
+    core_range_t range = core_range_begin("submit", request->op, request->name);
+    PyObject *handle = start(request, args);
+    core_range_end(&range);
+    return handle;
 }
 
 PyObject *core_submit(PyObject *module, PyObject *const *values, Py_ssize_t n_positional,

@@ -130,6 +130,26 @@ hvd_status_t hvd_timeline_start(hvd_ctx_t *ctx, const char *path, bool mark_cycl
     return err_export(&err, start_timeline(ctx, path, mark_cycles, &err), text, text_bytes);
 }
 
+static hvd_status_t start_profile(hvd_ctx_t *ctx, const char *path, err_t *err)
+{
+    hvd_status_t status = check(ctx);
+    if (status != HVD_OK) {
+        return status;
+    }
+    if (observe_has_timeline(ctx->observe)) {
+        return fail(err, HVD_UNSUPPORTED,
+                    "a timeline is being written already: stop it first, or leave HOROVOD_TIMELINE "
+                    "without a file");
+    }
+    return observe_start_timeline(ctx->observe, path, false, err);
+}
+
+hvd_status_t hvd_profile_start(hvd_ctx_t *ctx, const char *path, char *text, size_t text_bytes)
+{
+    err_t err = {0};
+    return err_export(&err, start_profile(ctx, path, &err), text, text_bytes);
+}
+
 hvd_status_t hvd_timeline_stop(hvd_ctx_t *ctx)
 {
     hvd_status_t status = check(ctx);

@@ -96,6 +96,7 @@ struct timeline {
     char piece[PAGE_BYTES]; // what comes next at `end`, inside one page
     size_t piece_bytes;
     uint64_t start_ticks;
+    int64_t start_us; // the same moment, since 1970
     double us_per_tick;
     char *path, *new_path;
 };
@@ -592,13 +593,11 @@ static void timeline_free(timeline_t *t)
 
 static void put_head(observe_t *o, timeline_t *t)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
     put(o, t,
         "\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 0, \"args\": {\"name\": \"rank "
         "%d\", "
         "\"start_time_since_epoch_in_micros\": %lld}}",
-        o->job.rank, (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
+        o->job.rank, (long long)t->start_us);
     for (int group = GROUP_PROGRAM; group <= GROUP_RANKS; group++) {
         static const char *const names[] = {[GROUP_TENSORS] = "tensors", [GROUP_RANKS] = "ranks"};
         if (group != GROUP_PROGRAM) {
@@ -636,6 +635,7 @@ static hvd_status_t find_file(timeline_t *t, const char *path, err_t *err)
 hvd_status_t timeline_open(observe_t *o, const char *path, bool mark_cycles,
                            timeline_t **timeline_p, err_t *err)
 {
+    struct timespec now;
     hvd_status_t status;
     timeline_t *t = calloc(1, sizeof *t);
     if (t == NULL) {
@@ -648,7 +648,9 @@ hvd_status_t timeline_open(observe_t *o, const char *path, bool mark_cycles,
         status = fail(err, HVD_NO_MEMORY, "no memory for a timeline");
         goto free_timeline;
     }
+    clock_gettime(CLOCK_REALTIME, &now);
     t->start_ticks = ticks_now();
+    t->start_us = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
     t->mark_cycles = mark_cycles;
     t->max_bytes = (off_t)o->job.config->timeline_max_bytes;
     TRY(find_file(t, path, err), free_timeline);

@@ -13,13 +13,14 @@ from horovod.common import membership
 from horovod.common import process_sets as _sets
 from horovod.common import uncaught as _uncaught
 from horovod.common.exceptions import NotInitializedError
+from horovod.common.profiling import profile, show_ranges
 
 __all__ = [
-    "Adasum", "Average", "Max", "Min", "Product", "Sum", "ccl_built", "cross_rank", "cross_size",
-    "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init", "is_homogeneous",
-    "is_initialized", "local_rank", "local_size", "metrics", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "report", "rocm_built", "shutdown", "size",
-    "start_timeline", "stop_timeline",
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "ccl_built", "cross_rank",
+    "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "metrics", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "profile", "rank", "report",
+    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
 ]
 
 Average = _core.AVERAGE
@@ -75,6 +76,7 @@ def init(comm: Any = None,
         _join(ranks)
         _sets.attach_static_sets(static_sets)
     _shut_down_at_exit()
+    show_ranges()
     for function in _after_init:
         function()
 
