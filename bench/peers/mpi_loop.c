@@ -15,7 +15,10 @@
 // either direction by size, and most of all with more ranks than cores.
 //
 // What "bytes" means: allreduce, broadcast, memcpy: the buffer; allgather: the gathered result;
-// alltoall, reducescatter: the input of one rank; many: one of its tensors (the row has the sum).
+// alltoall, reducescatter: the input of one rank.
+//
+// many and many-gather fly many non-blocking allreduces or allgathers at once: --tensors has the
+// bytes of each, as in "9408,256*2", and the row has their sum.
 
 #define _GNU_SOURCE
 #include <mpi.h>
@@ -28,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_LIST = 64, ESTIMATE_CALLS = 5, WARMUP_CALLS = 20, MIN_SAMPLES = 3 };
+enum { MAX_LIST = 64, MAX_TENSORS = 1024, ESTIMATE_CALLS = 5, WARMUP_CALLS = 20, MIN_SAMPLES = 3 };
 enum { HUGE_PAGE = 2 << 20 };
 
 static int g_rank, g_ranks;
@@ -37,8 +40,9 @@ static bool g_small_pages;
 // One operation at one size. in and out hold count and out_count floats.
 typedef struct {
     size_t count, out_count;
-    size_t part; // floats that one rank contributes or keeps, where the op divides
-    int tensors; // "many": how many allreduces fly at once
+    size_t part;           // floats that one rank contributes or keeps, where the op divides
+    const size_t *tensors; // floats in each of those that fly at once
+    int n_tensors;
     float *in, *out;
     MPI_Request *requests;
 } loop_t;
@@ -122,9 +126,17 @@ static void shape_scatter(loop_t *l)
 
 static void shape_many(loop_t *l)
 {
+    l->count = 0;
+    for (int t = 0; t < l->n_tensors; t++)
+        l->count += l->tensors[t];
     l->part = l->count;
-    l->count = l->part * l->tensors;
     l->out_count = 0;
+}
+
+static void shape_many_gathered(loop_t *l)
+{
+    shape_many(l);
+    l->out_count = l->count * g_ranks;
 }
 
 static void call_allreduce(loop_t *l)
@@ -154,10 +166,24 @@ static void call_reducescatter(loop_t *l)
 
 static void call_many(loop_t *l)
 {
-    for (int t = 0; t < l->tensors; t++)
-        MPI_Iallreduce(MPI_IN_PLACE, l->in + t * l->part, (int)l->part, MPI_FLOAT, MPI_SUM,
-                       MPI_COMM_WORLD, &l->requests[t]);
-    MPI_Waitall(l->tensors, l->requests, MPI_STATUSES_IGNORE);
+    float *at = l->in;
+    for (int t = 0; t < l->n_tensors; at += l->tensors[t++])
+        MPI_Iallreduce(MPI_IN_PLACE, at, (int)l->tensors[t], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                       &l->requests[t]);
+    MPI_Waitall(l->n_tensors, l->requests, MPI_STATUSES_IGNORE);
+}
+
+static void call_many_gathered(loop_t *l)
+{
+    const float *from = l->in;
+    float *to = l->out;
+    for (int t = 0; t < l->n_tensors; t++) {
+        int n = (int)l->tensors[t];
+        MPI_Iallgather(from, n, MPI_FLOAT, to, n, MPI_FLOAT, MPI_COMM_WORLD, &l->requests[t]);
+        from += n;
+        to += n * g_ranks;
+    }
+    MPI_Waitall(l->n_tensors, l->requests, MPI_STATUSES_IGNORE);
 }
 
 static void call_memcpy(loop_t *l)
@@ -189,6 +215,16 @@ static float expect_gathered(const loop_t *l, size_t i)
     return value((int)(i / l->part), i % l->part);
 }
 
+static float expect_many_gathered(const loop_t *l, size_t i)
+{
+    size_t before = 0; // floats of one rank in the tensors before
+    int t = 0;
+    while (i >= (before + l->tensors[t]) * g_ranks)
+        before += l->tensors[t++];
+    i -= before * g_ranks;
+    return value((int)(i / l->tensors[t]), before + i % l->tensors[t]);
+}
+
 static float expect_exchanged(const loop_t *l, size_t i)
 {
     return value((int)(i / l->part), g_rank * l->part + i % l->part);
@@ -206,6 +242,7 @@ static const op_t ops[] = {
     {"alltoall", shape_exchange, call_alltoall, expect_exchanged, 0},
     {"reducescatter", shape_scatter, call_reducescatter, expect_scattered, 0},
     {"many", shape_many, call_many, expect_sum, IN_PLACE | GROWS},
+    {"many-gather", shape_many_gathered, call_many_gathered, expect_many_gathered, 0},
     {"memcpy", shape_copy, call_memcpy, expect_own, ALIGNED},
 };
 
@@ -228,13 +265,15 @@ static float *buffer(size_t count)
     return p;
 }
 
-static void open_loop(loop_t *l, const op_t *op, size_t bytes, int tensors)
+static void open_loop(loop_t *l, const op_t *op, size_t bytes, const size_t *tensors, int n_tensors)
 {
-    *l = (loop_t){.count = bytes / sizeof(float) ? bytes / sizeof(float) : 1, .tensors = tensors};
+    *l = (loop_t){.count = bytes / sizeof(float) ? bytes / sizeof(float) : 1,
+                  .tensors = tensors,
+                  .n_tensors = n_tensors};
     op->shape(l);
     l->in = buffer(l->count);
     l->out = buffer(l->out_count);
-    l->requests = malloc(tensors * sizeof *l->requests);
+    l->requests = malloc((n_tensors + 1) * sizeof *l->requests);
     if (!l->requests)
         die("out of memory", "");
     for (size_t i = 0; i < l->count; i++)
@@ -294,7 +333,8 @@ static void print_row(const char *peer, const op_t *op, const loop_t *l, size_t 
                       double *samples, int n, bool good)
 {
     qsort(samples, n, sizeof *samples, ascending);
-    size_t total = op->shape == shape_many ? l->count * sizeof(float) : bytes;
+    bool many = op->shape == shape_many || op->shape == shape_many_gathered;
+    size_t total = many ? l->count * sizeof(float) : bytes;
     printf("{\"peer\":\"%s\",\"op\":\"%s\",\"dtype\":\"float32\",\"bytes\":%zu,\"ranks\":%d,"
            "\"median_us\":%.3f,\"p99_us\":%.3f,\"min_us\":%.3f,\"samples\":%d,\"ok\":%s}\n",
            peer, op->name, total, g_ranks, samples[n / 2], samples[(int)(n * 0.99)], samples[0], n,
@@ -306,7 +346,8 @@ typedef struct {
     const char *peer;
     const op_t *op[MAX_LIST];
     size_t bytes[MAX_LIST];
-    int nops, nbytes, tensors, max_samples;
+    size_t tensors[MAX_TENSORS]; // in floats
+    int nops, nbytes, ntensors, max_samples;
     double budget_s;
     int pin, thread_multiple, small_pages;
 } options_t;
@@ -314,7 +355,7 @@ typedef struct {
 static bool run_test(const options_t *o, const op_t *op, size_t bytes)
 {
     loop_t l;
-    open_loop(&l, op, bytes, o->tensors);
+    open_loop(&l, op, bytes, o->tensors, o->ntensors);
     timed_call(&l, op);
     bool good = verify(&l, op);
     if (op->flags & GROWS)
@@ -361,6 +402,19 @@ static void parse_bytes(options_t *o, char *list)
         o->bytes[o->nbytes++] = strtoull(s, NULL, 10);
 }
 
+// "9408,256*2": bytes, and how many tensors of that size.
+static void parse_tensors(options_t *o, char *list)
+{
+    o->ntensors = 0;
+    for (char *s = strtok(list, ","); s; s = strtok(NULL, ",")) {
+        char *end;
+        size_t floats = strtoull(s, &end, 10) / sizeof(float);
+        int times = *end == '*' ? atoi(end + 1) : 1;
+        for (int i = 0; i < times && o->ntensors < MAX_TENSORS; i++)
+            o->tensors[o->ntensors++] = floats ? floats : 1;
+    }
+}
+
 static int *find_flag(options_t *o, const char *name)
 {
     if (strcmp(name, "--pin") == 0)
@@ -377,7 +431,6 @@ static options_t parse(int argc, char **argv)
                    .bytes = {4},
                    .nops = 1,
                    .nbytes = 1,
-                   .tensors = 500,
                    .max_samples = 1000,
                    .budget_s = 1.0};
     for (int i = 1; i < argc; i++) {
@@ -401,12 +454,12 @@ static options_t parse(int argc, char **argv)
         else if (strcmp(name, "--max-samples") == 0)
             o.max_samples = atoi(arg);
         else if (strcmp(name, "--tensors") == 0)
-            o.tensors = atoi(arg);
+            parse_tensors(&o, arg);
         else
             die("unknown option: ", name);
     }
-    if (o.max_samples < MIN_SAMPLES || o.tensors < 1)
-        die("--max-samples must be at least 3 and --tensors at least 1", "");
+    if (o.max_samples < MIN_SAMPLES)
+        die("--max-samples must be at least 3", "");
     return o;
 }
 

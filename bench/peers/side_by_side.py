@@ -23,6 +23,7 @@ each of which the slowest rank counts.
 import argparse
 import collections
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -33,80 +34,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from grid import BEST, KI, MANY, MI, SETS, TARGETS, Test, alone_of, limit_for
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CORES = os.cpu_count()
-KI, MI = 1024, 1024 * 1024
-MANY_TENSORS = 500
 OWNER = "HVD_SIDE_BY_SIDE"  # in the environment of every process started here, to find them again
-
-# ---- what is measured -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Test:
-    op: str
-    bytes: int  # of one tensor; "many" posts MANY_TENSORS of them
-    dtype: str = "float32"
-
-    @property
-    def total(self):
-        return self.bytes * (MANY_TENSORS if self.op == "many" else 1)
-
-
-@dataclass(frozen=True)
-class Set:
-    ranks: int
-    net: str  # local, or two namespaces: veth, veth1g
-    tests: tuple
-    ours: tuple = ("ours",)
-    peers: bool = True
-    floor: bool = False  # also time a plain memcpy on every rank at once
-
-
-def allreduce(*sizes):
-    return tuple(Test("allreduce", s) for s in sizes)
-
-
-SIZES = (4, KI, 64 * KI, MI, 16 * MI, 64 * MI, 256 * MI)
-NET_SIZES = (4, 96, KI, 4 * KI, 12 * KI, 64 * KI, 300 * KI, MI, 5 * MI, 16 * MI, 100 * MI)
-SETS = {
-    "local2": Set(2, "local", allreduce(*SIZES), floor=True),
-    "local4": Set(4, "local", allreduce(*SIZES)),
-    "colls": Set(2, "local", tuple(
-        Test(op, s) for op in ("allgather", "broadcast", "alltoall", "reducescatter")
-        for s in (MI, 16 * MI))),
-    "types": Set(2, "local", tuple(
-        Test("allreduce", 16 * MI, d) for d in ("float32", "float16", "bfloat16"))),
-    "many": Set(2, "local", (Test("many", 10 * KI), Test("many", 40))),
-    "veth": Set(2, "veth", allreduce(*NET_SIZES)),
-    "veth-colls": Set(2, "veth", tuple(
-        Test(op, s) for op in ("allgather", "broadcast", "alltoall", "reducescatter")
-        for s in (4 * KI, 300 * KI, 5 * MI))),
-    "veth-encrypted": Set(2, "veth", allreduce(*NET_SIZES[:-1]), ("ours", "ours-encrypted"), False),
-    "veth1g": Set(2, "veth1g", allreduce(*NET_SIZES[:-2])),
-    "veth10g": Set(2, "veth10g", allreduce(*NET_SIZES[:-1])),
-}
-
-# What we want to reach: subject / reference, at most, by size of the test.
-BEST = "best peer"
-TARGETS = (
-    # set             subject           reference       bytes: limit
-    ("local2", "ours", BEST, {4: 1.5, KI: 1.5, 64 * KI: 1.0, MI: 0.8, 16 * MI: 0.7, 64 * MI: 0.6,
-                              256 * MI: 0.6}),
-    ("local2", "ours", "memcpy", {MI: 1.6, 16 * MI: 1.6, 64 * MI: 1.6, 256 * MI: 1.6}),
-    ("local4", "ours", BEST, {4: 1.5, KI: 1.5, 64 * KI: 0.8, MI: 0.8, 16 * MI: 0.8, 64 * MI: 0.8,
-                              256 * MI: 0.8}),
-    ("colls", "ours", BEST, {MI: 0.9, 16 * MI: 0.9}),
-    ("types", "ours", "ours float32", {16 * MI: 1.2}),
-    ("veth", "ours", BEST, {4: 1.0, 96: 1.0, 12 * KI: 1.0, 300 * KI: 0.9, 5 * MI: 0.7,
-                            100 * MI: 0.65}),
-    ("veth-encrypted", "ours-encrypted", "ours", {16 * MI: 1.4}),
-    ("veth1g", "ours", BEST, {16 * MI: 1.0}),
-)
 
 # ---- where it runs ----------------------------------------------------------------------------
 
@@ -313,9 +249,6 @@ def read_lines(out):
             if line.startswith("{"):
                 with contextlib.suppress(ValueError):
                     rows.append(json.loads(line))
-    for r in rows:  # a tool may state the size of one tensor or of all of them
-        if r.get("op") == "many" and r.get("bytes") in (10 * KI, 40):
-            r["bytes"] *= MANY_TENSORS
     return rows
 
 
@@ -352,11 +285,14 @@ def launch_openmpi(mpirun, ranks, place, env, debian=False):
     if not place.two:
         return a + ["--oversubscribe"]
     net = place.NET + ".0/24"
-    a += ["--map-by", "ppr:1:node", "-H", "node1:1,node2:1", "--mca", "btl_tcp_if_include", net]
+    each = ranks // 2
+    a += ["--map-by", "ppr:%d:node" % each, "-H", "node1:%d,node2:%d" % (each, each),
+          "--mca", "btl_tcp_if_include", net]
     if debian:
         a += ["--mca", "oob_tcp_if_include", net]
     else:  # else it finds a way around the network
-        a += ["--mca", "prte_if_include", net, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
+        a += ["--mca", "prte_if_include", net, "--mca", "pml", "ob1",
+              "--mca", "btl", "tcp,self" + (",sm" if each > 1 else ""),
               "--prefix", str(mpirun.parents[1])]
     for k in sorted(env):
         if k in ("PATH", OWNER) or k.startswith(("BENCH_", "OMP_NUM", "HOROVOD_")):
@@ -373,7 +309,7 @@ def launch_hydra(venv, ranks, place, env):
 def launch_intel(venv, ranks, place, env):
     lib = str(venv / "lib")
     env.update(I_MPI_ROOT=str(venv), LD_LIBRARY_PATH=lib, FI_PROVIDER_PATH=lib,
-               I_MPI_FABRICS="ofi" if place.two else "shm")
+               I_MPI_FABRICS="shm" if not place.two else "shm:ofi" if ranks > 2 else "ofi")
     if place.two:  # both nodes share the cores: its own pinning puts both ranks on core 0
         env.update(FI_PROVIDER="tcp", I_MPI_PIN="0")
     return hydra(venv, ranks, place)
@@ -382,14 +318,15 @@ def launch_intel(venv, ranks, place, env):
 def hydra(venv, ranks, place):
     a = [str(venv / "bin" / "mpiexec"), "-n", str(ranks)]
     if place.two:
-        a += ["-launcher", "ssh", "-hosts", "node1,node2", "-ppn", "1", "-genvall"]
+        a += ["-launcher", "ssh", "-hosts", "node1,node2", "-ppn", str(ranks // 2), "-genvall"]
     return a
 
 
 def launch_horovodrun(venv, ranks, place, env):
     a = [str(venv / "bin" / "horovodrun"), "--gloo", "-np", str(ranks)]
-    return a + (["-H", "node1:1,node2:1", "--network-interfaces", "eth0"] if place.two else
-                ["-H", "localhost:%d" % ranks])
+    each = ranks // 2
+    return a + (["-H", "node1:%d,node2:%d" % (each, each), "--network-interfaces", "eth0"]
+                if place.two else ["-H", "localhost:%d" % ranks])
 
 
 # ---- contenders -------------------------------------------------------------------------------
@@ -415,10 +352,19 @@ def base_env(place, *bins):
 
 
 def by_op(tests):
+    """-> for each run of a benchmark: the type, and its arguments"""
     groups = collections.OrderedDict()
     for t in tests:
-        groups.setdefault((t.op, t.dtype), []).append(str(t.bytes))
-    return [(op, dtype, ",".join(sizes)) for (op, dtype), sizes in groups.items()]
+        groups.setdefault((t.op, t.dtype, t.many), []).append(str(t.bytes))
+    for (op, dtype, many), sizes in groups.items():
+        what = ["--tensors", tensor_list(MANY[many][1])] if many else ["--bytes", ",".join(sizes)]
+        yield dtype, ["--op", op] + what
+
+
+def tensor_list(sizes):
+    """"400,40*500": as benchmarks read it."""
+    runs = [[n, len(list(same))] for n, same in itertools.groupby(sizes)]
+    return ",".join("%d*%d" % (n, times) for n, times in runs)
 
 
 class Ours(Contender):
@@ -430,8 +376,8 @@ class Ours(Contender):
         self.encrypt = encrypt
 
     def jobs(self, tests, ranks, place):
-        for op, dtype, sizes in by_op(tests):
-            a = [str(self.opts.ours), "--op", op, "--dtype", dtype, "--bytes", sizes,
+        for dtype, what in by_op(tests):
+            a = [str(self.opts.ours), *what, "--dtype", dtype,
                  "--ranks", str(ranks), "--json", "--budget", str(self.opts.budget),
                  "--max-samples", str(self.opts.max_samples)]
             a += ["--pin"] if self.pins(ranks) else []
@@ -443,14 +389,16 @@ class Ours(Contender):
         if not secret.exists():
             secret.touch(mode=0o600)
             secret.write_text(secrets.token_hex(32))
-        env.update(HOROVOD_SIZE=str(ranks), HOROVOD_LOCAL_RANK="0", HOROVOD_LOCAL_SIZE="1",
-                   HOROVOD_CROSS_SIZE=str(ranks), HOROVOD_RENDEZVOUS_ADDR=place.NET + ".1",
+        each = ranks // 2
+        env.update(HOROVOD_SIZE=str(ranks), HOROVOD_LOCAL_SIZE=str(each),
+                   HOROVOD_CROSS_SIZE="2", HOROVOD_RENDEZVOUS_ADDR=place.NET + ".1",
                    HOROVOD_RENDEZVOUS_PORT=str(20000 + secrets.randbelow(10000)),
                    HOROVOD_SECRET_FILE=str(secret), HOROVOD_ENCRYPT=self.encrypt)
         argv = argv + ["--no-fork"]
-        argvs = [place.on(r, argv + (["--serve-rendezvous"] if r == 0 else []))
+        argvs = [place.on(r // each, argv + (["--serve-rendezvous"] if r == 0 else []))
                  for r in range(ranks)]
-        envs = [{"HOROVOD_RANK": str(r), "HOROVOD_CROSS_RANK": str(r)} for r in range(ranks)]
+        envs = [{"HOROVOD_RANK": str(r), "HOROVOD_LOCAL_RANK": str(r % each),
+                 "HOROVOD_CROSS_RANK": str(r // each)} for r in range(ranks)]
         return Job(argvs, env, envs)
 
 
@@ -463,16 +411,23 @@ class MpiLoop(Contender):
         self.extra, self.crowded = extra, crowded
 
     def jobs(self, tests, ranks, place):
-        for op, dtype, sizes in by_op(tests):
-            if dtype != "float32":
-                continue
+        for what in self.runs(tests):
             env = base_env(place, self.venv / "bin")
-            a = [str(self.loop), "--peer", self.name, "--op", op, "--bytes", sizes,
-                 "--budget", str(self.opts.budget), "--max-samples", str(self.opts.max_samples)]
+            a = [str(self.loop), "--peer", self.name, *what, "--budget",
+                 str(self.opts.budget), "--max-samples", str(self.opts.max_samples)]
             a += ["--pin"] if self.pins(ranks) else []
             a += ["--small-pages"] if self.opts.small_pages else []
             a += self.extra
             yield Job([place.on(0, self.launch(self.venv, ranks, place, env) + a)], env)
+
+    @staticmethod
+    def runs(tests):
+        """Operations of the same sizes in one start, which takes an MPI up to a second."""
+        ops = collections.OrderedDict()
+        for dtype, (_, op, option, sizes) in by_op(tests):
+            if dtype == "float32":
+                ops.setdefault((option, sizes), []).append(op)
+        return [["--op", ",".join(names), option, sizes] for (option, sizes), names in ops.items()]
 
 
 class Floor(Contender):
@@ -494,15 +449,20 @@ RIG_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 class Rig(Contender):
     """A peer under worker.py of the rig. launch None: the ranks are started one by one."""
 
+    @staticmethod
+    def knows(test):
+        return test.dtype in RIG_TYPES and len(set(MANY[test.many][1] if test.many else ())) < 2
+
     def __init__(self, name, opts, kind, venv, launch):
         super().__init__(name, opts)
         self.kind, self.venv, self.launch = kind, venv, launch
 
     def jobs(self, tests, ranks, place):
         results = self.opts.work / ("worker.%s.jsonl" % secrets.token_hex(4))
-        todo = [["many", [MANY_TENSORS, t.bytes], RIG_TYPES[t.dtype]] if t.op == "many" else
+        todo = [["many", [len(MANY[t.many][1]), MANY[t.many][1][0]], RIG_TYPES[t.dtype]]
+                if t.many else
                 ["allreduce_" if t.op == "allreduce" else t.op, t.bytes, RIG_TYPES[t.dtype]]
-                for t in tests]
+                for t in tests if self.knows(t)]
         env = base_env(place, self.venv / "bin")
         env.update(BENCH_KIND=self.kind, BENCH_PEER=self.name, BENCH_TESTS=json.dumps(todo),
                    BENCH_OUT=str(results), BENCH_NET="veth" if place.two else "local",
@@ -540,7 +500,8 @@ class OursInTorch(Rig):
         build = self.opts.ours.resolve().parent
         env["PYTHONPATH"] = str(build / "python")
         return [str(build / "horovodrun"), "-np", str(ranks), "-H",
-                "node1:1,node2:1" if place.two else "localhost:%d" % ranks]
+                "node1:%d,node2:%d" % (ranks // 2, ranks // 2) if place.two
+                else "localhost:%d" % ranks]
 
 
 def openmpi5(venv, ranks, place, env):
@@ -664,32 +625,48 @@ def run_contender(c, bench, place, opts, log):
     return rows
 
 
-def run_set(name, contenders, opts, raw, log):
+def run_round(name, rnd, contenders, opts, raw, log):
+    """-> whether anybody was measured"""
     bench = SETS[name]
     team = list(taking_part(contenders, bench, opts))
     if not team:
         say("%s: nobody to measure" % name)
-        return
+        return False
     if bench.net != "local" and os.geteuid() != 0:
         say("%s: needs root for network namespaces, left out" % name)
-        return
+        return False
+    load = os.getloadavg()[0]
+    shift = rnd % len(team)
     with place_for(bench.net, opts.work) as place:
-        for rnd in range(opts.rounds):
-            load = os.getloadavg()[0]
-            shift = rnd % len(team)
-            for c in team[shift:] + team[:shift]:
-                log.write(("=== %s round %d %s\n" % (name, rnd, c.name)).encode())
-                log.flush()
-                start = time.monotonic()
-                rows = run_contender(c, bench, place, opts, log)
-                for r in rows:
-                    r.update(set=name, run=opts.run, round=rnd, peer=c.name, load=round(load, 2))
-                    raw.write(json.dumps(r) + "\n")
-                raw.flush()
-                wrong = sorted({r["error"] for r in rows if "error" in r})
-                say("%s round %d/%d %-14s %5.1f s, %d rows%s" % (
-                    name, rnd + 1, opts.rounds, c.name, time.monotonic() - start,
-                    sum("median_us" in r for r in rows), "; " + "; ".join(wrong) if wrong else ""))
+        for c in team[shift:] + team[:shift]:
+            log.write(("=== %s round %d %s\n" % (name, rnd, c.name)).encode())
+            log.flush()
+            start = time.monotonic()
+            rows = run_contender(c, bench, place, opts, log)
+            for r in rows:
+                r.update(set=name, run=opts.run, round=rnd, peer=c.name, load=round(load, 2))
+                raw.write(json.dumps(r) + "\n")
+            raw.flush()
+            wrong = sorted({r["error"] for r in rows if "error" in r})
+            say("%s round %d/%d %-14s %5.1f s, %d rows%s" % (
+                name, rnd + 1, opts.rounds, c.name, time.monotonic() - start,
+                sum("median_us" in r for r in rows), "; " + "; ".join(wrong) if wrong else ""))
+    return True
+
+
+def run_sets(contenders, opts, raw, log):
+    """A round of every set, then the next round; what would not end in time is left out."""
+    end = time.monotonic() + 60 * opts.minutes
+    took = dict.fromkeys(opts.set, 0)
+    for rnd in range(opts.rounds):
+        for name in list(took):
+            start = time.monotonic()
+            if start + took[name] > end:
+                say("%s round %d: no time left" % (name, rnd + 1))
+            elif run_round(name, rnd, contenders, opts, raw, log):
+                took[name] = time.monotonic() - start
+            else:
+                del took[name]
 
 
 # ---- tables -----------------------------------------------------------------------------------
@@ -712,7 +689,7 @@ def show_time(us):
 
 
 def show_test(t):
-    return show_size(t.bytes) if t.op != "many" else "%d x %s" % (MANY_TENSORS, show_size(t.bytes))
+    return t.many or show_size(t.bytes)
 
 
 @dataclass(frozen=True)
@@ -748,12 +725,15 @@ class Results:
 
     def rounds(self, name, who, test):
         """-> {round: median in us} of a contender, or of a named reference"""
-        op, dtype = test.op, test.dtype
+        op, dtype, size = test.op, test.dtype, test.bytes
         if who == "memcpy":
             op = "memcpy"
         elif who == "ours float32":
             who, dtype = "ours", "float32"
-        return self.cells.get((name, who, op, dtype, test.total), {})
+        elif who == "one tensor":
+            alone = alone_of(test)
+            who, op, size = "ours", alone.op, alone.bytes
+        return self.cells.get((name, who, op, dtype, size), {})
 
     def median(self, name, who, test):
         r = self.rounds(name, who, test)
@@ -776,13 +756,6 @@ class Results:
         medians = {p: self.median(name, p, test) for p in self.peers(name)}
         medians = {p: m for p, m in medians.items() if m is not None}
         return min(medians, key=medians.get) if medians else None
-
-
-def limit_for(name, subject, reference, test):
-    for n, s, r, limits in TARGETS:
-        if (n, s, r) == (name, subject, reference):
-            return limits.get(test.bytes)
-    return None
 
 
 def verdict(ratio, limit):
@@ -852,10 +825,10 @@ def report(rows, budget_note=""):
                       budget_note), ""]
         if bench.peers:
             lines += peer_table(name, res) + [""]
-        for n, subject, reference, _ in TARGETS:
-            if n == name and reference != BEST:
-                lines += ["%s against %s:" % (subject, reference), ""]
-                lines += reference_table(name, subject, reference, res) + [""]
+        pairs = [(s, r) for n, _, s, r, _ in TARGETS if n == name and r != BEST]
+        for subject, reference in dict.fromkeys(pairs):
+            lines += ["%s against %s:" % (subject, reference), ""]
+            lines += reference_table(name, subject, reference, res) + [""]
         lines += ["- " + note for note in res.notes[name]] + ([""] if res.notes[name] else [])
     return "\n".join(lines)
 
@@ -880,7 +853,10 @@ def options():
     ap.add_argument("--skip", type=names, default=[])
     ap.add_argument("--budget", type=float, default=1.0, help="seconds per test")
     ap.add_argument("--max-samples", type=int, default=1000)
-    ap.add_argument("--max-bytes", type=int, default=None, help="leave out larger tests")
+    ap.add_argument("--minutes", type=float, default=float("inf"),
+                    help="begin nothing that would take longer than this in all")
+    ap.add_argument("--max-bytes", type=int, default=1 << 40, help="leave out larger tests")
+    ap.add_argument("--ops", type=names, default=[], help="only these operations")
     ap.add_argument("--no-pin", dest="pin", action="store_false",
                     help="do not bind rank i to core i")
     ap.add_argument("--small-pages", action="store_true",
@@ -905,10 +881,10 @@ def options():
 
 def measure(opts):
     """Run the sets -> the rows of this run."""
-    if opts.max_bytes:
-        for name, bench in SETS.items():
-            kept = tuple(t for t in bench.tests if t.bytes <= opts.max_bytes)
-            SETS[name] = Set(bench.ranks, bench.net, kept, bench.ours, bench.peers, bench.floor)
+    for name, bench in SETS.items():
+        kept = tuple(t for t in bench.tests if t.bytes <= opts.max_bytes and
+                     (not opts.ops or t.op in opts.ops))
+        SETS[name] = replace(bench, tests=kept)
     with tempfile.TemporaryDirectory(prefix="side_by_side.") as work, \
             open(opts.out, "a+") as raw, open(str(opts.out) + ".log", "ab") as log:
         opts.work = Path(work)
@@ -916,8 +892,7 @@ def measure(opts):
         raw.seek(0, os.SEEK_END)
         start = raw.tell()
         contenders = find_contenders(opts)
-        for name in opts.set:
-            run_set(name, contenders, opts, raw, log)
+        run_sets(contenders, opts, raw, log)
         raw.seek(start)
         return [json.loads(line) for line in raw]
 

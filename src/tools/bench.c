@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define MANY_TENSORS 500
+#define MANY_TENSORS 500 // of the size asked for, if no others are listed
 #define WARM_UP 5
 
 void bench_die(const bench_rank_t *r, const char *what)
@@ -70,8 +70,10 @@ typedef struct workload {
     hvd_tensor_t tensor;
     int64_t shape[1];
     char name[64];
-    hvd_handle_t handles[MANY_TENSORS];
-    char many_names[MANY_TENSORS][32];
+    int n_many; // operations in flight at once; 0: one that is waited for
+    size_t many_bytes[MAX_TENSORS];
+    hvd_handle_t handles[MAX_TENSORS];
+    char many_names[MAX_TENSORS][32];
 } workload_t;
 
 static void *memory(size_t bytes)
@@ -142,11 +144,25 @@ static hvd_op_t op_named(const char *name)
             return (hvd_op_t)op;
         }
     }
-    return HVD_ALLREDUCE; // many, memcpy
+    return strcmp(name, "many-gather") == 0 ? HVD_ALLGATHER : HVD_ALLREDUCE; // many, memcpy
+}
+
+// The tensors of "many" and "many-gather", one behind the other; returns their bytes.
+static size_t list_many(const bench_options_t *o, workload_t *w)
+{
+    size_t element = hvd_dtype_bytes(o->dtype), sum = 0;
+    w->n_many = o->n_tensors > 0 ? o->n_tensors : MANY_TENSORS;
+    for (int i = 0; i < w->n_many; i++) {
+        size_t bytes = o->n_tensors > 0 ? o->tensors[i] : w->bytes;
+        w->many_bytes[i] = MAX(bytes / element, 1) * element;
+        sum += w->many_bytes[i];
+        snprintf(w->many_names[i], sizeof w->many_names[i], "bench.%zu.%d", w->bytes, i);
+    }
+    return sum;
 }
 
 // Sizes as the other libraries' benchmarks count them: allgather by its result, alltoall and
-// reducescatter by one rank's input.
+// reducescatter by one rank's input; of many, all together.
 static void prepare(bench_rank_t *r, workload_t *w, const char *op, size_t bytes)
 {
     const bench_options_t *o = r->options;
@@ -157,14 +173,14 @@ static void prepare(bench_rank_t *r, workload_t *w, const char *op, size_t bytes
     *w = (workload_t){.op = op, .bytes = bytes};
     hvd_op_t code = op_named(op);
     op_layout_t layout = op_infos[code].layout;
-    bool many = strcmp(op, "many") == 0;
+    bool many = strncmp(op, "many", 4) == 0;
     bool gathers_here = layout == LAYOUT_GATHERED && (!op_has(code, OP_ROOTED) || r->rank == 0);
-    w->in_bytes = many                         ? whole * MANY_TENSORS
+    w->in_bytes = many                         ? list_many(o, w)
                   : layout == LAYOUT_GATHERED  ? share
                   : layout == LAYOUT_SCATTERED ? share * n
                   : layout == LAYOUT_EXCHANGED ? share * n
                                                : whole;
-    w->out_bytes = layout == LAYOUT_GATHERED    ? gathers_here * share * n
+    w->out_bytes = layout == LAYOUT_GATHERED    ? gathers_here * (many ? w->in_bytes : share) * n
                    : layout == LAYOUT_SCATTERED ? share
                    : layout == LAYOUT_NOTHING   ? 0
                                                 : w->in_bytes;
@@ -172,7 +188,8 @@ static void prepare(bench_rank_t *r, workload_t *w, const char *op, size_t bytes
     w->in = memory(w->in_bytes);
     w->out = in_place ? w->in : memory(w->out_bytes);
     fill_ones(o->dtype, w->in, w->in_bytes);
-    w->shape[0] = (int64_t)((many ? whole : w->in_bytes) / element);
+    w->shape[0] = (int64_t)(w->in_bytes / element);
+    w->bytes = many ? w->in_bytes : bytes;
     w->tensor = (hvd_tensor_t){.input = w->in, .output = w->out, .n_dims = 1, .shape = w->shape};
     snprintf(w->name, sizeof w->name, "bench.%s.%zu", op, bytes);
     w->request = (hvd_request_t){.op = code,
@@ -181,9 +198,6 @@ static void prepare(bench_rank_t *r, workload_t *w, const char *op, size_t bytes
                                  .reduce = o->reduce,
                                  .tensors = &w->tensor,
                                  .n_tensors = layout != LAYOUT_NOTHING};
-    for (int i = 0; i < MANY_TENSORS; i++) {
-        snprintf(w->many_names[i], sizeof w->many_names[i], "bench.many.%zu.%d", bytes, i);
-    }
 }
 
 static void unprepare(workload_t *w)
@@ -196,19 +210,24 @@ static void unprepare(workload_t *w)
 
 static void run_many(bench_rank_t *r, workload_t *w)
 {
-    size_t one = w->in_bytes / MANY_TENSORS;
-    for (int i = 0; i < MANY_TENSORS; i++) {
+    size_t element = hvd_dtype_bytes(r->options->dtype);
+    size_t gathered = w->request.op == HVD_ALLGATHER ? (size_t)r->size : 1;
+    size_t at = 0;
+    for (int i = 0; i < w->n_many; i++) {
+        int64_t shape[1] = {(int64_t)(w->many_bytes[i] / element)};
         hvd_tensor_t tensor = w->tensor;
-        tensor.input = w->in + (size_t)i * one;
-        tensor.output = w->out + (size_t)i * one;
+        tensor.input = w->in + at;
+        tensor.output = w->out + at * gathered;
+        tensor.shape = shape;
         hvd_request_t request = w->request;
         request.name = w->many_names[i];
         request.tensors = &tensor;
         if (hvd_submit(r->ctx, &request, &w->handles[i], r->text, sizeof r->text) != HVD_OK) {
             bench_die(r, "submit");
         }
+        at += w->many_bytes[i];
     }
-    for (int i = 0; i < MANY_TENSORS; i++) {
+    for (int i = 0; i < w->n_many; i++) {
         if (hvd_wait(r->ctx, w->handles[i], HVD_FOREVER) != HVD_OK) {
             bench_die(r, "wait");
         }
@@ -220,7 +239,7 @@ static void once(bench_rank_t *r, workload_t *w)
 {
     if (strcmp(w->op, "memcpy") == 0) {
         memcpy(w->out, w->in, w->in_bytes);
-    } else if (strcmp(w->op, "many") == 0) {
+    } else if (w->n_many > 0) {
         run_many(r, w);
     } else {
         run_request(r, &w->request);
@@ -352,7 +371,8 @@ int bench_measure(bench_rank_t *r)
         printf("%14s  %9s  %12s  %12s  %12s  %9s\n", "operation", "dtype", "bytes", "median us",
                "p99 us", "bus GB/s");
     }
-    for (int i = 0; i < o->n_bytes; i++) {
+    int n_sizes = o->n_tensors > 0 ? 1 : o->n_bytes;
+    for (int i = 0; i < n_sizes; i++) {
         static workload_t w; // large: names of all tensors of "many"
         prepare(r, &w, o->op, o->bytes[i]);
         figures_t f = measure(r, &w);

@@ -10,6 +10,7 @@
 #include "simulate/simulate.h"
 
 #define MAX_SIZES 64
+#define MAX_TENSORS 1024
 
 typedef struct bench_options {
     const char *op;
@@ -17,6 +18,8 @@ typedef struct bench_options {
     hvd_reduce_t reduce;
     size_t bytes[MAX_SIZES];
     int n_bytes;
+    size_t tensors[MAX_TENSORS]; // bytes of those that "many" has in flight at once
+    int n_tensors;
     int ranks, hosts;
     double budget_s;
     int max_samples;

@@ -193,8 +193,8 @@ static int run_alone(const bench_options_t *o)
 // --- Options -------------------------------------------------------------------------------------
 
 static const char usage[] =
-    "usage: hvd-bench [--op "
-    "allreduce|allgather|broadcast|alltoall|reducescatter|barrier|many|memcpy]\n"
+    "usage: hvd-bench [--op allreduce|allgather|broadcast|alltoall|reducescatter|barrier|memcpy]\n"
+    "                 [--op many|many-gather [--tensors BYTES*COUNT,...]]\n"
     "                 [--dtype float32] [--reduce sum] [--bytes 4,1024,...] [--ranks 2] [--hosts "
     "1]\n"
     "                 [--transport shm|tcp] [--algorithm NAME] [--env NAME=VALUE] [--encrypt "
@@ -229,6 +229,25 @@ static bool parse_sizes(bench_options_t *o, char *text)
     return o->n_bytes > 0;
 }
 
+// "9408,256*2": bytes, and how many tensors of that size.
+static bool parse_tensors(bench_options_t *o, char *text)
+{
+    o->n_tensors = 0;
+    for (char *save = NULL, *word = strtok_r(text, ",", &save); word != NULL;
+         word = strtok_r(NULL, ",", &save)) {
+        char *end;
+        size_t bytes = strtoull(word, &end, 10);
+        long times = *end == '*' ? strtol(end + 1, &end, 10) : 1;
+        if (end == word || *end != '\0' || times < 1 || times > MAX_TENSORS - o->n_tensors) {
+            return false;
+        }
+        for (long i = 0; i < times; i++) {
+            o->tensors[o->n_tensors++] = bytes;
+        }
+    }
+    return o->n_tensors > 0;
+}
+
 static bool parse_dtype(const char *text, hvd_dtype_t *dtype_p)
 {
     for (int d = 0; d < HVD_N_DTYPES; d++) {
@@ -256,6 +275,7 @@ enum {
     DTYPE,
     REDUCE,
     BYTES,
+    TENSORS,
     RANKS,
     HOSTS,
     TRANSPORT,
@@ -283,6 +303,7 @@ static const struct option long_options[] = {
     {"dtype", 1, 0, DTYPE},
     {"reduce", 1, 0, REDUCE},
     {"bytes", 1, 0, BYTES},
+    {"tensors", 1, 0, TENSORS},
     {"ranks", 1, 0, RANKS},
     {"hosts", 1, 0, HOSTS},
     {"transport", 1, 0, TRANSPORT},
@@ -340,12 +361,12 @@ static bool parse_one(bench_options_t *o, int code, char *value)
         return parse_reduce(value, &o->reduce);
     case BYTES:
         return parse_sizes(o, value);
+    case TENSORS:
+        return parse_tensors(o, value);
     case RANKS:
-        o->ranks = (int)strtol(value, NULL, 10);
-        return o->ranks > 0 && o->ranks <= MAX_RANKS;
+        return parse_count(value, MAX_RANKS, &o->ranks);
     case HOSTS:
-        o->hosts = (int)strtol(value, NULL, 10);
-        return o->hosts > 0;
+        return parse_count(value, MAX_RANKS, &o->hosts);
     case TRANSPORT:
         add_env(o, "HOROVOD_TRANSPORTS", value);
         return true;
