@@ -15,6 +15,7 @@ typedef struct peer_id {
     uint64_t started; // of the process, in the kernel's ticks; tells a reused pid from the peer's
     uint64_t space;   // the namespaces in which that pid and that time mean something
     uint64_t network; // the network namespace; 0: not known
+    uint64_t kernel;  // equal for ranks, of whatever hosts, that share a machine's cores
     char host[64];
 } peer_id_t;
 

@@ -54,6 +54,8 @@ void boot_place(boot_job_t *job, const int *host_of, int *host_sizes);
 // Text that is equal for two processes exactly if they may share memory: kernel boot id, the
 // identity of /dev/shm (device and inode of its root mount) and HOROVOD_HOSTNAME where set.
 void boot_host_identity(const config_t *config, char text[256]);
+// How much of that text, from its beginning, is equal for all processes of one kernel.
+size_t boot_kernel_bytes(const char *identity);
 // The part of that text by which people know the host.
 const char *boot_host_name(const char *identity);
 // Who listens at a port, as "python3 (pid 77)"; "" if that cannot be seen.

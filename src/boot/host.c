@@ -37,6 +37,11 @@ const char *boot_host_name(const char *identity)
     return slash != NULL ? slash + 1 : identity;
 }
 
+size_t boot_kernel_bytes(const char *identity)
+{
+    return strcspn(identity, "/");
+}
+
 void boot_host_identity(const config_t *config, char text[256])
 {
     static const char *const memory_paths[] = {"/dev/shm/.", "/proc/self/ns/mnt", "/"};

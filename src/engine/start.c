@@ -60,6 +60,7 @@ static void note_peer(hvd_ctx_t *ctx, int rank, const char *host, const uint8_t 
     peer->started = get_u64(&in);
     peer->space = get_u64(&in);
     peer->network = get_u64(&in);
+    peer->kernel = hash_bytes(host, boot_kernel_bytes(host), 0);
     snprintf(peer->host, sizeof peer->host, "%s", boot_host_name(host));
 }
 

@@ -179,9 +179,10 @@ void net_sleep(net_t *net, unsigned ticket, uint64_t deadline_ns);
 void net_after_sleep(net_t *net);
 void net_wake(net_t *net); // any thread
 
-// True if more ranks run on this host than it has cores: waits then yield instead of spinning.
+// True if more ranks run on this machine, be it as several hosts, than it has cores: waits then
+// yield instead of spinning.
 bool net_oversubscribed(const net_t *net);
-// True if each rank on this host has a second core, for its engine thread.
+// True if each rank on this machine has a second core, for its engine thread.
 bool net_has_spare_cores(const net_t *net);
 
 typedef enum core_use {

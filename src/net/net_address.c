@@ -32,15 +32,23 @@ static size_t own_cpus(uint8_t mask[CPU_MASK_BYTES])
     return bytes;
 }
 
+// Hosts may be containers of one machine.
+static bool shares_cores(const net_t *net, int rank)
+{
+    const peers_t *peers = net->job.peers;
+    return net_same_host(net, rank) ||
+           (peers != NULL && peers->of[rank].kernel == peers->of[net->job.rank].kernel);
+}
+
 // Ranks may be bound to cores of their own, so what counts is all cores any of them may use.
 static void compare_cores(net_t *net)
 {
     int n_ranks = 0, n_cpus = 0;
     for (int r = 0; r < net->job.size; r++) {
-        n_ranks += net_same_host(net, r);
+        n_ranks += shares_cores(net, r);
     }
     for (size_t i = 0; i < CPU_MASK_BYTES; i++) {
-        n_cpus += __builtin_popcount(net->host_cpus[i]);
+        n_cpus += __builtin_popcount(net->cpus[i]);
     }
     net->oversubscribed = n_cpus > 0 && n_ranks > n_cpus;
     net->has_spare_cores = n_cpus >= 2 * n_ranks;
@@ -143,8 +151,8 @@ static hvd_status_t parse_address(net_t *net, int rank, const uint8_t *data, siz
             "rank %d sent a malformed address; run the same version of the library everywhere",
             rank);
     }
-    for (size_t i = 0; net_same_host(net, rank) && i < n_cpu_bytes; i++) {
-        net->host_cpus[i] |= cpus[i];
+    for (size_t i = 0; shares_cores(net, rank) && i < n_cpu_bytes; i++) {
+        net->cpus[i] |= cpus[i];
     }
     return HVD_OK;
 }

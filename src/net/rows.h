@@ -53,7 +53,7 @@ struct net {
     bool look;                   // just woken: ask every domain
     unsigned n_calls;
     uint64_t last_look_ns;
-    uint8_t host_cpus[CPU_MASK_BYTES]; // cores that ranks of this host may use
+    uint8_t cpus[CPU_MASK_BYTES]; // cores of this machine that ranks may use
     bool oversubscribed;
     bool has_spare_cores;
     cores_t cores;

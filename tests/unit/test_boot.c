@@ -1308,6 +1308,9 @@ static void test_host_identity(void **state)
     config_free(&config);
     assert_string_not_equal(first, other);
     assert_non_null(strstr(other, "node-7"));
+    size_t kernel = boot_kernel_bytes(first);
+    assert_true(kernel > 0 && kernel == boot_kernel_bytes(other));
+    assert_memory_equal(first, other, kernel);
 }
 
 static void test_place(void **state)

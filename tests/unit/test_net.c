@@ -25,6 +25,7 @@
 typedef struct world {
     int size;
     const int *host_of;
+    const peers_t *peers;
     place_t places[MAX_PLACES];
     net_t *nets[MAX_PLACES];
     buf_t addresses[MAX_PLACES];
@@ -47,6 +48,7 @@ static void world_open(world_t *w, int rank, const char *const *knobs)
     err_t err = {0};
     place_init(&w->places[rank], rank, w->size, knobs, "the secret");
     w->places[rank].job.host_of = w->host_of;
+    w->places[rank].job.peers = w->peers;
     must(net_open(&w->places[rank].job, &w->nets[rank], &err), &err);
     must(net_address(w->nets[rank], &w->addresses[rank], &err), &err);
 }
@@ -334,28 +336,48 @@ static void broken_addresses_are_refused(void **state)
     world_free(w);
 }
 
+// Whether rank 0 takes cores to be scarce; every rank says of its cores what rank 0 says.
+static bool finds_cores_scarce(int size, const int *host_of, const peers_t *peers)
+{
+    err_t err = {0};
+    world_t *w = world_new(size);
+    w->host_of = host_of;
+    w->peers = peers;
+    world_open(w, 0, only_tcp);
+    for (int r = 1; r < size; r++) {
+        buf_append(&w->addresses[r], w->addresses[0].data, w->addresses[0].len);
+    }
+    must(attach_one(w, 0, &err), &err);
+    bool scarce = net_oversubscribed(w->nets[0]);
+    world_free(w);
+    return scarce;
+}
+
 static void oversubscription_counts_cores(void **state)
 {
     cpu_set_t cpus;
+    int own_host[MAX_PLACES];
+    peer_id_t one_kernel[MAX_PLACES] = {0}, own_kernel[MAX_PLACES] = {0};
     (void)state;
 
     assert_int_equal(sched_getaffinity(0, sizeof cpus, &cpus), 0);
     int n_cpus = CPU_COUNT(&cpus);
+    for (int r = 0; r < MAX_PLACES; r++) {
+        own_host[r] = r;
+        one_kernel[r].kernel = 7;
+        own_kernel[r].kernel = (uint64_t)r;
+    }
     for (int extra = 0; extra < 2; extra++) {
         int size = MAX(n_cpus + extra, 2);
         if (size > MAX_PLACES) {
             print_message("note: too many cores for this test, left out\n");
             return;
         }
-        world_t *w = world_new(size);
-        world_open(w, 0, only_tcp);
-        for (int r = 1; r < size; r++) { // everybody says what rank 0 says
-            buf_append(&w->addresses[r], w->addresses[0].data, w->addresses[0].len);
-        }
-        err_t err = {0};
-        must(attach_one(w, 0, &err), &err);
-        assert_int_equal(net_oversubscribed(w->nets[0]), size > n_cpus);
-        world_free(w);
+        peers_t containers = {.size = size, .host_of = own_host, .of = one_kernel};
+        peers_t machines = {.size = size, .host_of = own_host, .of = own_kernel};
+        assert_int_equal(finds_cores_scarce(size, one_host, NULL), size > n_cpus);
+        assert_int_equal(finds_cores_scarce(size, own_host, &containers), size > n_cpus);
+        assert_int_equal(finds_cores_scarce(size, own_host, &machines), n_cpus < 1);
     }
 }
 
