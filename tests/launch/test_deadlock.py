@@ -130,21 +130,21 @@ class Deadlock(Case):
         self.assertNotIn(f'File "{BUILD}', said)
 
     def run_epochs(self, pause):
+        """What is said of the pause. That a rank got no core for seconds is the machine's doing."""
         with tempfile.TemporaryDirectory() as directory:
             job = start(directory, 2, EPOCHS, str(pause))
             out, err = job.communicate(timeout=120)
         self.assertEqual(job.returncode, 0, err)
         self.assertEqual(out.count("done"), 2)
-        return err
+        return [line for line in err.splitlines() if "<heartbeat>" not in line]
 
     def test_pauses_at_the_ends_of_epochs_are_nobodys_business(self):
-        self.assertEqual(self.run_epochs(5), "")
+        self.assertEqual(self.run_epochs(5), [])
 
     def test_a_pause_beyond_all_rhythm_is_a_line(self):
-        err = self.run_epochs(14)
-        lines = err.strip().split("\n")
-        self.assertEqual(len(lines), 1, err)
-        self.assertTrue(re.search(r"Rank 0 has not submitted '[^']*' for 1\d s", lines[0]), err)
+        lines = self.run_epochs(14)
+        self.assertEqual(len(lines), 1, lines)
+        self.assertTrue(re.search(r"Rank 0 has not submitted '[^']*' for 1\d s", lines[0]), lines)
 
     def check_stopped(self, signo):
         with tempfile.TemporaryDirectory() as directory:
