@@ -185,6 +185,22 @@ static bool is_our_host(const web_t *web, const char *host)
            (web->host[0] != '\0' && strcasecmp(host, web->host) == 0);
 }
 
+// The address at which this client has reached us, as Prometheus calls pods. Another site's name
+// can lead here, but is not it.
+static bool is_own_address(const web_client_t *c, const char *host)
+{
+    struct sockaddr_storage own;
+    socklen_t bytes = sizeof own;
+    char text[NI_MAXHOST], bracketed[NI_MAXHOST + 2];
+    if (getsockname(c->fd, (struct sockaddr *)&own, &bytes) != 0 ||
+        getnameinfo((struct sockaddr *)&own, bytes, text, sizeof text, NULL, 0, NI_NUMERICHOST) !=
+            0) {
+        return false;
+    }
+    snprintf(bracketed, sizeof bracketed, "[%s]", text);
+    return strcasecmp(host, own.ss_family == AF_INET6 ? bracketed : text) == 0;
+}
+
 // "http://HOST:PORT" of a page of ours.
 static bool is_our_origin(const web_t *web, const char *origin)
 {
@@ -209,7 +225,7 @@ static int check(const web_t *web, web_client_t *c, const http_request_t *r, con
         return 0;
     }
     *why_p = "this server does not go by that name";
-    if (!is_our_host(web, r->host)) {
+    if (!is_our_host(web, r->host) && !is_own_address(c, r->host)) {
         return 421;
     }
     *why_p = "requests of other sites are refused";

@@ -50,6 +50,14 @@ GOOD = {
                          "worker": {"number": 1, "image": {"pullPolicy": "Always"}},
                          "master": {"image": {"repository": "example.org/master", "tag": "7"}}},
     "policies": {"networkPolicy": {"enabled": True}, "podDisruptionBudget": {"enabled": True}},
+    "dashboard": {"dashboard": {"enabled": True}, "worker": {"number": 1}},
+    "dashboard-for-prometheus": {
+        "dashboard": {"enabled": True, "expose": True, "annotations": True,
+                      "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+        "master": {"podAnnotations": {"c": "d"}}, "networkPolicy": {"enabled": True},
+        "worker": {"number": 1}},
+    "dashboard-own-secret": {"mode": "ssh", "ssh": KEYS, "worker": {"number": 1}, "dashboard": {
+        "enabled": True, "expose": True, "port": 9090, "existingSecret": "page"}},
     "limits-of-the-job": {"master": {"backoffLimit": 3, "activeDeadlineSeconds": 3600,
                                      "ttlSecondsAfterFinished": 0}},
     "rdma": {"rdma": {"resource": "rdma/hca", "count": 2}, "shmSize": "8Gi"},
@@ -96,5 +104,8 @@ BAD = {
     "an empty section": ({"worker": None}, "worker"),
     "no number": ({"worker": {"number": None}}, "number"),
     "no image": ({"image": {"repository": ""}}, "image.repository"),
+    "a page Prometheus cannot reach": ({"dashboard": {"enabled": True, "podMonitor": {
+        "enabled": True}}}, "dashboard.expose"),
+    "port of the page": ({"dashboard": {"port": 80}}, "dashboard.port"),
     "resources": ({"resources": {"limit": {"cpu": 1}}}, "limit"),
 }

@@ -52,7 +52,8 @@ def steady(text):
     for script in sorted((CHART / "files").glob("*.sh")):
         body = "".join("    " + line for line in script.read_text().splitlines(True))
         text = text.replace(body, "    (charts/horovod/files/%s)\n" % script.name)
-    text = re.sub(r"^(  (host-key|secret): ).*$", r"\1(made for the release)", text, flags=re.M)
+    text = re.sub(r"^(  (host-key|secret|token|tls.crt|tls.key|ca.crt): ).*$",
+                  r"\1(made for the release)", text, flags=re.M)
     text = re.sub(r"(checksum/config: ).*", r"\1(of the ConfigMap)", text)
     return "".join(line for line in text.splitlines(True) if line.strip())
 

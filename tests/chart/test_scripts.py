@@ -33,9 +33,9 @@ def must(*argv):
 def lay_out(root, found, role, full=FULL):
     """Puts what a pod of this role finds in its places into folders of root."""
     places = (("/horovod/generated", "generated"), ("/etc/secret-volume", "secret"),
-              ("/horovod/secret", "secret"),
+              ("/horovod/secret", "secret"), ("/horovod/dashboard", "dashboard"),
               ("/var/run/secrets/kubernetes.io/serviceaccount", "account"))
-    for folder in ("generated", "secret", "home"):
+    for folder in ("generated", "secret", "dashboard", "home"):
         (root / folder).mkdir(exist_ok=True)
     for key, text in found["ConfigMap", full]["data"].items():
         for place, folder in places:
@@ -48,6 +48,9 @@ def lay_out(root, found, role, full=FULL):
         path = root / "secret" / names[key]
         path.touch(mode=0o600)
         path.write_bytes(base64.b64decode(text))
+    page = found.get(("Secret", full + "-dashboard"), {"data": {}})
+    for key, text in page["data"].items():
+        (root / "dashboard" / key).write_bytes(base64.b64decode(text))
 
 
 class Pod:
@@ -183,6 +186,32 @@ class Scripts(unittest.TestCase):
         done = sh(*master.main("horovodrun -np 3 %s" % program))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(re.findall(".*setting.*", done.stdout + done.stderr), [])
+
+    def test_its_page_is_there_for_who_has_the_token(self):
+        master, *workers = self.pods(dict(self.NATIVE, dashboard={
+            "enabled": True, "expose": True, "port": 8090}))
+        for worker in workers:
+            self.start(worker)
+        run = subprocess.Popen(master.main("horovodrun -np 3 sleep 60"),
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(self.stop, run)
+        page = master.root / "dashboard"
+        name = "%s-dashboard.ml.svc" % FULL
+        as_service = ["--cacert", page / "ca.crt", "--resolve", name + ":8090:10.97.6.1",
+                      "https://%s:8090/metrics" % name]
+        proved = ["-H", "Authorization: Bearer " + (page / "token").read_text()]
+
+        def asked(*words):
+            """The metrics, or the status of the answer; by a worker."""
+            return sh(*workers[0].command("curl", "-sS", "-f", *words)).stderr \
+                or sh(*workers[0].command("curl", "-s", *words)).stdout
+        deadline = time.monotonic() + 40
+        while "hvd_job_ranks 3" not in asked(*proved, *as_service):
+            self.assertLess(time.monotonic(), deadline, asked(*proved, *as_service))
+            time.sleep(0.5)
+        self.assertIn("hvd_job_ranks 3",  # as Prometheus calls a pod
+                      asked(*proved, "-k", "https://10.97.6.1:8090/metrics"))
+        self.assertIn("401", asked(*as_service))
 
     def test_native_names_a_missing_worker(self):
         values = dict(self.NATIVE, master={"startTimeout": 4})

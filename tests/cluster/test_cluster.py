@@ -509,6 +509,21 @@ class EveryValue(Devices):
             self.assertIn("Succeeded", test.communicate(timeout=PATIENCE_S)[0])
         return json.loads(done.stdout)
 
+    def know_pod_monitors(self):
+        """The kind alone, where there is no Prometheus Operator."""
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+               "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+               "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced",
+                        "names": {"kind": "PodMonitor", "plural": "podmonitors",
+                                  "singular": "podmonitor"},
+                        "versions": [{"name": "v1", "served": True, "storage": True,
+                                      "schema": {"openAPIV3Schema": schema}}]}}
+        name = crd["metadata"]["name"]
+        if self.kubectl("get", "crd", name, check=False).returncode != 0:
+            self.kubectl("create", "-f", "-", stdin=json.dumps(crd))
+            self.kubectl("wait", "--for=condition=Established", "crd/" + name)
+
     def see(self, rows, full):
         objects = {}
         for name, value, kind, path, *wanted in rows:
@@ -524,6 +539,7 @@ class EveryValue(Devices):
                                 "%s is %s, not %s" % (path, found, wanted))
 
     def test_native(self):
+        self.know_pod_monitors()
         self.create_secret("hvd-secret", secret=secrets.token_hex(32))
         self.helm("install", every_value.values_of(every_value.NATIVE))
         log = self.completes("mnist-trainer")

@@ -230,6 +230,12 @@ class WhoMayAsk(Case):
                     ["curl", "-sk", "-H", "Authorization: Bearer a-token-of-our-own-23",
                      f"https://localhost:{port}/text"], capture_output=True, text=True)
                 self.assertIn("1 host", asked.stdout)
+                asked = subprocess.run(  # as Prometheus calls a pod, and as nobody may
+                    ["curl", "-sk", "-o", "/dev/null", "-w", "%{http_code} ",
+                     f"https://127.0.0.2:{port}/text", "-o", "/dev/null",
+                     f"https://evil.example:{port}/text", "--resolve",
+                     f"evil.example:{port}:127.0.0.2"], capture_output=True, text=True)
+                self.assertEqual(asked.stdout.split(), ["401", "421"])
             finally:
                 job.kill()
                 job.process.communicate()

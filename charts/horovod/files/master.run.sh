@@ -15,8 +15,19 @@ export HOROVODRUN_HOSTFILE=$HOSTFILE
 /horovod/generated/discover_hosts.sh --watch 10 &
 watcher=$!
 
+# The page of the job, for a horovodrun in the command; beyond the pod under TLS only.
+show_dashboard() {
+    export HOROVODRUN_DASHBOARD=$DASHBOARD HOROVODRUN_DASHBOARD_TOKEN_FILE=/horovod/dashboard/token
+    [ -n "$DASHBOARD_HOST" ] || return 0
+    certificate=$(umask 077 && mktemp -p /dev/shm 2>/dev/null || mktemp)
+    cat /horovod/dashboard/tls.crt /horovod/dashboard/tls.key >"$certificate"
+    export HOROVODRUN_DASHBOARD_ADDRESS=0.0.0.0 HOROVODRUN_DASHBOARD_HOST=$DASHBOARD_HOST
+    export HOROVODRUN_DASHBOARD_CERTIFICATE=$certificate
+}
+
 # For the process of the command: the scripts end it where they fail, as a failing command would.
 prepare() {
+    [ -z "${DASHBOARD:-}" ] || show_dashboard
     if [ "$MODE" = native ]; then
         export HOROVODRUN_AWAIT_AGENTS=$PORT HOROVODRUN_SECRET_FILE=/horovod/secret/secret
         wait_for_statefulset

@@ -111,6 +111,30 @@ heritage: {{ .Release.Service }}
 {{- default (include "horovod.fullname" .) $given -}}
 {{- end -}}
 
+{{/* Of the page: its token, and its certificate. */}}
+{{- define "horovod.dashboardSecret" -}}
+{{- default (printf "%s-dashboard" (include "horovod.fullname" .)) .Values.dashboard.existingSecret -}}
+{{- end -}}
+
+{{/* What the page is called inside the cluster. */}}
+{{- define "horovod.dashboardHost" -}}
+{{- printf "%s-dashboard.%s.svc" (include "horovod.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{/* Annotations of the master's pod: (dict "master" ... "root" $). */}}
+{{- define "horovod.masterAnnotations" -}}
+{{- $annotations := deepCopy (default dict .master.podAnnotations) -}}
+{{- with .root.Values.dashboard -}}
+{{- if and .enabled .annotations -}}
+  {{- $ours := dict "prometheus.io/scrape" "true" "prometheus.io/path" "/metrics" "prometheus.io/scheme" "https" -}}
+  {{- $annotations = merge $annotations $ours (dict "prometheus.io/port" (.port | toString)) -}}
+{{- end -}}
+{{- end -}}
+{{- with $annotations -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* GPUs of a pod: (dict "own" worker-or-master-values "all" .Values). */}}
 {{- define "horovod.gpus" -}}
 {{- $resources := coalesce .own.resources .all.resources | default dict -}}
@@ -321,6 +345,11 @@ volumes:
 {{- end -}}
 {{- if and .Values.useHostNetwork (include "horovod.ssh" .) (eq (int .Values.ssh.port) 22) -}}
 {{- fail "useHostNetwork with ssh.port 22 would meet the sshd of the node: choose another ssh.port, for example 32222" -}}
+{{- end -}}
+{{- with .Values.dashboard -}}
+{{- if and .enabled (not .expose) (or .annotations .podMonitor.enabled) -}}
+{{- fail "dashboard.podMonitor and dashboard.annotations are for a Prometheus in the cluster, which does not reach a page without dashboard.expose: set it to true" -}}
+{{- end -}}
 {{- end -}}
 {{- if not (include "horovod.hostfile" . | trim) -}}
 {{- fail "worker.number is 0 and master.runsRanks is false, which leaves no host for ranks: ask for a worker, or let the master run them" -}}
