@@ -105,6 +105,8 @@ def train(epoch, model, optimizer, loader, sampler):
         loss.backward()
         optimizer.step()
         n_seen += len(data)
+        # For the status line of horovodrun and the job page (--dashboard).
+        hvd.report(step=(epoch - 1) * len(loader) + i, loss=loss.item(), samples=len(data))
         if i % 25 == 0:
             mean = hvd.allreduce(loss.detach(), name="loss")
             if hvd.rank() == 0:

@@ -91,6 +91,7 @@ def main():
         optimizer.zero_grad()
         functional.cross_entropy(model(data), target).backward()
         optimizer.step()
+        hvd.report(samples=options.batch_size)
 
     def say(text):
         if hvd.rank() == 0:

@@ -62,6 +62,7 @@ callbacks = [
                                                multiplier=1.0),
     hvd.callbacks.LearningRateScheduleCallback(scaled_lr, start_epoch=full_until,
                                                multiplier=lambda epoch: 0.1),
+    hvd.callbacks.ReportCallback(args.batch_size),  # for the status line and the job page
 ]
 if hvd.rank() == 0:
     callbacks.append(keras.callbacks.ModelCheckpoint("./checkpoint-{epoch}.keras"))

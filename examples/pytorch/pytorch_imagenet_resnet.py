@@ -98,6 +98,7 @@ def main():
             loss = functional.cross_entropy(model(x), y)
             (loss / options.batches_per_allreduce).backward()
             total += loss.detach()
+            hvd.report(step=(epoch - 1) * len(loader) + i, samples=len(x))
             if (i + 1) % options.batches_per_allreduce == 0:
                 optimizer.step()
                 optimizer.zero_grad()

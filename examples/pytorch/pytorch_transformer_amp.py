@@ -63,6 +63,7 @@ def main():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         with optimizer.skip_synchronize():
             optimizer.step()
+        hvd.report(step=step, samples=options.batch_size)
         if step % 20 == 0 or step == options.steps - 1:
             mean = hvd.allreduce(loss.detach().float(), name="loss")
             if hvd.rank() == 0:

@@ -47,6 +47,8 @@ callbacks = [
     hvd.callbacks.MetricAverageCallback(),
     # The large learning rate is approached gently.
     hvd.callbacks.LearningRateWarmupCallback(scaled_lr, warmup_epochs=2),
+    # What horovodrun shows in its status line and on the job page (--dashboard).
+    hvd.callbacks.ReportCallback(args.batch_size),
 ]
 if hvd.rank() == 0:
     callbacks.append(keras.callbacks.ModelCheckpoint("./checkpoint-{epoch}.weights.h5",

@@ -68,6 +68,22 @@ class MetricAverageCallback:
             logs[name] = float(average)
 
 
+class ReportCallback:
+    """Tells whoever watches the job how far this rank has got: hvd.report() after every batch.
+
+    batch_size: samples of a batch on this rank, for samples per second.
+    """
+
+    def __init__(self, batch_size=None):
+        super().__init__()
+        self.batch_size = batch_size
+        self.step = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step += 1
+        basics.report(self.step, (logs or {}).get("loss"), self.batch_size)
+
+
 class LearningRateScheduleCallback:
     """Sets the learning rate to initial_lr times multiplier, from start_epoch until end_epoch.
 

@@ -11,6 +11,7 @@ _bind = functools.partial(_impl.bind, keras, __name__)
 
 BroadcastGlobalVariablesCallback = _bind(_impl.BroadcastGlobalVariablesCallback)
 MetricAverageCallback = _bind(_impl.MetricAverageCallback)
+ReportCallback = _bind(_impl.ReportCallback)
 LearningRateScheduleCallback = _bind(_impl.LearningRateScheduleCallback)
 LearningRateWarmupCallback = _bind(_impl.LearningRateWarmupCallback)
 CheckpointCallback = _bind(_checkpoint.CheckpointCallback)

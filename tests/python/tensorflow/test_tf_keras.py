@@ -72,7 +72,8 @@ def fit():
 def _history(keras, hvd):
     callbacks = [hvd.callbacks.MetricAverageCallback(),
                  hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
-                 hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=2)]
+                 hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=2),
+                 hvd.callbacks.ReportCallback(batch_size=8)]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     assert isinstance(optimizer, keras.optimizers.SGD)
     model = _model(keras, optimizer)
@@ -84,6 +85,9 @@ def _history(keras, hvd):
     middle = start * (1 + (hvd.size() - 1) / 2)
     assert np.allclose(history["lr"], [middle, 0.1, 0.1, 0.05], rtol=1e-4), history["lr"]
     assert int(optimizer.iterations.numpy()) == 12
+    told = hvd.metrics()
+    assert [told["hvd_report_step"], told["hvd_report_samples_total"]] == [12, 96]
+    assert told["hvd_report_loss"] > 0
 
 
 def _ways_to_train(keras, hvd):
