@@ -166,7 +166,7 @@ static void fill_card(hvd_ctx_t *ctx, runner_t *r, card_t *card)
 }
 
 // All members' cards to all, over the job's own links.
-static hvd_status_t exchange(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+static hvd_status_t exchange(hvd_ctx_t *ctx, runner_t *r, err_t *err) REQUIRES(ctx->baton)
 {
     meeting_state_t *m = &r->meeting;
     size_t n = (size_t)r->task.args.size;
@@ -281,6 +281,7 @@ static void decide(hvd_ctx_t *ctx, runner_t *r, const char *reason)
 
 hvd_status_t way_meeting_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
+    HELD(ctx);
     (void)task;
     meeting_state_t *m = &r->meeting;
     m->phase = PHASE_CARDS;
@@ -317,7 +318,7 @@ static hvd_status_t connect_gpus(hvd_ctx_t *ctx, runner_t *r)
     return HVD_IN_PROGRESS;
 }
 
-static hvd_status_t await_gpus(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+static hvd_status_t await_gpus(hvd_ctx_t *ctx, runner_t *r, err_t *err) REQUIRES(ctx->baton)
 {
     meeting_state_t *m = &r->meeting;
     hvd_status_t status =
@@ -343,6 +344,7 @@ static hvd_status_t await_gpus(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 
 hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
+    HELD(ctx);
     meeting_state_t *m = &r->meeting;
     char reason[HVD_TEXT_BYTES];
     if (m->phase == PHASE_OVER) {

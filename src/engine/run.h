@@ -162,12 +162,16 @@ void plan_unpack(const plan_state_t *p);
 
 // --- The rows of ways.c --------------------------------------------------------------------------
 
+// Called by way of the table, where clang sees no rule: those that lean on more than their runner say
+// HELD besides.
 #define WAY_AT_ONCE(name)                                                                          \
     bool name##_takes(const way_case_t *given);                                                    \
-    hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
+    hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)    \
+        REQUIRES(ctx -> baton)
 #define WAY_IN_STEPS(name)                                                                         \
     WAY_AT_ONCE(name);                                                                             \
-    hvd_status_t name##_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+    hvd_status_t name##_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)           \
+        REQUIRES(ctx -> baton)
 
 WAY_AT_ONCE(way_alone);
 WAY_AT_ONCE(way_riding);
@@ -181,8 +185,10 @@ WAY_IN_STEPS(way_nccl);
 void way_direct_abandon(runner_t *r);
 void way_nccl_abandon(runner_t *r);
 // comms.c: before the first batch of a set that may use NCCL.
-hvd_status_t way_meeting_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err);
-hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err);
+hvd_status_t way_meeting_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
+    REQUIRES(ctx->baton);
+hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+    REQUIRES(ctx->baton);
 void way_meeting_abandon(runner_t *r);
 bool board_takes(const way_case_t *given); // board.c: its members run it themselves
 

@@ -295,6 +295,7 @@ static hvd_status_t end_launch(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 
 hvd_status_t way_nccl_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
+    HELD(ctx);
     nccl_state_t *n = &r->nccl;
     staging_t *staging = ctx->staging;
     (void)task;
@@ -327,6 +328,7 @@ hvd_status_t way_nccl_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task
 
 hvd_status_t way_nccl_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
+    HELD(ctx);
     hvd_status_t status = comm_poll(r->nccl.comm, err);
     ctx->staging->asks_nccl = status == HVD_IN_PROGRESS;
     *moved_p |= status == HVD_OK;

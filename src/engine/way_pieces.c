@@ -33,7 +33,7 @@ static bool slice(const vec_t *from, size_t at, size_t bytes, vec_t *to)
 }
 
 // HVD_IN_PROGRESS: the next tensor's plan runs; HVD_OK: there is none left.
-static hvd_status_t start_next(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+static hvd_status_t start_next(hvd_ctx_t *ctx, runner_t *r, err_t *err) REQUIRES(ctx->baton)
 {
     piece_state_t *p = &r->pieces;
     size_t bytes = 0;

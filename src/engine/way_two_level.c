@@ -53,7 +53,7 @@ static hvd_status_t place_shard(two_level_state_t *t, const runner_t *r, err_t *
 
 // --- Phases --------------------------------------------------------------------------------------
 
-static hvd_status_t start_in_host(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+static hvd_status_t start_in_host(hvd_ctx_t *ctx, runner_t *r, err_t *err) REQUIRES(ctx->baton)
 {
     const two_level_state_t *t = &r->two_level;
     const host_split_t *split = &r->batch->set->split;
@@ -76,6 +76,7 @@ static hvd_status_t start_in_host(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 }
 
 static hvd_status_t start_between_hosts(hvd_ctx_t *ctx, runner_t *r, err_t *err)
+    REQUIRES(ctx->baton)
 {
     const two_level_state_t *t = &r->two_level;
     const host_split_t *split = &r->batch->set->split;
@@ -102,6 +103,7 @@ hvd_status_t way_two_level_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t 
 }
 
 static hvd_status_t progress_phase(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+    REQUIRES(ctx->baton)
 {
     const host_split_t *split = &r->batch->set->split;
     if (r->two_level.phase != PHASE_BETWEEN_HOSTS) {

@@ -201,9 +201,11 @@ static void command_watching(session_t *session, job_watch_t *watch)
 static void show_line(session_t *session, const job_watch_t *watch)
 {
     char text[160] = "", progress[120];
-    const model_t *model = watch->model; // only this thread writes it
+    model_t *model = watch->model; // besides the sums, read as it lies: only this thread writes it
+    lock_take(&model->lock);
     model_sums_t sums = model_sums(model);
-    model_progress(watch->model, progress, sizeof progress);
+    lock_release(&model->lock);
+    model_progress(model, progress, sizeof progress);
     if (session->is_stopping || sums.n_there == 0) {
         text[0] = '\0';
     } else if (model->missing[0] != '\0') {

@@ -4,7 +4,7 @@
 //
 // Memory is bounded: a rank has a ring of operations, the end of what it printed and a minute of
 // history; events push out older ones. Ranks of earlier generations stay, marked, until the job is
-// over. All functions take the lock themselves unless web.h says that they run under it.
+// over. All functions take the lock themselves unless web.h says that they REQUIRE it.
 #include "web/web.h"
 
 #include <stdio.h>
@@ -28,7 +28,7 @@ model_t *model_new(char *const *command, int n_command)
     if (m == NULL) {
         return NULL;
     }
-    pthread_mutex_init(&m->lock, NULL);
+    lock_init(&m->lock);
     snprintf(m->state, sizeof m->state, "starting");
     gethostname(m->host, sizeof m->host - 1);
     m->begun_ms = model_now_ms();
@@ -52,7 +52,7 @@ void model_free(model_t *m)
     }
     free(m->ranks);
     buf_free(&m->failure);
-    pthread_mutex_destroy(&m->lock);
+    lock_free(&m->lock);
     free(m);
 }
 
@@ -61,10 +61,11 @@ void model_free(model_t *m)
 // Ids are given in order, so a rank stands where its id says.
 model_rank_t *model_find(const model_t *m, int id)
 {
+    MODEL_LOCKED(m);
     return id >= 0 && id < m->n ? m->ranks[id] : NULL;
 }
 
-static model_rank_t *find_or_add(model_t *m, int id)
+static model_rank_t *find_or_add(model_t *m, int id) REQUIRES(m->lock)
 {
     while (id >= m->n && id < (1 << 20)) {
         model_rank_t **larger = realloc(m->ranks, ((size_t)m->n + 1) * sizeof *larger);
@@ -83,7 +84,7 @@ static model_rank_t *find_or_add(model_t *m, int id)
 
 void model_place(model_t *m, int id, int rank, const char *host, int pid)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     model_rank_t *r = find_or_add(m, id);
     if (r != NULL) {
         r->rank = rank;
@@ -91,22 +92,22 @@ void model_place(model_t *m, int id, int rank, const char *host, int pid)
         r->is_there = true;
         snprintf(r->host, sizeof r->host, "%s", host);
     }
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_gone(model_t *m, int id)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     model_rank_t *r = model_find(m, id);
     if (r != NULL) {
         r->is_there = false;
     }
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_end(model_t *m, int id, int code, int signo)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     model_rank_t *r = model_find(m, id);
     if (r != NULL && !r->has_ended) {
         r->has_ended = true;
@@ -115,13 +116,13 @@ void model_end(model_t *m, int id, int code, int signo)
         r->operations_s = r->bytes_s = r->samples_s = r->cpu = 0;
         snprintf(r->seen.state, sizeof r->seen.state, code == 0 ? "done" : "failed");
     }
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_output(model_t *m, int id, const void *data, size_t bytes)
 {
     const uint8_t *at = data;
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     model_rank_t *r = model_find(m, id);
     if (r != NULL) {
         size_t kept = MIN(bytes, MODEL_LOG_BYTES);
@@ -132,28 +133,28 @@ void model_output(model_t *m, int id, const void *data, size_t bytes)
         }
         buf_append(&r->log, at + (bytes - kept), kept);
     }
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 // --- The job -------------------------------------------------------------------------------------
 
 void model_hosts(model_t *m, int n_ready, int n_hosts, const char *missing)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     m->n_ready = n_ready;
     m->n_hosts = n_hosts;
     snprintf(m->missing, sizeof m->missing, "%s", missing);
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_generation(model_t *m, unsigned generation, int n_ranks)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     bool is_new = generation != m->generation || n_ranks != m->n_ranks;
     bool was_any = m->n_ranks > 0;
     m->generation = generation;
     m->n_ranks = n_ranks;
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
     if (is_new && generation > 0) {
         model_event(m, 'i', "generation %u begins with %d rank%s", generation, n_ranks,
                     plural(n_ranks));
@@ -165,7 +166,7 @@ void model_generation(model_t *m, unsigned generation, int n_ranks)
 void model_event(model_t *m, char kind, const char *format, ...)
 {
     va_list args;
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     if (m->n_events == MODEL_EVENTS) {
         memmove(m->events, m->events + 1, (MODEL_EVENTS - 1) * sizeof *m->events);
         m->n_events--;
@@ -176,23 +177,23 @@ void model_event(model_t *m, char kind, const char *format, ...)
     va_start(args, format);
     vsnprintf(event->text, sizeof event->text, format, args);
     va_end(args);
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_failure(model_t *m, const void *text, size_t bytes)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     buf_clear(&m->failure);
     buf_append(&m->failure, text, MIN(bytes, 8 * KIB));
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_over(model_t *m, int code)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     snprintf(m->state, sizeof m->state, "over");
     m->code = code;
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
     model_event(m, code == 0 ? 'i' : 'f', "the job has ended with exit code %d", code);
 }
 
@@ -200,6 +201,7 @@ void model_over(model_t *m, int code)
 
 model_sums_t model_sums(const model_t *m)
 {
+    MODEL_LOCKED(m);
     model_sums_t sums = {0};
     for (int i = 0; i < m->n; i++) {
         const model_rank_t *r = m->ranks[i];

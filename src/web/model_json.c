@@ -43,6 +43,7 @@ static void put_history(buf_t *out, const model_rank_t *r)
 }
 
 static void put_row(buf_t *out, const model_t *m, const model_rank_t *r, bool has_history)
+    REQUIRES(m->lock)
 {
     const model_seen_t *seen = &r->seen;
     char waits_for[MODEL_NAME_BYTES];
@@ -93,7 +94,7 @@ static void put_events(buf_t *out, const model_t *m)
     buf_append(out, ",", 1);
 }
 
-static void put_sums(buf_t *out, const model_t *m)
+static void put_sums(buf_t *out, const model_t *m) REQUIRES(m->lock)
 {
     model_sums_t sums = model_sums(m);
     put_value(out, "ready", sums.n_started);
@@ -110,7 +111,7 @@ static void put_sums(buf_t *out, const model_t *m)
     }
 }
 
-static void put_job(const model_t *m, bool has_history, buf_t *out)
+static void put_job(const model_t *m, bool has_history, buf_t *out) REQUIRES(m->lock)
 {
     buf_append(out, "{", 1);
     put_member(out, "command", m->command);
@@ -178,26 +179,26 @@ static void put_rank(buf_t *out, const model_rank_t *r)
 
 void model_json(model_t *m, bool has_history, buf_t *out)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     put_job(m, has_history, out);
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_rank_json(model_t *m, int id, buf_t *out)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     const model_rank_t *r = model_find(m, id);
     if (r != NULL) {
         put_rank(out, r);
     } else {
         buf_printf(out, "null");
     }
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 void model_frozen_json(model_t *m, buf_t *out)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     buf_printf(out, "{\"job\":");
     put_job(m, true, out);
     buf_printf(out, ",\"ranks\":{");
@@ -208,5 +209,5 @@ void model_frozen_json(model_t *m, buf_t *out)
     }
     end_list(out, '}');
     buf_append(out, "}", 1);
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }

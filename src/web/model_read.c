@@ -284,7 +284,7 @@ static void read_page(model_rank_t *r, char *page)
 void model_snapshot(model_t *m, int id, const char *page)
 {
     char *text = strdup(page);
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     model_rank_t *r = model_find(m, id);
     if (r != NULL && !r->has_ended && text != NULL) {
         read_page(r, text);
@@ -292,6 +292,6 @@ void model_snapshot(model_t *m, int id, const char *page)
             snprintf(m->state, sizeof m->state, "running");
         }
     }
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
     free(text);
 }

@@ -69,15 +69,15 @@ static void put_progress(const model_sums_t *sums, char *text, size_t bytes)
 
 void model_progress(model_t *m, char *text, size_t bytes)
 {
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     model_sums_t sums = model_sums(m);
     put_progress(&sums, text, bytes);
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 // --- A table -------------------------------------------------------------------------------------
 
-static void put_head(const model_t *m, int columns, buf_t *out)
+static void put_head(const model_t *m, int columns, buf_t *out) REQUIRES(m->lock)
 {
     char bytes[32], operations[32], progress[128], line[1200];
     model_sums_t sums = model_sums(m);
@@ -95,6 +95,7 @@ static void put_head(const model_t *m, int columns, buf_t *out)
 }
 
 static void put_rank(const model_t *m, const model_rank_t *r, int columns, buf_t *out)
+    REQUIRES(m->lock)
 {
     const model_seen_t *seen = &r->seen;
     char waits_for[MODEL_NAME_BYTES], rate[32], memory[32];
@@ -122,7 +123,7 @@ static void put_rank(const model_t *m, const model_rank_t *r, int columns, buf_t
 }
 
 // How much a rank needs to be seen when there is not room for all.
-static int urgency(const model_t *m, const model_rank_t *r)
+static int urgency(const model_t *m, const model_rank_t *r) REQUIRES(m->lock)
 {
     return r->has_ended && r->code != 0              ? 3
            : strcmp(r->seen.state, "no answer") == 0 ? 2
@@ -134,7 +135,7 @@ void model_text(model_t *m, int columns, int rows, buf_t *out)
 {
     int n_left = MAX(rows - 5, 1), n_hidden = 0;
     columns = MIN(MAX(columns, 20), 400);
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     put_head(m, columns, out);
     put_plain(out,
               "rank  host             state     comp/wait/mov  bytes     memory    cpu   waits for"
@@ -158,7 +159,7 @@ void model_text(model_t *m, int columns, int rows, buf_t *out)
     if (n_hidden > 0) {
         buf_printf(out, "and %d more rank%s\n", n_hidden, plural(n_hidden));
     }
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
 }
 
 // --- Metrics -------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ static void put_label(buf_t *out, const char *text)
     }
 }
 
-static void put_job_metrics(const model_t *m, metrics_form_t form, buf_t *out)
+static void put_job_metrics(const model_t *m, metrics_form_t form, buf_t *out) REQUIRES(m->lock)
 {
     model_sums_t sums = model_sums(m);
     const struct {
@@ -196,7 +197,7 @@ static void put_job_metrics(const model_t *m, metrics_form_t form, buf_t *out)
 }
 
 static void put_rank_gauges(const model_t *m, metrics_form_t form, const rank_numbers_t *numbers,
-                            int n, buf_t *out)
+                            int n, buf_t *out) REQUIRES(m->lock)
 {
     static const char *const phases[] = {"compute", "waiting", "moving"};
     int k = 0;
@@ -228,7 +229,7 @@ static void put_rank_gauges(const model_t *m, metrics_form_t form, const rank_nu
 }
 
 static void put_ranks(const model_t *m, metrics_form_t form, rank_numbers_t *numbers, buf_t *labels,
-                      buf_t *out)
+                      buf_t *out) REQUIRES(m->lock)
 {
     int n = 0;
     for (int i = 0; i < m->n; i++) {
@@ -256,7 +257,7 @@ static void put_ranks(const model_t *m, metrics_form_t form, rank_numbers_t *num
 void model_metrics(model_t *m, metrics_form_t form, buf_t *out)
 {
     buf_t labels = {0};
-    pthread_mutex_lock(&m->lock);
+    lock_take(&m->lock);
     rank_numbers_t *numbers = calloc((size_t)m->n + 1, sizeof *numbers);
     metrics_family(out, form, "hvd_info", "gauge", "the version of the launcher");
     buf_printf(out, "hvd_info{version=\"%s\"} 1\n", hvd_version());
@@ -265,7 +266,7 @@ void model_metrics(model_t *m, metrics_form_t form, buf_t *out)
         put_ranks(m, form, numbers, &labels, out);
     }
     metrics_end(out, form);
-    pthread_mutex_unlock(&m->lock);
+    lock_release(&m->lock);
     free(numbers);
     buf_free(&labels);
 }

@@ -19,8 +19,6 @@
 
 #include "observe/observe.h"
 
-#include <pthread.h>
-
 // --- What is known (model.c) ---------------------------------------------------------------------
 
 #define MODEL_NAME_BYTES 128
@@ -92,7 +90,7 @@ typedef struct model_event {
 } model_event_t;
 
 typedef struct model {
-    pthread_mutex_t lock;
+    lock_t lock;
     char command[512], state[16], user[64], host[64]; // state: "starting", "running", "over"
     int64_t begun_ms;
     int code; // once it is over
@@ -106,6 +104,10 @@ typedef struct model {
     model_event_t events[MODEL_EVENTS];
     int n_events;
 } model_t;
+
+// This thread has the lock, as REQUIRES says where a function is declared.
+#define MODEL_LOCKED(model)                                                                        \
+    (RULE("LOCKED", owner_is_me(&(model)->lock.owner)), lock_is_mine(&(model)->lock))
 
 model_t *model_new(char *const *command, int n_command); // NULL: no memory
 void model_free(model_t *model);                         // safe on NULL
@@ -124,8 +126,8 @@ void model_over(model_t *model, int code);
 // model_read.c: the page of a rank; what cannot be read is left out.
 void model_snapshot(model_t *model, int id, const char *page);
 
-// Any thread. NULL: there is none; under the lock.
-model_rank_t *model_find(const model_t *model, int id);
+// Any thread. NULL: there is none.
+model_rank_t *model_find(const model_t *model, int id) REQUIRES(model->lock);
 int64_t model_now_ms(void);
 // The job in numbers.
 typedef struct model_sums {
@@ -135,11 +137,12 @@ typedef struct model_sums {
     int64_t step;
     uint64_t memory_bytes;
 } model_sums_t;
-model_sums_t model_sums(const model_t *model); // under the lock
-// "rank 2", "ranks 2, 5 and 7 more"; "": for nobody. Under the lock.
-void model_waits_for(const model_t *model, const model_rank_t *rank, char *text, size_t bytes);
+model_sums_t model_sums(const model_t *model) REQUIRES(model->lock);
+// "rank 2", "ranks 2, 5 and 7 more"; "": for nobody.
+void model_waits_for(const model_t *model, const model_rank_t *rank, char *text, size_t bytes)
+    REQUIRES(model->lock);
 // How much of the time the others wait for this one, 0..1, as far as it is worth telling.
-double model_lateness(const model_t *model, const model_rank_t *rank);
+double model_lateness(const model_t *model, const model_rank_t *rank) REQUIRES(model->lock);
 
 // model_json.c. The job, with the history of its ranks or without; one rank, or null.
 void model_json(model_t *model, bool has_history, buf_t *out);

@@ -9,7 +9,9 @@
 #include "coll/exec.h"
 #include "coord/internal.h"
 #include "engine/engine.h"
+#include "engine/run.h"
 #include "observe/internal.h"
+#include "web/web.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -160,12 +162,25 @@ static void end_a_step_that_has_not_ended(void)
     exec_dequeue(&exec, &(queue_t){0, 0});
 }
 
+static void use_nccl_without_the_baton(void) NOT_ANALYSED
+{
+    way_nccl_progress(&nobodys, NULL, NULL, NULL);
+}
+
+static void look_at_a_job_without_its_lock(void) NOT_ANALYSED
+{
+    static model_t model;
+    model_sums(&model);
+}
+
 static const struct {
     void (*offend)(void);
     const char *in, *rule; // who notices, and which rule it names
 } offences[] = {
     {run_without_the_baton, "run_progress", "HELD"},
     {fail_without_the_baton, "engine_fail", "HELD"},
+    {use_nccl_without_the_baton, "way_nccl_progress", "HELD"},
+    {look_at_a_job_without_its_lock, "model_sums", "LOCKED"},
     {make_a_request_without_the_lock, "request_new", "LOCKED"},
     {make_a_request_under_anothers_lock, "request_new", "LOCKED"},
     {look_for_a_set_with_neither, "set_find", "LOCKED or HELD"},

@@ -13,7 +13,8 @@ import subprocess
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-HEADERS = '#include "engine/engine.h"\n#include "observe/internal.h"\n'
+HEADERS = '#include "engine/engine.h"\n#include "engine/run.h"\n#include "observe/internal.h"\n' \
+    '#include "web/web.h"\n'
 
 # What is missing, and a function in which only the lines marked with ! supply it.
 CASES = {
@@ -37,6 +38,16 @@ CASES = {
         void f(hvd_ctx_t *ctx, const err_t *err) {
         !   HELD(ctx);
             engine_fail(ctx, err, -1); }""",
+    "the baton, to start a way": """
+        hvd_status_t f(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err) {
+        !   HELD(ctx);
+            return way_nccl_start(ctx, r, task, err); }""",
+    "the lock of the job page's model": """
+        int f(model_t *model) {
+        !   lock_take(&model->lock);
+            int n = model_sums(model).n_there;
+        !   lock_release(&model->lock);
+            return n; }""",
     "the job's lock, to count": """
         void f(observe_t *o) {
         !   JOB_LOCKED(o);
