@@ -251,15 +251,16 @@ bool run_describe(const hvd_ctx_t *ctx, char *text, size_t bytes)
     return text[0] != '\0';
 }
 
-static void finish_request(hvd_ctx_t *ctx, request_t *request, hvd_status_t status,
-                           const char *text) REQUIRES(ctx->baton)
+// Its tensors are a GPU's.
+static void finish_on_device(hvd_ctx_t *ctx, request_t *request, hvd_status_t status,
+                             const char *text) REQUIRES(ctx->baton)
 {
     err_t err;
-    if (UNLIKELY(request->signature.on_device) && ctx->runner->way == &ways[WAY_MEETING]) {
+    if (request->signature.on_device && ctx->runner->way == &ways[WAY_MEETING]) {
         staging_go_by_host(ctx, request); // they have agreed not to
         return;
     }
-    if (UNLIKELY(request->staged != NULL) && status == HVD_OK) {
+    if (request->staged != NULL && status == HVD_OK) {
         status = staging_end(request, &err);
         text = status != HVD_OK ? err.text : text;
     }
@@ -277,8 +278,14 @@ static void finish_batch(hvd_ctx_t *ctx, batch_t *b, hvd_status_t status, const 
         observe_batch(ctx->observe, b->n_entries);
     }
     for (int i = 0; i < b->n_entries; i++) {
-        if (b->requests[i] != NULL) {
-            finish_request(ctx, b->requests[i], status, text);
+        request_t *request = b->requests[i];
+        if (request == NULL) {
+            continue;
+        }
+        if (UNLIKELY(request->signature.on_device || request->staged != NULL)) {
+            finish_on_device(ctx, request, status, text);
+        } else {
+            request_complete(ctx, request, status, text);
         }
     }
     if (!b->by_board && !b->brings_results) {
