@@ -60,24 +60,24 @@ static void lay_out(const size_t *bytes, int n, size_t unit, int *counts, int *o
 }
 
 // Runs the plane's collective: at once if request_p is NULL, else as what *request_p stands for.
-typedef int run_t(mpi_plane_t *plane, handle_t *request_p);
+typedef int run_t(mpi_plane_t *plane, mpi_handle_t *request_p);
 
-static int run_allreduce(mpi_plane_t *plane, handle_t *request_p)
+static int run_allreduce(mpi_plane_t *plane, mpi_handle_t *request_p)
 {
     const coll_args_t *args = plane->args;
     int n = (int)(args->bytes / hvd_dtype_bytes(args->dtype));
     uintptr_t in = plane->input == plane->output ? plane->abi->in_place : (uintptr_t)plane->input;
-    handle_t type = plane->constants[type_of[args->dtype]];
-    handle_t op = plane->constants[op_of[args->reduce]];
+    mpi_handle_t type = plane->constants[type_of[args->dtype]];
+    mpi_handle_t op = plane->constants[op_of[args->reduce]];
     return request_p == NULL
                ? plane->Allreduce(in, plane->output, n, type, op, plane->comm)
                : plane->Iallreduce(in, plane->output, n, type, op, plane->comm, request_p);
 }
 
-static int run_broadcast(mpi_plane_t *plane, handle_t *request_p)
+static int run_broadcast(mpi_plane_t *plane, mpi_handle_t *request_p)
 {
     const coll_args_t *args = plane->args;
-    handle_t byte = plane->constants[BYTE];
+    mpi_handle_t byte = plane->constants[BYTE];
     int n = (int)args->bytes;
     if (args->member == args->root && plane->input != plane->output) {
         memcpy(plane->output, plane->input, args->bytes);
@@ -87,10 +87,10 @@ static int run_broadcast(mpi_plane_t *plane, handle_t *request_p)
                : plane->Ibcast(plane->output, n, byte, args->root, plane->comm, request_p);
 }
 
-static int run_allgather(mpi_plane_t *plane, handle_t *request_p)
+static int run_allgather(mpi_plane_t *plane, mpi_handle_t *request_p)
 {
     const coll_args_t *args = plane->args;
-    handle_t byte = plane->constants[BYTE];
+    mpi_handle_t byte = plane->constants[BYTE];
     lay_out(args->blocks, plane->size, 1, plane->counts, plane->offsets);
     int n = plane->counts[args->member];
 
@@ -101,10 +101,10 @@ static int run_allgather(mpi_plane_t *plane, handle_t *request_p)
                                     plane->offsets, byte, plane->comm, request_p);
 }
 
-static int run_alltoall(mpi_plane_t *plane, handle_t *request_p)
+static int run_alltoall(mpi_plane_t *plane, mpi_handle_t *request_p)
 {
     const coll_args_t *args = plane->args;
-    handle_t byte = plane->constants[BYTE];
+    mpi_handle_t byte = plane->constants[BYTE];
     lay_out(args->recv_bytes, plane->size, 1, plane->counts, plane->offsets);
     lay_out(args->send_bytes, plane->size, 1, plane->sent_counts, plane->sent_offsets);
 
@@ -116,11 +116,11 @@ static int run_alltoall(mpi_plane_t *plane, handle_t *request_p)
                                    request_p);
 }
 
-static int run_reducescatter(mpi_plane_t *plane, handle_t *request_p)
+static int run_reducescatter(mpi_plane_t *plane, mpi_handle_t *request_p)
 {
     const coll_args_t *args = plane->args;
-    handle_t type = plane->constants[type_of[args->dtype]];
-    handle_t op = plane->constants[op_of[args->reduce]];
+    mpi_handle_t type = plane->constants[type_of[args->dtype]];
+    mpi_handle_t op = plane->constants[op_of[args->reduce]];
     lay_out(args->blocks, plane->size, hvd_dtype_bytes(args->dtype), plane->counts, plane->offsets);
 
     return request_p == NULL ? plane->Reduce_scatter(plane->input, plane->output, plane->counts,
@@ -358,7 +358,7 @@ static int finish(mpi_plane_t *plane, int *done_p)
 static bool set_variable(mpi_plane_t *plane, const char *name, int value)
 {
     int level, index, count;
-    handle_t handle = 0;
+    mpi_handle_t handle = 0;
     if (plane->T_init_thread == NULL || plane->T_init_thread(0, &level) != 0) {
         return false;
     }

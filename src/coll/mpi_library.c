@@ -4,9 +4,9 @@
 //
 // MPI libraries share functions but not constants: a handle is an int in MPICH and its kin, the
 // address of a symbol in Open MPI, a small number in a pointer in the MPI-5 standard. All three are
-// passed in a register, so one type wide enough for each (handle_t) serves, and an ABI is a row of
-// numbers or names below. Results that are handles are written to zeroed handle_t: on little-endian
-// machines a narrower one lands in its low half.
+// passed in a register, so one type wide enough for each (mpi_handle_t) serves, and an ABI is a row
+// of numbers or names below. Results that are handles are written to zeroed mpi_handle_t: on
+// little-endian machines a narrower one lands in its low half.
 #define _GNU_SOURCE
 #include "coll/mpi_library.h"
 
@@ -107,7 +107,7 @@ static hvd_status_t find_symbols(mpi_plane_t *plane, err_t *err)
     for (int i = 0; i < N_CONSTANTS; i++) {
         const char *name = plane->abi->symbols[i];
         plane->constants[i] =
-            name != NULL ? (handle_t)dlsym(plane->library, name) : plane->abi->numbers[i];
+            name != NULL ? (mpi_handle_t)dlsym(plane->library, name) : plane->abi->numbers[i];
         if (plane->constants[i] == 0) {
             return fail(err, HVD_UNSUPPORTED, "%s has no %s", plane->name, name);
         }

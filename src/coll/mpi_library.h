@@ -16,7 +16,7 @@
 #error "handles of MPI are read as on little-endian machines"
 #endif
 
-typedef uintptr_t handle_t;
+typedef uintptr_t mpi_handle_t;
 
 // Constants, in the order of the rows below.
 typedef enum mpi_constant {
@@ -80,8 +80,8 @@ struct mpi_plane {
     const abi_t *abi;
     void *library;
     char name[256];
-    handle_t constants[N_CONSTANTS];
-    handle_t world, comm, request;
+    mpi_handle_t constants[N_CONSTANTS];
+    mpi_handle_t world, comm, request;
     bool is_ours;         // we have initialised it
     bool has_comm;        // of our own
     int level;            // of thread support
@@ -101,37 +101,40 @@ struct mpi_plane {
     int (*Init_thread)(int *argc, char ***argv, int wanted, int *given_p);
     int (*Query_thread)(int *given_p);
     int (*Finalize)(void);
-    int (*Comm_rank)(handle_t comm, int *rank_p);
-    int (*Comm_size)(handle_t comm, int *size_p);
-    int (*Comm_idup)(handle_t comm, handle_t *comm_p, handle_t *request_p);
-    int (*Comm_free)(handle_t *comm);
-    int (*Comm_set_errhandler)(handle_t comm, handle_t handler);
-    int (*Test)(handle_t *request, int *flag_p, uintptr_t status);
-    int (*Allreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm);
-    int (*Bcast)(void *buffer, int n, handle_t type, int root, handle_t comm);
-    int (*Allgatherv)(const void *in, int n, handle_t in_type, void *out, const int *counts,
-                      const int *offsets, handle_t out_type, handle_t comm);
-    int (*Alltoallv)(const void *in, const int *in_counts, const int *in_offsets, handle_t in_type,
-                     void *out, const int *counts, const int *offsets, handle_t out_type,
-                     handle_t comm);
-    int (*Reduce_scatter)(const void *in, void *out, const int *counts, handle_t type, handle_t op,
-                          handle_t comm);
-    int (*Iallreduce)(uintptr_t in, void *out, int n, handle_t type, handle_t op, handle_t comm,
-                      handle_t *request_p);
-    int (*Ibcast)(void *buffer, int n, handle_t type, int root, handle_t comm, handle_t *request_p);
-    int (*Iallgatherv)(const void *in, int n, handle_t in_type, void *out, const int *counts,
-                       const int *offsets, handle_t out_type, handle_t comm, handle_t *request_p);
-    int (*Ialltoallv)(const void *in, const int *in_counts, const int *in_offsets, handle_t in_type,
-                      void *out, const int *counts, const int *offsets, handle_t out_type,
-                      handle_t comm, handle_t *request_p);
-    int (*Ireduce_scatter)(const void *in, void *out, const int *counts, handle_t type, handle_t op,
-                           handle_t comm, handle_t *request_p);
+    int (*Comm_rank)(mpi_handle_t comm, int *rank_p);
+    int (*Comm_size)(mpi_handle_t comm, int *size_p);
+    int (*Comm_idup)(mpi_handle_t comm, mpi_handle_t *comm_p, mpi_handle_t *request_p);
+    int (*Comm_free)(mpi_handle_t *comm);
+    int (*Comm_set_errhandler)(mpi_handle_t comm, mpi_handle_t handler);
+    int (*Test)(mpi_handle_t *request, int *flag_p, uintptr_t status);
+    int (*Allreduce)(uintptr_t in, void *out, int n, mpi_handle_t type, mpi_handle_t op,
+                     mpi_handle_t comm);
+    int (*Bcast)(void *buffer, int n, mpi_handle_t type, int root, mpi_handle_t comm);
+    int (*Allgatherv)(const void *in, int n, mpi_handle_t in_type, void *out, const int *counts,
+                      const int *offsets, mpi_handle_t out_type, mpi_handle_t comm);
+    int (*Alltoallv)(const void *in, const int *in_counts, const int *in_offsets,
+                     mpi_handle_t in_type, void *out, const int *counts, const int *offsets,
+                     mpi_handle_t out_type, mpi_handle_t comm);
+    int (*Reduce_scatter)(const void *in, void *out, const int *counts, mpi_handle_t type,
+                          mpi_handle_t op, mpi_handle_t comm);
+    int (*Iallreduce)(uintptr_t in, void *out, int n, mpi_handle_t type, mpi_handle_t op,
+                      mpi_handle_t comm, mpi_handle_t *request_p);
+    int (*Ibcast)(void *buffer, int n, mpi_handle_t type, int root, mpi_handle_t comm,
+                  mpi_handle_t *request_p);
+    int (*Iallgatherv)(const void *in, int n, mpi_handle_t in_type, void *out, const int *counts,
+                       const int *offsets, mpi_handle_t out_type, mpi_handle_t comm,
+                       mpi_handle_t *request_p);
+    int (*Ialltoallv)(const void *in, const int *in_counts, const int *in_offsets,
+                      mpi_handle_t in_type, void *out, const int *counts, const int *offsets,
+                      mpi_handle_t out_type, mpi_handle_t comm, mpi_handle_t *request_p);
+    int (*Ireduce_scatter)(const void *in, void *out, const int *counts, mpi_handle_t type,
+                           mpi_handle_t op, mpi_handle_t comm, mpi_handle_t *request_p);
     int (*T_init_thread)(int wanted, int *given_p); // NULL: there are no variables
     int (*T_finalize)(void);
     int (*T_cvar_get_index)(const char *name, int *index_p);
-    int (*T_cvar_handle_alloc)(int index, void *object, handle_t *handle_p, int *count_p);
-    int (*T_cvar_handle_free)(handle_t *handle);
-    int (*T_cvar_write)(handle_t handle, const void *value);
+    int (*T_cvar_handle_alloc)(int index, void *object, mpi_handle_t *handle_p, int *count_p);
+    int (*T_cvar_handle_free)(mpi_handle_t *handle);
+    int (*T_cvar_write)(mpi_handle_t handle, const void *value);
 };
 
 // Finds the library that the process has loaded, or the launcher's, and its functions.

@@ -380,14 +380,14 @@ static uint64_t agreed_number(const request_t *r, const uint8_t *const *contribu
     return next / STREAMS_PER_BATCH == highest / STREAMS_PER_BATCH ? next : 0;
 }
 
-typedef enum meeting {
+typedef enum board_end {
     MET_RESULT, // the output has it
     MET_STREAM, // `stream` is the number of the stream to run
     MET_NOBODY, // it must go the long way
     MET_NO_MEMORY,
-} meeting_t;
+} board_end_t;
 
-static meeting_t meet(hvd_ctx_t *ctx, request_t *r)
+static board_end_t meet(hvd_ctx_t *ctx, request_t *r)
 {
     const uint8_t *contributions[BOARD_MEMBERS];
     if (UNLIKELY(!wait_until_full(ctx, r))) {
@@ -451,7 +451,7 @@ void board_finish(hvd_ctx_t *ctx, request_t *request)
     lock_take(&ctx->board_lock);
     if (atomic_load(&request->board.waits)) {
         bool was_alone = !request->board.adds_up;
-        meeting_t met = meet(ctx, request);
+        board_end_t met = meet(ctx, request);
         if (observe_has_timeline(ctx->observe)) {
             atomic_store_explicit(&request->trace.started, ticks_now(), memory_order_relaxed);
         }

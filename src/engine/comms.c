@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// comms.c - communicators of NCCL by process set, and the meeting at which its members decide
-// whether they use one.
+// comms.c - communicators of NCCL by process set, and how its members decide whether they use one.
 //
-// The first batch of a set whose tensors are all on GPUs begins with a meeting, in the order of the
+// The first batch of a set whose tensors are all on GPUs waits for an exchange, in the order of the
 // log and therefore of all members at once. Each tells the others, over the links of the job, which
 // NCCL it has and which GPU it uses; one of them, how to find each other. If nothing is against it,
 // all make a communicator, and tell each other whether that has worked. Everybody has heard the
@@ -20,7 +19,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define CARD_BYTES sizeof(card_t)
+#define FACTS_BYTES sizeof(gpu_facts_t)
 
 // --- By set --------------------------------------------------------------------------------------
 
@@ -50,7 +49,7 @@ static bool is_refused(staging_t *staging, int set)
 {
     lock_take(&staging->lock);
     const set_comm_t *found = find_set(staging, set);
-    bool refused = found != NULL && atomic_load(&found->meeting) == MEETING_REFUSED;
+    bool refused = found != NULL && atomic_load(&found->choice) == CHOICE_HOST;
     lock_release(&staging->lock);
     return refused;
 }
@@ -113,7 +112,7 @@ void comms_end(staging_t *staging, int set, bool ended_well)
     lock_take(&staging->lock);
     for (set_comm_t *at = staging->comms; at != NULL; at = at->next) {
         if (at->set == set || set < 0) {
-            atomic_store(&at->meeting, MEETING_AHEAD);
+            atomic_store(&at->choice, CHOICE_OPEN);
             if (at->comm != NULL) {
                 end_on_a_thread(staging, at->comm, ended_well);
                 at->comm = NULL;
@@ -141,46 +140,46 @@ hvd_status_t comms_health(staging_t *staging, err_t *err)
     return status;
 }
 
-// --- The meeting ---------------------------------------------------------------------------------
+// --- The exchange --------------------------------------------------------------------------------
 
 // Of this rank, as all members get to see it.
-static void fill_card(hvd_ctx_t *ctx, runner_t *r, card_t *card)
+static void fill_facts(hvd_ctx_t *ctx, runner_t *r, gpu_facts_t *facts)
 {
     staging_t *staging = ctx->staging;
     err_t err = {.status = HVD_OK};
-    *card = (card_t){0};
+    *facts = (gpu_facts_t){0};
     if (staging->device == NULL) {
-        card->is_passing = 1;
+        facts->is_passing = 1;
         fail(&err, HVD_UNSUPPORTED, "it has joined, and had no tensor on a GPU before");
     } else if (staging->nccl == NULL) {
         nccl_open(staging->device, ctx->config.nccl_library, &staging->nccl, &err);
     }
     if (err.status == HVD_OK) {
-        device_uuid(staging->device, card->uuid);
+        device_uuid(staging->device, facts->uuid);
     }
     if (err.status == HVD_OK && r->task.args.member == 0) {
-        nccl_make_id(staging->nccl, card->id, &err);
+        nccl_make_id(staging->nccl, facts->id, &err);
     }
-    card->version = err.status == HVD_OK ? (uint32_t)nccl_version(staging->nccl) : 0;
-    snprintf(card->why_not, sizeof card->why_not, "%s", err.status != HVD_OK ? err.text : "");
+    facts->version = err.status == HVD_OK ? (uint32_t)nccl_version(staging->nccl) : 0;
+    snprintf(facts->why_not, sizeof facts->why_not, "%s", err.status != HVD_OK ? err.text : "");
 }
 
-// All members' cards to all, over the job's own links.
+// All members' facts to all, over the job's own links.
 static hvd_status_t exchange(hvd_ctx_t *ctx, runner_t *r, err_t *err) REQUIRES(ctx->baton)
 {
-    meeting_state_t *m = &r->meeting;
+    nccl_init_t *init = &r->nccl_init;
     size_t n = (size_t)r->task.args.size;
-    uint8_t *memory = scratch(&m->memory, n * CARD_BYTES + n * sizeof(size_t));
-    vec_clear(&m->in);
-    vec_clear(&m->out);
-    if (memory == NULL || !vec_add(&m->in, &m->mine, CARD_BYTES) ||
-        !vec_add(&m->out, memory, n * CARD_BYTES)) {
+    uint8_t *memory = scratch(&init->memory, n * FACTS_BYTES + n * sizeof(size_t));
+    vec_clear(&init->in);
+    vec_clear(&init->out);
+    if (memory == NULL || !vec_add(&init->in, &init->mine, FACTS_BYTES) ||
+        !vec_add(&init->out, memory, n * FACTS_BYTES)) {
         return fail(err, HVD_NO_MEMORY, "no memory to agree on NCCL");
     }
-    m->cards = (card_t *)(void *)memory;
-    size_t *blocks = (size_t *)(void *)(memory + n * CARD_BYTES);
+    init->facts = (gpu_facts_t *)(void *)memory;
+    size_t *blocks = (size_t *)(void *)(memory + n * FACTS_BYTES);
     for (size_t i = 0; i < n; i++) {
-        blocks[i] = CARD_BYTES;
+        blocks[i] = FACTS_BYTES;
     }
     coll_task_t task = r->task;
     task.args.op = HVD_ALLGATHER;
@@ -188,40 +187,40 @@ static hvd_status_t exchange(hvd_ctx_t *ctx, runner_t *r, err_t *err) REQUIRES(c
     task.args.reduce = HVD_SUM;
     task.args.scale_after = false;
     task.args.blocks = blocks;
-    task.in = &m->in;
-    task.out = &m->out;
+    task.in = &init->in;
+    task.out = &init->out;
     task.prescale = 1.0;
     task.finish = FINISH_NOTHING;
-    task.number += (uint64_t)m->phase;
+    task.number += (uint64_t)init->phase;
     return way_plan_start(ctx, r, &task, err);
 }
 
 // What is against it, the same on all members; "": nothing.
 static void find_reason(const hvd_ctx_t *ctx, const runner_t *r, char *reason, size_t bytes)
 {
-    const card_t *cards = r->meeting.cards;
+    const gpu_facts_t *facts = r->nccl_init.facts;
     char who[PEER_TEXT_BYTES], other[PEER_TEXT_BYTES];
     reason[0] = '\0';
     for (int m = 0; m < r->task.args.size; m++) {
-        if (cards[m].version == 0) {
+        if (facts[m].version == 0) {
             snprintf(reason, bytes, "%s: %.*s", peer_name(&ctx->peers, r->task.ranks[m], who),
-                     (int)sizeof cards[m].why_not, cards[m].why_not);
+                     (int)sizeof facts[m].why_not, facts[m].why_not);
             return;
         }
     }
     for (int m = 1; m < r->task.args.size; m++) {
         peer_name(&ctx->peers, r->task.ranks[m], who);
-        if (cards[m].version != cards[0].version) {
+        if (facts[m].version != facts[0].version) {
             snprintf(reason, bytes,
                      "%s has NCCL %u.%u.%u and %s %u.%u.%u: install the same one on all hosts",
-                     peer_name(&ctx->peers, r->task.ranks[0], other), cards[0].version / 10000,
-                     cards[0].version / 100 % 100, cards[0].version % 100, who,
-                     cards[m].version / 10000, cards[m].version / 100 % 100,
-                     cards[m].version % 100);
+                     peer_name(&ctx->peers, r->task.ranks[0], other), facts[0].version / 10000,
+                     facts[0].version / 100 % 100, facts[0].version % 100, who,
+                     facts[m].version / 10000, facts[m].version / 100 % 100,
+                     facts[m].version % 100);
             return;
         }
         for (int before = 0; before < m; before++) {
-            if (memcmp(cards[m].uuid, cards[before].uuid, sizeof cards[m].uuid) == 0) {
+            if (memcmp(facts[m].uuid, facts[before].uuid, sizeof facts[m].uuid) == 0) {
                 snprintf(reason, bytes,
                          "%s and %s use the same GPU: call "
                          "torch.cuda.set_device(hvd.local_rank()) before the first tensor is made",
@@ -236,7 +235,7 @@ static bool is_passing(const runner_t *r)
 {
     bool passes = false;
     for (int m = 0; m < r->task.args.size; m++) {
-        passes |= r->meeting.cards[m].is_passing != 0;
+        passes |= r->nccl_init.facts[m].is_passing != 0;
     }
     return passes;
 }
@@ -251,26 +250,24 @@ static void warn_about_encryption(const hvd_ctx_t *ctx)
     }
 }
 
-// The meeting is over: the set uses NCCL, or not.
+// The exchange is over: the set uses NCCL, or not.
 static void decide(hvd_ctx_t *ctx, runner_t *r, const char *reason)
 {
-    set_comm_t *set = r->meeting.set;
+    set_comm_t *set = r->nccl_init.set;
     bool agreed = reason[0] == '\0';
-    if (!agreed && r->meeting.comm != NULL) {
-        end_on_a_thread(ctx->staging, r->meeting.comm, false);
+    if (!agreed && r->nccl_init.comm != NULL) {
+        end_on_a_thread(ctx->staging, r->nccl_init.comm, false);
     }
     lock_take(&ctx->staging->lock);
-    set->comm = agreed ? r->meeting.comm : NULL;
+    set->comm = agreed ? r->nccl_init.comm : NULL;
     bool is_final = agreed || !is_passing(r);
-    atomic_store(&set->meeting, !is_final ? MEETING_AHEAD
-                                : agreed  ? MEETING_AGREED
-                                          : MEETING_REFUSED);
+    atomic_store(&set->choice, !is_final ? CHOICE_OPEN : agreed ? CHOICE_NCCL : CHOICE_HOST);
     lock_release(&ctx->staging->lock);
-    r->meeting.comm = NULL;
+    r->nccl_init.comm = NULL;
     if (agreed) {
         log_info(&ctx->log, "device", "GPU tensors of process set %d travel by NCCL %u.%u.%u",
-                 set->set, r->meeting.mine.version / 10000, r->meeting.mine.version / 100 % 100,
-                 r->meeting.mine.version % 100);
+                 set->set, r->nccl_init.mine.version / 10000, r->nccl_init.mine.version / 100 % 100,
+                 r->nccl_init.mine.version % 100);
         warn_about_encryption(ctx);
     } else if (r->task.args.member == 0) {
         log_warn(&ctx->log, "device",
@@ -279,78 +276,79 @@ static void decide(hvd_ctx_t *ctx, runner_t *r, const char *reason)
     }
 }
 
-hvd_status_t way_meeting_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
+hvd_status_t way_init_nccl_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
     HELD(ctx);
     (void)task;
-    meeting_state_t *m = &r->meeting;
-    m->phase = PHASE_CARDS;
-    m->comm = NULL;
-    m->staging = ctx->staging;
-    m->set = comms_of_set(ctx->staging, r->batch->set->id);
-    if (m->set == NULL) {
+    nccl_init_t *init = &r->nccl_init;
+    init->phase = PHASE_FACTS;
+    init->comm = NULL;
+    init->staging = ctx->staging;
+    init->set = comms_of_set(ctx->staging, r->batch->set->id);
+    if (init->set == NULL) {
         return fail(err, HVD_NO_MEMORY, "no memory to agree on NCCL");
     }
-    if (atomic_load(&m->set->meeting) == MEETING_REFUSED) { // submitted before that was known
-        m->phase = PHASE_OVER;
+    if (atomic_load(&init->set->choice) == CHOICE_HOST) { // submitted before that was known
+        init->phase = PHASE_OVER;
         return HVD_OK;
     }
-    fill_card(ctx, r, &m->mine);
+    fill_facts(ctx, r, &init->mine);
     return exchange(ctx, r, err);
 }
 
-// All cards are here: makes a communicator, if nothing is against it.
+// All facts are here: makes a communicator, if nothing is against it.
 static hvd_status_t connect_gpus(hvd_ctx_t *ctx, runner_t *r)
 {
-    meeting_state_t *m = &r->meeting;
+    nccl_init_t *init = &r->nccl_init;
     char reason[HVD_TEXT_BYTES];
     find_reason(ctx, r, reason, sizeof reason);
     if (reason[0] != '\0') {
         decide(ctx, r, reason);
-        m->phase = PHASE_OVER;
+        init->phase = PHASE_OVER;
         return HVD_OK;
     }
     const coll_args_t *a = &r->task.args;
-    m->deadline_ns = clock_ns() + (uint64_t)(ctx->config.start_timeout * (double)NS_PER_S);
-    m->failure.status = HVD_OK;
-    comm_start(ctx->staging->nccl, m->cards[0].id, a->member, a->size, &m->comm, &m->failure);
-    m->phase = PHASE_CONNECTING;
+    init->deadline_ns = clock_ns() + (uint64_t)(ctx->config.start_timeout * (double)NS_PER_S);
+    init->failure.status = HVD_OK;
+    comm_start(ctx->staging->nccl, init->facts[0].id, a->member, a->size, &init->comm,
+               &init->failure);
+    init->phase = PHASE_CONNECTING;
     return HVD_IN_PROGRESS;
 }
 
 static hvd_status_t await_gpus(hvd_ctx_t *ctx, runner_t *r, err_t *err) REQUIRES(ctx->baton)
 {
-    meeting_state_t *m = &r->meeting;
-    hvd_status_t status =
-        m->failure.status == HVD_OK ? comm_poll(m->comm, &m->failure) : m->failure.status;
+    nccl_init_t *init = &r->nccl_init;
+    hvd_status_t status = init->failure.status == HVD_OK ? comm_poll(init->comm, &init->failure)
+                                                         : init->failure.status;
     ctx->staging->asks_nccl = status == HVD_IN_PROGRESS;
-    if (status == HVD_IN_PROGRESS && clock_ns() < m->deadline_ns) {
+    if (status == HVD_IN_PROGRESS && clock_ns() < init->deadline_ns) {
         return HVD_IN_PROGRESS;
     }
     ctx->staging->asks_nccl = false;
     if (status == HVD_IN_PROGRESS) {
-        status = fail(&m->failure, HVD_TIMEOUT,
+        status = fail(&init->failure, HVD_TIMEOUT,
                       "NCCL has not connected the GPUs within %g s (HOROVOD_START_TIMEOUT); "
                       "NCCL_DEBUG=INFO shows what it tries",
                       ctx->config.start_timeout);
     }
     if (status != HVD_OK) {
-        m->mine.version = 0;
-        snprintf(m->mine.why_not, sizeof m->mine.why_not, "%s", m->failure.text);
+        init->mine.version = 0;
+        snprintf(init->mine.why_not, sizeof init->mine.why_not, "%s", init->failure.text);
     }
-    m->phase = PHASE_OUTCOMES;
+    init->phase = PHASE_OUTCOMES;
     return exchange(ctx, r, err);
 }
 
-hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+hvd_status_t way_init_nccl_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
 {
     HELD(ctx);
-    meeting_state_t *m = &r->meeting;
+    nccl_init_t *init = &r->nccl_init;
     char reason[HVD_TEXT_BYTES];
-    if (m->phase == PHASE_OVER) {
+    if (init->phase == PHASE_OVER) {
         return HVD_OK;
     }
-    if (m->phase == PHASE_CONNECTING) {
+    if (init->phase == PHASE_CONNECTING) {
         hvd_status_t status = await_gpus(ctx, r, err);
         return status == HVD_OK ? HVD_IN_PROGRESS : status;
     }
@@ -358,22 +356,22 @@ hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, er
     if (status != HVD_OK) {
         return status;
     }
-    if (m->phase == PHASE_CARDS) {
+    if (init->phase == PHASE_FACTS) {
         *moved_p = true;
         return connect_gpus(ctx, r);
     }
     find_reason(ctx, r, reason, sizeof reason);
     decide(ctx, r, reason);
-    m->phase = PHASE_OVER;
+    init->phase = PHASE_OVER;
     return HVD_OK;
 }
 
-void way_meeting_abandon(runner_t *r)
+void way_init_nccl_abandon(runner_t *r)
 {
-    meeting_state_t *m = &r->meeting;
-    m->staging->asks_nccl = false;
-    if (m->comm != NULL) {
-        end_on_a_thread(m->staging, m->comm, false);
-        m->comm = NULL;
+    nccl_init_t *init = &r->nccl_init;
+    init->staging->asks_nccl = false;
+    if (init->comm != NULL) {
+        end_on_a_thread(init->staging, init->comm, false);
+        init->comm = NULL;
     }
 }

@@ -53,11 +53,12 @@ void runner_free(runner_t *r)
     if (r == NULL) {
         return;
     }
-    vec_t *const vectors[] = {&r->in,         &r->out,         &r->pieces.in,      &r->pieces.out,
-                              &r->meeting.in, &r->meeting.out, &r->two_level.shard};
+    vec_t *const vectors[] = {
+        &r->in,           &r->out,           &r->pieces.in,      &r->pieces.out,
+        &r->nccl_init.in, &r->nccl_init.out, &r->two_level.shard};
     buf_t *const buffers[] = {&r->plan.packed,     &r->plan.unpacked, &r->plan.tmp,
                               &r->plan.acc,        &r->zeros,         &r->pieces.bytes,
-                              &r->nccl.calls,      &r->nccl.pieces,   &r->meeting.memory,
+                              &r->nccl.calls,      &r->nccl.pieces,   &r->nccl_init.memory,
                               &r->two_level.memory};
     void *const arrays[] = {r->blocks,     r->send_bytes,         r->recv_bytes,
                             r->mpi.blocks, r->two_level.shard_at, r->two_level.shard_bytes};
@@ -202,7 +203,7 @@ static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b) REQUIR
 }
 
 // Its tensors are on GPUs, and the members have not agreed yet what to do with them.
-static bool must_meet(hvd_ctx_t *ctx, const batch_t *b) REQUIRES(ctx->baton)
+static bool must_init_nccl(hvd_ctx_t *ctx, const batch_t *b) REQUIRES(ctx->baton)
 {
     if (LIKELY(!b->entries[0].signature->on_device)) {
         return false;
@@ -220,8 +221,8 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *
     way_id_t way = WAY_RIDING;
     if (!b->brings_results) {
         r->task = run_task_of(ctx, r, b);
-        if (UNLIKELY(must_meet(ctx, b))) {
-            r->way = &ways[WAY_MEETING];
+        if (UNLIKELY(must_init_nccl(ctx, b))) {
+            r->way = &ways[WAY_INIT_NCCL];
             return r->way->start(ctx, r, &r->task, err);
         }
         if (!string_tensors(r)) {
@@ -256,7 +257,7 @@ static void finish_on_device(hvd_ctx_t *ctx, request_t *request, hvd_status_t st
                              const char *text) REQUIRES(ctx->baton)
 {
     err_t err;
-    if (request->signature.on_device && ctx->runner->way == &ways[WAY_MEETING]) {
+    if (request->signature.on_device && ctx->runner->way == &ways[WAY_INIT_NCCL]) {
         staging_go_by_host(ctx, request); // they have agreed not to
         return;
     }
@@ -329,7 +330,7 @@ bool run_progress(hvd_ctx_t *ctx)
             return true;
         }
         moved = true;
-        if (UNLIKELY(r->way == &ways[WAY_MEETING]) && !must_meet(ctx, b)) {
+        if (UNLIKELY(r->way == &ways[WAY_INIT_NCCL]) && !must_init_nccl(ctx, b)) {
             r->batch = NULL; // now it can begin
             continue;
         }

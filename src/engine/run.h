@@ -57,33 +57,33 @@ typedef struct mpi_state {
 } mpi_state_t;
 
 // comms.c: what the members of a process set tell each other of their GPUs.
-typedef struct card {
+typedef struct gpu_facts {
     uint32_t version;    // of NCCL; 0: this rank cannot use it
     uint32_t is_passing; // the reason may be another one next time
     uint8_t uuid[16];    // of the GPU
     uint8_t id[128];     // of member 0: by it they find each other
     char why_not[360];
-} card_t;
+} gpu_facts_t;
 
-typedef enum meeting_phase {
-    PHASE_CARDS,
+typedef enum nccl_init_phase {
+    PHASE_FACTS,
     PHASE_OUTCOMES, // of making a communicator
     PHASE_CONNECTING,
     PHASE_OVER
-} meeting_phase_t;
+} nccl_init_phase_t;
 
-typedef struct meeting_state {
-    meeting_phase_t phase;
+typedef struct nccl_init {
+    nccl_init_phase_t phase;
     staging_t *staging;
     struct set_comm *set;
     struct comm *comm; // being made
-    card_t mine;
-    const card_t *cards; // by member
+    gpu_facts_t mine;
+    const gpu_facts_t *facts; // by member
     vec_t in, out;
     buf_t memory;
     uint64_t deadline_ns;
     err_t failure; // of making it
-} meeting_state_t;
+} nccl_init_t;
 
 // way_nccl.c
 typedef struct nccl_state {
@@ -109,7 +109,7 @@ struct runner {
     piece_state_t pieces;
     two_level_state_t two_level;
     mpi_state_t mpi;
-    meeting_state_t meeting;
+    nccl_init_t nccl_init;
     nccl_state_t nccl;
 };
 
@@ -162,8 +162,8 @@ void plan_unpack(const plan_state_t *p);
 
 // --- The rows of ways.c --------------------------------------------------------------------------
 
-// Called by way of the table, where clang sees no rule: those that lean on more than their runner say
-// HELD besides.
+// Called by way of the table, where clang sees no rule: those that lean on more than their runner
+// say HELD besides.
 #define WAY_AT_ONCE(name)                                                                          \
     bool name##_takes(const way_case_t *given);                                                    \
     hvd_status_t name##_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)    \
@@ -185,11 +185,11 @@ WAY_IN_STEPS(way_nccl);
 void way_direct_abandon(runner_t *r);
 void way_nccl_abandon(runner_t *r);
 // comms.c: before the first batch of a set that may use NCCL.
-hvd_status_t way_meeting_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
+hvd_status_t way_init_nccl_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
     REQUIRES(ctx->baton);
-hvd_status_t way_meeting_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
+hvd_status_t way_init_nccl_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)
     REQUIRES(ctx->baton);
-void way_meeting_abandon(runner_t *r);
+void way_init_nccl_abandon(runner_t *r);
 bool board_takes(const way_case_t *given); // board.c: its members run it themselves
 
 #endif

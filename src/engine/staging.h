@@ -21,13 +21,13 @@ typedef struct launch {
     struct launch *next;
 } launch_t;
 
-typedef enum meeting { MEETING_AHEAD, MEETING_AGREED, MEETING_REFUSED } meeting_t;
+typedef enum nccl_choice { CHOICE_OPEN, CHOICE_NCCL, CHOICE_HOST } nccl_choice_t;
 
 // A process set, and whether its members can use NCCL.
 typedef struct set_comm {
     int set;
-    atomic_int meeting; // meeting_t; read by threads that submit
-    comm_t *comm;       // NULL until all have agreed
+    atomic_int choice; // nccl_choice_t; read by threads that submit
+    comm_t *comm;      // NULL until all have agreed
     struct set_comm *next;
 } set_comm_t;
 

@@ -36,8 +36,8 @@ static bool agreed_takes(const way_case_t *given)
     return layout == LAYOUT_NOTHING || (layout == LAYOUT_WHOLE && given->args->bytes == 0);
 }
 
-// Nobody chooses it: run.c begins with it where a set has not met yet.
-static bool meeting_takes(const way_case_t *given)
+// Nobody chooses it: run.c begins with it where the members of a set have not agreed yet.
+static bool init_nccl_takes(const way_case_t *given)
 {
     (void)given;
     return false;
@@ -54,12 +54,12 @@ const way_t ways[N_WAYS] = {
     [WAY_AGREED] = {.name = "AGREED",
                     .tells = "agreed: nothing is left to do once all ranks have submitted it",
                     .takes = agreed_takes},
-    [WAY_MEETING] = {.name = "MEETING",
-                     .tells = "meeting: members of a process set agree whether to use NCCL",
-                     .takes = meeting_takes,
-                     .start = way_meeting_start,
-                     .progress = way_meeting_progress,
-                     .abandon = way_meeting_abandon},
+    [WAY_INIT_NCCL] = {.name = "INIT_NCCL",
+                       .tells = "init_nccl: members of a process set agree whether to use NCCL",
+                       .takes = init_nccl_takes,
+                       .start = way_init_nccl_start,
+                       .progress = way_init_nccl_progress,
+                       .abandon = way_init_nccl_abandon},
     [WAY_NCCL] = {.name = "NCCL",
                   .tells = "nccl: from GPU to GPU",
                   .takes = way_nccl_takes,

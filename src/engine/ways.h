@@ -46,7 +46,7 @@ typedef enum way_id {
     WAY_BOARD,
     WAY_RIDING,
     WAY_AGREED,
-    WAY_MEETING,
+    WAY_INIT_NCCL,
     WAY_NCCL,
     WAY_ALONE,
     WAY_PIECES,

@@ -71,7 +71,7 @@ static size_t block_bytes(const uint8_t *data, size_t bytes)
 
 size_t fold_hold(session_t *session, worker_t *worker, bytes_t data)
 {
-    fold_t *held = &worker->held;
+    held_output_t *held = &worker->held;
     size_t n_free = 0;
     if (held->bytes.len == 0) {
         n_free = find_block(data.data, data.len, held->is_line_begun);
@@ -88,7 +88,7 @@ size_t fold_hold(session_t *session, worker_t *worker, bytes_t data)
 static void let_out(session_t *session, worker_t *worker, const char *prefix, size_t bytes,
                     buf_t *lines)
 {
-    fold_t *held = &worker->held;
+    held_output_t *held = &worker->held;
     splitter_t *splitter = &worker->splitters[STREAM_STDERR];
     char own[96];
     prefix_make(&session->style, worker->place.rank, STREAM_STDERR, own, sizeof own);

@@ -31,12 +31,12 @@ typedef struct rank_end {
 } rank_end_t;
 
 // What a rank wrote to stderr that others may be about to write too (fold.c).
-typedef struct fold {
+typedef struct held_output {
     buf_t bytes;
     uint64_t until_ns;
     bool is_line_begun; // what came before has not ended its line
     bool is_folded;
-} fold_t;
+} held_output_t;
 
 // A rank of the job, from its place to its end.
 typedef struct worker {
@@ -51,7 +51,7 @@ typedef struct worker {
     uint32_t condemned_in;       // that generation
     rank_end_t end;
     splitter_t splitters[N_STREAMS];
-    fold_t held;
+    held_output_t held;
     int result_fd;
 } worker_t;
 
