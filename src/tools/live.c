@@ -163,13 +163,18 @@ static void waits_for(const seen_rank_t *ranks, int n, const seen_rank_t *r, cha
         snprintf(text, CELL_BYTES, "other members of process set %d", oldest->set);
         return;
     }
-    for (int i = 0; i < n && len + 32 < CELL_BYTES; i++) {
+    char names[CELL_BYTES - 8];
+    int n_named = 0;
+    for (int i = 0; i < n && len + 24 < sizeof names; i++) {
         if (!has_flight(&ranks[i], oldest)) {
-            len += (size_t)snprintf(text + len, CELL_BYTES - len, "%s%d", len > 0 ? ", " : "rank ",
+            len += (size_t)snprintf(names + len, sizeof names - len, "%s%d", len > 0 ? ", " : "",
                                     ranks[i].rank);
+            n_named++;
         }
     }
-    if (len == 0) {
+    if (n_named > 0) {
+        snprintf(text, CELL_BYTES, "rank%s %s", plural(n_named), names);
+    } else {
         snprintf(text, CELL_BYTES, n < r->size ? "ranks elsewhere" : "-");
     }
 }

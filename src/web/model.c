@@ -256,18 +256,21 @@ void model_waits_for(const model_t *m, const model_rank_t *rank, char *text, siz
         snprintf(text, bytes, "process set %d", oldest->set);
         return;
     }
+    char names[MODEL_NAME_BYTES] = "";
     for (int i = 0; i < m->n; i++) {
         const model_rank_t *other = m->ranks[i];
         if (!other->is_there || other == rank || has_flight(other, oldest)) {
             continue;
         }
-        if (n++ < MAX_NAMED && len < bytes) {
-            len += (size_t)snprintf(text + len, bytes - len, "%s%d", len > 0 ? ", " : "rank ",
+        if (n++ < MAX_NAMED && len < sizeof names) {
+            len += (size_t)snprintf(names + len, sizeof names - len, "%s%d", n > 1 ? ", " : "",
                                     other->rank);
         }
     }
-    if (n > MAX_NAMED && len < bytes) {
-        snprintf(text + len, bytes - len, " and %d more", n - MAX_NAMED);
+    if (n > MAX_NAMED) {
+        snprintf(text, bytes, "ranks %s and %d more", names, n - MAX_NAMED);
+    } else if (n > 0) {
+        snprintf(text, bytes, "rank%s %s", plural(n), names);
     }
 }
 

@@ -142,6 +142,13 @@ static char *text_of(buf_t *out)
     return (char *)out->data;
 }
 
+static void waits_for(model_t *m, int id, char text[128])
+{
+    lock_take(&m->lock);
+    model_waits_for(m, m->ranks[id], text, 128);
+    lock_release(&m->lock);
+}
+
 static void a_waiting_rank_names_the_others(void **state)
 {
     (void)state;
@@ -151,13 +158,17 @@ static void a_waiting_rank_names_the_others(void **state)
         say(m, i, "waiting", "now\t5\nflight\twaiting\t4.5\tallreduce\t0\tgrad.1\n");
     }
     say(m, 2, "waiting", "now\t5\nflight\twaiting\t4.5\tallreduce\t0\tgrad.2\n");
-    model_waits_for(m, m->ranks[0], text, sizeof text);
-    assert_string_equal(text, "rank 2, 3, 4 and 1 more");
+    waits_for(m, 0, text);
+    assert_string_equal(text, "ranks 2, 3, 4 and 1 more");
     model_end(m, 5, 9, 0);
     model_gone(m, 4);
-    model_waits_for(m, m->ranks[0], text, sizeof text);
-    assert_string_equal(text, "rank 2, 3, 5");
-    model_waits_for(m, m->ranks[3], text, sizeof text);
+    waits_for(m, 0, text);
+    assert_string_equal(text, "ranks 2, 3, 5");
+    model_gone(m, 3);
+    model_gone(m, 5);
+    waits_for(m, 0, text);
+    assert_string_equal(text, "rank 2");
+    waits_for(m, 3, text);
     assert_string_equal(text, "");
     model_free(m);
 }
