@@ -7,63 +7,11 @@
 // inside the page, and nothing is asked for.
 "use strict";
 (() => {
-    const byId = (id) => document.getElementById(id);
-    const make = (tag, name, text) => {
-        const element = document.createElement(tag);
-        if (name) {
-            element.className = name;
-        }
-        if (text !== undefined) {
-            element.textContent = text;
-        }
-        return element;
-    };
-    const setText = (element, text) => {
-        if (element.textContent !== text) {
-            element.textContent = text;
-        }
-    };
+    const { byId, make, setText, inUnits, seconds, duration, percent, plural } = tools;
     const frozenText = byId("frozen").textContent.trim();
     const frozen = frozenText ? JSON.parse(frozenText) : null;
 
-    // --- Numbers as people read them ----------------------------------------------------------------
-
-    const inUnits = (value, unit) => {
-        if (!(value > 0)) {
-            return "0 " + unit;
-        }
-        let power = 0;
-        while (value >= 999.5 && power < 5) {
-            value /= 1000;
-            power++;
-        }
-        return (
-            value.toPrecision(3).replace(/\.0+$|(\.\d*?)0+$/, "$1") +
-            " " +
-            ["", "k", "M", "G", "T", "P"][power] +
-            unit
-        );
-    };
-    const seconds = (value) =>
-        value >= 100
-            ? Math.round(value) + " s"
-            : value >= 1
-              ? value.toFixed(1) + " s"
-              : value >= 1e-3
-                ? (value * 1e3).toPrecision(3) + " ms"
-                : value > 0
-                  ? (value * 1e6).toPrecision(3) + " µs"
-                  : "–";
-    const duration = (ms) => {
-        const s = Math.max(0, Math.round(ms / 1000)),
-            h = Math.floor(s / 3600),
-            m = Math.floor(s / 60) % 60;
-        return (h ? h + " h " : "") + (h || m ? m + " min " : "") + (h ? "" : (s % 60) + " s");
-    };
-    const percent = (value) => Math.round(value * 100) + " %";
-    const plural = (n, word) => n + " " + word + (n === 1 ? "" : "s");
-
-    // --- Ranks ---------------------------------------------------------------------------------------
+    // --- Ranks -----------------------------------------------------------------------------------
 
     const HISTORY = 60;
     const ranks = new Map(); // by id
@@ -363,7 +311,7 @@
         }
     };
 
-    // --- The job -------------------------------------------------------------------------------------
+    // --- The job ---------------------------------------------------------------------------------
 
     const NUMBERS = ["step", "loss", "samples", "step time", "operations", "bytes", "memory"];
     const numbers = new Map(
@@ -402,7 +350,9 @@
                 seconds(oldest.since) +
                 ". " +
                 (culprit
-                    ? "What to try: open it to see where its program is (now: " + culprit.state + ")."
+                    ? "What to try: open it to see where its program is (now: " +
+                      culprit.state +
+                      ")."
                     : ""),
         );
         byId("stall-open").hidden = !culprit;
@@ -491,129 +441,9 @@
         document.body.classList.remove("lost");
     };
 
-    // --- One rank ------------------------------------------------------------------------------------
+    // --- One rank --------------------------------------------------------------------------------
 
-    const line = { operations: [], from: 0, to: 1, follows: true };
-    const lanesOf = (operations) => {
-        const ends = [];
-        return operations.map((operation) => {
-            let lane = ends.findIndex((end) => end <= operation[0]);
-            if (lane < 0) {
-                lane = ends.length < 6 ? ends.push(0) - 1 : 5;
-            }
-            ends[lane] = operation[3];
-            return lane;
-        });
-    };
-    const AXIS_HEIGHT = 16;
-    // Five marks of the time, back from the last operation.
-    const drawAxis = (pen, canvas, ratio) => {
-        if (!line.operations.length) {
-            return;
-        }
-        const last = Math.max(...line.operations.map((operation) => operation[3]));
-        pen.fillStyle = colors.quiet;
-        for (let i = 0; i < 5; i++) {
-            const at = line.from + ((line.to - line.from) * (i + 0.5)) / 5,
-                x = (canvas.width * (i + 0.5)) / 5;
-            pen.fillRect(x, canvas.height - AXIS_HEIGHT * ratio, ratio, 3 * ratio);
-            pen.textAlign = "center";
-            pen.fillText(
-                (at <= last ? "−" : "+") + seconds(Math.abs(at - last) / 1e6),
-                x,
-                canvas.height - 3 * ratio,
-            );
-        }
-        pen.textAlign = "left";
-    };
-    const drawLine = () => {
-        const canvas = byId("timeline"),
-            ratio = window.devicePixelRatio || 1;
-        canvas.width = canvas.clientWidth * ratio;
-        canvas.height = canvas.clientHeight * ratio;
-        const pen = canvas.getContext("2d"),
-            lanes = lanesOf(line.operations);
-        const scale = canvas.width / (line.to - line.from),
-            height = (canvas.height - AXIS_HEIGHT * ratio) / 6.2;
-        const x = (time) => (time - line.from) * scale;
-        pen.clearRect(0, 0, canvas.width, canvas.height);
-        pen.font = 10 * ratio + "px sans-serif";
-        line.operations.forEach((operation, i) => {
-            const [submitted, , started, finished] = operation,
-                y = lanes[i] * height + 4 * ratio,
-                tall = height - 3 * ratio;
-            if (finished < line.from || submitted > line.to) {
-                return;
-            }
-            const begin = started > 0 ? started : finished;
-            pen.fillStyle = colors.waiting;
-            pen.fillRect(x(submitted), y, Math.max(x(begin) - x(submitted), 1), tall);
-            pen.fillStyle = colors.moving;
-            pen.fillRect(x(begin), y, Math.max(x(finished) - x(begin), 1), tall);
-            const room = x(finished) - x(submitted);
-            if (room > 60 * ratio) {
-                pen.save();
-                pen.beginPath();
-                pen.rect(x(submitted), y, room, tall);
-                pen.clip();
-                pen.fillStyle = colors.text;
-                pen.fillText(operation[6], x(submitted) + 3 * ratio, y + tall / 2 + 3 * ratio);
-                pen.restore();
-            }
-        });
-        drawAxis(pen, canvas, ratio);
-        setText(
-            byId("span"),
-            line.operations.length
-                ? "(" + seconds((line.to - line.from) / 1e6) + " shown)"
-                : "(none that took time)",
-        );
-    };
-    const fitLine = () => {
-        if (line.operations.length) {
-            line.from = Math.min(...line.operations.map((operation) => operation[0]));
-            line.to = Math.max(...line.operations.map((operation) => operation[3])) + 1;
-        }
-    };
-    const zoom = (factor, at) => {
-        const middle = line.from + (line.to - line.from) * at;
-        const half = Math.max((line.to - line.from) * factor, 20);
-        line.from = middle - half * at;
-        line.to = line.from + half;
-        line.follows = false;
-        drawLine();
-    };
-    const move = (part) => {
-        const by = (line.to - line.from) * part;
-        line.from += by;
-        line.to += by;
-        line.follows = false;
-        drawLine();
-    };
-    const tellOperation = (event) => {
-        const box = byId("timeline").getBoundingClientRect();
-        const time = line.from + ((event.clientX - box.left) / box.width) * (line.to - line.from);
-        const lane = Math.floor(((event.clientY - box.top) / (box.height - AXIS_HEIGHT)) * 6.2),
-            lanes = lanesOf(line.operations);
-        const found = line.operations.find(
-            (operation, i) => lanes[i] === lane && operation[0] <= time && time <= operation[3],
-        );
-        if (found) {
-            const [submitted, , started, finished, bytes, kind, name] = found;
-            setText(
-                byId("tip"),
-                kind +
-                    " " +
-                    name +
-                    ": " +
-                    inUnits(bytes, "B") +
-                    ", waited " +
-                    seconds(((started > 0 ? started : finished) - submitted) / 1e6) +
-                    ", moved " +
-                    seconds(started > 0 ? (finished - started) / 1e6 : 0),
-            );
-        }
-    };
+    const timeline = makeTimeline(colors);
 
     const showPanel = (data) => {
         if (!data || open !== data.id) {
@@ -633,10 +463,7 @@
                     : "") +
                 (data.ended ? ", " + data.ended : ""),
         );
-        line.operations = data.operations;
-        if (line.follows) {
-            fitLine();
-        }
+        timeline.show(data.operations);
         byId("stack-part").hidden = data.stack === "";
         setText(byId("stack"), data.stack);
         const log = byId("log"),
@@ -646,7 +473,7 @@
             log.scrollTop = log.scrollHeight;
         }
         byId("panel").hidden = false;
-        drawLine();
+        timeline.draw();
     };
     const ask = () => {
         if (open === null) {
@@ -664,7 +491,7 @@
     const choose = (id) => {
         const before = ranks.get(open);
         open = id;
-        line.follows = true;
+        timeline.follow();
         if (before) {
             showRank(before);
         }
@@ -685,7 +512,7 @@
         }
     };
 
-    // --- What people do ------------------------------------------------------------------------------
+    // --- What people do --------------------------------------------------------------------------
 
     const focusRow = (row) => {
         byId("hosts")
@@ -742,28 +569,27 @@
         (event) => {
             event.preventDefault();
             const box = canvas.getBoundingClientRect();
-            zoom(event.deltaY > 0 ? 1.25 : 0.8, (event.clientX - box.left) / box.width);
+            timeline.zoom(event.deltaY > 0 ? 1.25 : 0.8, (event.clientX - box.left) / box.width);
         },
         { passive: false },
     );
     canvas.addEventListener("pointermove", (event) => {
         if (event.buttons === 1) {
-            move(-event.movementX / canvas.clientWidth);
+            timeline.move(-event.movementX / canvas.clientWidth);
         } else {
-            tellOperation(event);
+            timeline.tell(event);
         }
     });
     canvas.addEventListener("keydown", (event) => {
         const act = {
-            "+": () => zoom(0.7, 0.5),
-            "=": () => zoom(0.7, 0.5),
-            "-": () => zoom(1.4, 0.5),
-            ArrowLeft: () => move(-0.2),
-            ArrowRight: () => move(0.2),
+            "+": () => timeline.zoom(0.7, 0.5),
+            "=": () => timeline.zoom(0.7, 0.5),
+            "-": () => timeline.zoom(1.4, 0.5),
+            ArrowLeft: () => timeline.move(-0.2),
+            ArrowRight: () => timeline.move(0.2),
             Home: () => {
-                line.follows = true;
-                fitLine();
-                drawLine();
+                timeline.follow();
+                timeline.draw();
             },
         }[event.key];
         if (act) {
@@ -779,16 +605,16 @@
             }
         });
         if (open !== null) {
-            drawLine();
+            timeline.draw();
         }
     });
     window.addEventListener("resize", () => {
         if (open !== null) {
-            drawLine();
+            timeline.draw();
         }
     });
 
-    // --- Where it comes from -------------------------------------------------------------------------
+    // --- Where it comes from ---------------------------------------------------------------------
 
     readColors();
     if (frozen) {
