@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "launch/session.h"
 #include "web/web.h"
+#include "wire/secret.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,16 +36,15 @@ struct job_watch {
 static hvd_status_t find_token(const options_t *options, char token[WEB_TOKEN_BYTES], err_t *err)
 {
     const char *path = options->dashboard_token_file;
-    FILE *file = path[0] != '\0' ? fopen(path, "re") : NULL;
     if (path[0] == '\0') {
-        return web_make_token(token, err);
+        return secret_make_token(token, WEB_TOKEN_BYTES, err);
     }
-    size_t n = file != NULL ? fread(token, 1, WEB_TOKEN_BYTES - 1, file) : 0;
-    if (file != NULL) {
-        fclose(file);
+    hvd_status_t status = secret_read_token(path, "--dashboard-token-file", SECRET_FOR_GROUP,
+                                            clock_ns() + NS_PER_S, token, WEB_TOKEN_BYTES, err);
+    if (status != HVD_OK) {
+        return status;
     }
-    token[n] = '\0';
-    n = strspn(token, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_");
+    size_t n = strspn(token, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_");
     token[n] = '\0';
     return n >= 16 ? HVD_OK
                    : fail(err, HVD_INVALID_ARGUMENT,

@@ -20,7 +20,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
-#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -465,16 +464,6 @@ static void *serve_all(void *arg)
 
 // --- Up and down ---------------------------------------------------------------------------------
 
-hvd_status_t web_make_token(char token[WEB_TOKEN_BYTES], err_t *err)
-{
-    uint8_t bytes[(WEB_TOKEN_BYTES - 1) / 2];
-    hvd_status_t status = random_bytes(bytes, sizeof bytes, err);
-    for (size_t i = 0; i < sizeof bytes; i++) {
-        snprintf(token + 2 * i, 3, "%02x", bytes[i]);
-    }
-    return status;
-}
-
 static bool is_loopback(const struct addrinfo *at)
 {
     const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)at->ai_addr;
@@ -644,6 +633,6 @@ void web_close(web_t *web)
     }
     SSL_CTX_free(web->tls);
     page_free(&web->page);
-    OPENSSL_cleanse(web->token, sizeof web->token);
+    wipe(web->token, sizeof web->token);
     free(web);
 }

@@ -188,7 +188,6 @@ typedef struct web web_t;
 
 #define WEB_TOKEN_BYTES 33 // 128 bits in hex
 
-hvd_status_t web_make_token(char token[WEB_TOKEN_BYTES], err_t *err);
 // Starts the thread.
 hvd_status_t web_open(const web_rules_t *rules, web_t **web_p, err_t *err);
 int web_port(const web_t *web);

@@ -16,12 +16,27 @@
 
 // --- Text ----------------------------------------------------------------------------------------
 
+static void encode(const uint8_t *bytes, size_t n_digits, char *digits)
+{
+    for (size_t i = 0; i < n_digits; i++) {
+        digits[i] = "0123456789abcdef"[bytes[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15];
+    }
+    digits[n_digits] = '\0';
+}
+
 void secret_encode(const uint8_t secret[SECRET_BYTES], char digits[SECRET_DIGITS + 1])
 {
-    for (size_t i = 0; i < SECRET_DIGITS; i++) {
-        digits[i] = "0123456789abcdef"[secret[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15];
-    }
-    digits[SECRET_DIGITS] = '\0';
+    encode(secret, SECRET_DIGITS, digits);
+}
+
+hvd_status_t secret_make_token(char *token, size_t size, err_t *err)
+{
+    uint8_t bytes[SECRET_BYTES];
+    INVARIANT(size % 2 == 1 && size <= SECRET_DIGITS + 1);
+    hvd_status_t status = random_bytes(bytes, sizeof bytes, err);
+    encode(bytes, size - 1, token);
+    wipe(bytes, sizeof bytes);
+    return status;
 }
 
 static int hex_digit(char c)
@@ -106,10 +121,11 @@ static hvd_status_t check_file(int fd, const char *path, const char *setting,
     return HVD_OK;
 }
 
-hvd_status_t secret_read_file(const char *path, const char *setting, secret_readers_t readers,
-                              uint64_t deadline_ns, uint8_t secret[SECRET_BYTES], err_t *err)
+// Up to `size` bytes of the file; *n_p: how many. The caller wipes them.
+static hvd_status_t read_file(const char *path, const char *setting, secret_readers_t readers,
+                              uint64_t deadline_ns, char *text, size_t size, size_t *n_p,
+                              err_t *err)
 {
-    char text[SECRET_DIGITS + 2];
     // Not to hang in open() if it is a named pipe.
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
@@ -117,18 +133,37 @@ hvd_status_t secret_read_file(const char *path, const char *setting, secret_read
     }
     hvd_status_t status = check_file(fd, path, setting, readers, err);
     if (status == HVD_OK) {
-        ssize_t n = read_until(fd, text, sizeof text, deadline_ns);
-        if (n < 0) {
-            status = fail_errno(err, errno, "cannot read the secret file %s", path);
-        } else if (!secret_decode(text, (size_t)n, secret)) {
-            status = fail(err, HVD_INVALID_ARGUMENT,
-                          "the secret file %s must hold exactly 64 hexadecimal digits; make one "
-                          "with: openssl rand -hex 32",
-                          path);
-        }
+        ssize_t n = read_until(fd, text, size, deadline_ns);
+        *n_p = n < 0 ? 0 : (size_t)n;
+        status = n < 0 ? fail_errno(err, errno, "cannot read the secret file %s", path) : HVD_OK;
+    }
+    close(fd);
+    return status;
+}
+
+hvd_status_t secret_read_file(const char *path, const char *setting, secret_readers_t readers,
+                              uint64_t deadline_ns, uint8_t secret[SECRET_BYTES], err_t *err)
+{
+    char text[SECRET_DIGITS + 2];
+    size_t n = 0;
+    hvd_status_t status =
+        read_file(path, setting, readers, deadline_ns, text, sizeof text, &n, err);
+    if (status == HVD_OK && !secret_decode(text, n, secret)) {
+        status = fail(err, HVD_INVALID_ARGUMENT,
+                      "the secret file %s must hold exactly 64 hexadecimal digits; make one with: "
+                      "openssl rand -hex 32",
+                      path);
     }
     wipe(text, sizeof text);
-    close(fd);
+    return status;
+}
+
+hvd_status_t secret_read_token(const char *path, const char *setting, secret_readers_t readers,
+                               uint64_t deadline_ns, char *token, size_t size, err_t *err)
+{
+    size_t n = 0;
+    hvd_status_t status = read_file(path, setting, readers, deadline_ns, token, size - 1, &n, err);
+    token[n] = '\0';
     return status;
 }
 

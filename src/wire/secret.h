@@ -12,6 +12,10 @@
 #define SECRET_BYTES 32
 #define SECRET_DIGITS (2 * SECRET_BYTES)
 
+// A token of a service, such as the job page's, is treated alike, but is text: fresh, in as many
+// hexadecimal digits as fit in front of the NUL (an odd size).
+hvd_status_t secret_make_token(char *token, size_t size, err_t *err);
+
 void secret_encode(const uint8_t secret[SECRET_BYTES], char digits[SECRET_DIGITS + 1]);
 // Exactly 64 digits, and at most one newline behind.
 bool secret_decode(const char *text, size_t bytes, uint8_t secret[SECRET_BYTES]);
@@ -21,6 +25,9 @@ bool secret_decode(const char *text, size_t bytes, uint8_t secret[SECRET_BYTES])
 typedef enum secret_readers { SECRET_FOR_OWNER = 077, SECRET_FOR_GROUP = 07 } secret_readers_t;
 hvd_status_t secret_read_file(const char *path, const char *setting, secret_readers_t readers,
                               uint64_t deadline_ns, uint8_t secret[SECRET_BYTES], err_t *err);
+// The first size - 1 bytes at most of such a file, with a NUL behind.
+hvd_status_t secret_read_token(const char *path, const char *setting, secret_readers_t readers,
+                               uint64_t deadline_ns, char *token, size_t size, err_t *err);
 // A descriptor is read once, and closed.
 hvd_status_t secret_read_fd(int fd, const char *setting, uint64_t deadline_ns,
                             uint8_t secret[SECRET_BYTES], err_t *err);

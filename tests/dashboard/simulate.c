@@ -7,6 +7,7 @@
 // simulate N
 #define _GNU_SOURCE
 #include "web/web.h"
+#include "wire/secret.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -58,7 +59,7 @@ int main(int argc, char **argv)
     err_t err;
     web_t *web = NULL;
     model_t *model = model_new(command, 4);
-    if (model == NULL || web_make_token(token, &err) != HVD_OK) {
+    if (model == NULL || secret_make_token(token, sizeof token, &err) != HVD_OK) {
         return 1;
     }
     const web_rules_t rules = {.model = model,

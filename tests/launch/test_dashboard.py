@@ -211,6 +211,17 @@ class WhoMayAsk(Case):
         self.assertNotEqual(code, 0)
         self.assertIn(b"--dashboard-certificate", errors)
 
+    def test_a_token_that_others_can_read_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            token = pathlib.Path(folder, "token")
+            token.write_text("a-token-of-our-own-23\n")
+            token.chmod(0o644)
+            code, _, errors = Job("-np", 1, "--dashboard", "--dashboard-token-file", token,
+                                  "true").wait()
+            self.assertNotEqual(code, 0)
+            self.assertIn(b"can be read or changed by other users", errors)
+            self.assertNotIn(b"a-token", errors)
+
     def test_under_tls(self):
         with tempfile.TemporaryDirectory() as folder:
             pem, token = pathlib.Path(folder, "page.pem"), pathlib.Path(folder, "token")
@@ -219,6 +230,7 @@ class WhoMayAsk(Case):
                            check=True, stderr=subprocess.DEVNULL)
             pem.write_text(pem.read_text() + pathlib.Path(f"{pem}.crt").read_text())
             token.write_text("a-token-of-our-own-23\n")
+            token.chmod(0o600)
             job = Job("-np", 1, "--dashboard", "--dashboard-address", "0.0.0.0",
                       "--dashboard-certificate", pem, "--dashboard-token-file", token, PYTHON,
                       TRAIN, env=ENVIRONMENT, stderr=subprocess.STDOUT)

@@ -86,6 +86,33 @@ static void files_are_private(void **state)
     assert_non_null(strstr(err.text, "--secret-file"));
 }
 
+static void tokens_are_treated_alike(void **state)
+{
+    char one[33], other[33], back[33];
+    err_t err;
+    (void)state;
+    assert_int_equal(secret_make_token(one, sizeof one, &err), HVD_OK);
+    assert_int_equal(secret_make_token(other, sizeof other, &err), HVD_OK);
+    assert_int_equal(strspn(one, "0123456789abcdef"), 32);
+    assert_int_equal(strlen(one), 32);
+    assert_string_not_equal(one, other);
+    assert_int_equal(secret_write_file(path, one, 32, &err), HVD_OK);
+    assert_int_equal(secret_read_token(path, "--token-file", SECRET_FOR_GROUP, deadline_in_ms(1000),
+                                       back, sizeof back, &err),
+                     HVD_OK);
+    assert_string_equal(back, one);
+    assert_int_equal(secret_read_token(path, "--token-file", SECRET_FOR_GROUP, deadline_in_ms(1000),
+                                       back, 9, &err), // no more than there is room for
+                     HVD_OK);
+    assert_int_equal(strlen(back), 8);
+    assert_int_equal(chmod(path, 0644), 0);
+    assert_int_equal(secret_read_token(path, "--token-file", SECRET_FOR_GROUP, deadline_in_ms(1000),
+                                       back, sizeof back, &err),
+                     HVD_INVALID_ARGUMENT);
+    assert_string_equal(back, "");
+    assert_int_equal(unlink(path), 0);
+}
+
 // The flags the kernel has for the mapping that holds `at`, as in "VmFlags: rd wr mr dd".
 static void mapping_flags(const void *at, char flags[512])
 {
@@ -134,6 +161,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_and_back),
         cmocka_unit_test(files_are_private),
+        cmocka_unit_test(tokens_are_treated_alike),
         cmocka_unit_test(secrets_stay_here),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
