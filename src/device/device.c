@@ -188,11 +188,13 @@ static hvd_status_t no_memory(const device_t *device, size_t bytes, bool on_devi
 {
     return on_device
                ? fail(err, HVD_NO_MEMORY,
-                      "GPU %d has no %zu bytes left for collectives (%s error %d); leave it some, "
+                      "GPU %d does not have %zu bytes left for collectives (%s error %d); leave it "
+                      "some, "
                       "as with torch.cuda.set_per_process_memory_fraction(0.95)",
                       device->ordinal, bytes, device->driver.name, code)
                : fail(err, HVD_NO_MEMORY,
-                      "the driver has no %zu bytes of pinned memory to copy from GPU %d (error "
+                      "the driver has not given %zu bytes of pinned memory to copy from GPU %d "
+                      "(error "
                       "%d); raise the limit of locked memory (ulimit -l), or use smaller tensors",
                       bytes, device->ordinal, code);
 }

@@ -131,7 +131,8 @@ static hvd_status_t find_functions(nccl_t *nccl, const char *name, err_t *err)
     }
     int code = nccl->call.get_version(&nccl->version);
     if (code != 0) {
-        return fail(err, HVD_UNSUPPORTED, "%s does not tell its version (error %d)", name, code);
+        return fail(err, HVD_UNSUPPORTED, "%s does not say which version it is (error %d)", name,
+                    code);
     }
     return nccl->version >= OLDEST_VERSION
                ? HVD_OK

@@ -523,7 +523,7 @@ static hvd_status_t open_port(web_t *web, err_t *err)
     snprintf(port, sizeof port, "%d", web->rules.port);
     if (getaddrinfo(web->rules.address, port, &hints, &at) != 0) {
         return fail(err, HVD_INVALID_ARGUMENT,
-                    "\"%s\" is no address of this host, such as 127.0.0.1", web->rules.address);
+                    "\"%s\" is not an address of this host, such as 127.0.0.1", web->rules.address);
     }
     if (web->rules.certificate[0] != '\0') {
         status = open_tls(web, err);

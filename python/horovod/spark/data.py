@@ -128,7 +128,7 @@ def is_bare(column: pa.ChunkedArray) -> bool:
 
 
 def is_hidden(path: str, root: str) -> bool:
-    """Spark's own rule: what begins like this, or is in a folder that does, is no data."""
+    """Spark's own rule: what begins like this, or is in a folder that does, is not data."""
     below = path[len(root):] if path.startswith(root) else path
     return any(part.startswith(("_", ".")) for part in below.split("/"))
 
