@@ -19,6 +19,6 @@ def test_the_environment_without_what_is_the_drivers(monkeypatch):
 
 
 def test_through_connect_no_context_is_needed(monkeypatch):
-    monkeypatch.setattr(launch, "connect_session", lambda: "session")
+    monkeypatch.setattr(launch, "find_spark", lambda: ("session", None))
     monkeypatch.setattr(connect, "default_num_proc", lambda session, *_: {"session": 3}[session])
     assert SparkBackend().num_processes() == 3

@@ -206,9 +206,8 @@ def test_old_names_of_the_limits(monkeypatch):
     def no_job(job, n, n_tasks, words):
         return [cloudpickle.dumps((n, int(words[3]), n_tasks, job.spec.max_failures))]
 
-    monkeypatch.setattr(launch, "connect_session", lambda: None)
-    monkeypatch.setattr(launch, "active_context",
-                        lambda: FakeContext([4], spark_task_maxFailures="9"))
+    monkeypatch.setattr(launch, "find_spark",
+                        lambda: (None, FakeContext([4], spark_task_maxFailures="9")))
     monkeypatch.setattr(launch.SparkRun, "carry_out", no_job)
     with pytest.warns(DeprecationWarning) as seen:
         found = elastic.run_elastic(print, num_proc=3, min_np=2, max_np=4, verbose=0)

@@ -111,12 +111,13 @@ def run_elastic(fn: Function, args: Any = (),
     """
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
     max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    if launch.connect_session() is not None:
+    session, context = launch.find_spark()
+    if session is not None:
         raise ValueError("run_elastic is not possible with Spark Connect: its jobs are barrier "
                          "jobs, which Spark ends with their first failure; use run")
     call = launch.Call(cloudpickle.dumps(call_of(fn, args, kwargs), protocol=5), env, nics, stdout,
                        stderr, prefix_output_with_timestamp, None, None, verbose,
                        watching_words(dashboard, report, "horovod.spark.run_elastic", fn))
-    job = ElasticRun(launch.active_context(), launch.start_timeout_of(start_timeout), call,
+    job = ElasticRun(context, launch.start_timeout_of(start_timeout), call,
                      elastic_timeout, reset_limit, num_proc, min_num_proc, max_num_proc)
     return job.run(num_proc)

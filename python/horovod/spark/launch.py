@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TextIO
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, TextIO, Tuple
 
 import cloudpickle
 
@@ -80,7 +80,7 @@ def run(fn: Function, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None
     call = Call(cloudpickle.dumps(work, protocol=5), env, nics, stdout, stderr,
                 prefix_output_with_timestamp, executable, resource_profile, verbose,
                 watching_words(dashboard, report, "horovod.spark.run", fn))
-    session = connect_session()
+    session, context = find_spark()
     if session is not None:
         from horovod.spark import connect
 
@@ -94,33 +94,32 @@ def run(fn: Function, args: Any = (), kwargs: Optional[Mapping[str, Any]] = None
     if use_mpi:
         from horovod.spark.mpi import MpiRun
 
-        job: SparkRun = MpiRun(active_context(), wait, call, extra_mpi_args)
+        job: SparkRun = MpiRun(context, wait, call, extra_mpi_args)
     else:
-        job = SparkRun(active_context(), wait, call)
+        job = SparkRun(context, wait, call)
     return job.run(num_proc)
 
 
-def connect_session() -> Any:
-    """The session, if it is one of Spark Connect."""
+def find_spark() -> Tuple[Any, Any]:
+    """(session, None) if the active session is one of Spark Connect, else (None, the context)."""
     try:
         from pyspark.sql.utils import is_remote
 
-        if not is_remote():
-            return None
-        from pyspark.sql.connect.session import SparkSession
+        if is_remote():
+            from pyspark.sql.connect.session import SparkSession
+
+            session = SparkSession.getActiveSession()
+            if session is not None:
+                return session, None
     except ImportError:
-        return None
-    return SparkSession.getActiveSession()
-
-
-def active_context() -> Any:
+        pass
     from pyspark import SparkContext
 
     sc = SparkContext._active_spark_context
     if sc is None or sc._jsc is None:
         raise Exception("Could not find an active SparkContext, are you running in a PySpark "
                         "session?")
-    return sc
+    return None, sc
 
 
 def start_timeout_of(given: Optional[float], variable: str = START_TIMEOUT_VARIABLE) -> float:

@@ -14,10 +14,10 @@ def default_num_proc() -> int:
 
     start_timeout = launch.start_timeout_of(None)
     deadline = time.monotonic() + start_timeout
-    session = launch.connect_session()
+    session, context = launch.find_spark()
     if session is not None:
         return connect.default_num_proc(session, deadline, start_timeout)
-    return slots.default_num_proc(launch.active_context(), deadline)
+    return slots.default_num_proc(context, deadline)
 
 
 class Backend:
