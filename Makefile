@@ -15,6 +15,7 @@
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-gpu     PyTorch 2.15 and 2.6 (installs it) on the simulated GPU of tests/gpu
 #   make test-dashboard  the job page in a real Chromium (installs it)
+#   make pictures     the pictures of that page in docs/img, from real runs
 #   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
 #   make test-spark   horovod.spark on real Spark 4.3 and 3.5, with a cluster of four hosts
 #   make test-spark-short  the toy and the Rossmann example on local Spark 4.3
@@ -87,9 +88,12 @@ test-torch-versions: setup
 test-gpu: setup
 	@tools/test-gpu.sh
 
-.PHONY: test-dashboard
+.PHONY: test-dashboard pictures
 test-dashboard: setup
 	@tools/test-dashboard.sh
+
+pictures: setup
+	@tools/test-dashboard.sh --pictures
 
 SECONDS := 600
 fuzz:
