@@ -10,6 +10,7 @@ Usage: test_pai_job.py BUILD-DIRECTORY [unittest arguments]     (as root)
 """
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -201,6 +202,19 @@ class Starting(Containers):
         out, _ = self.end(master, 0)
         self.assertIn("[0]<stdout>:0 of master-0\n", out)  # rank 0 is the master's
         self.assertIn("[1]<stdout>:1 of worker-0\n", out)
+
+    def test_its_page_is_on_the_master(self):
+        self.start_worker()
+        master = self.start_master("--dashboard", "sh", "-c", "sleep 100 & wait")
+        said = self.wait_until_said(master, "/?token=")
+        port, token = re.search(r"127.0.0.1:(\d+)/\?token=(\w+)", said).groups()
+
+        def asked():
+            return subprocess.run(
+                [*WORLD.container("master-0"), "curl", "-s", "-H", f"Authorization: Bearer {token}",
+                 f"http://127.0.0.1:{port}/metrics"], capture_output=True, text=True).stdout
+        self.assertTrue(eventually(lambda: 'hvd_job_ranks 2' in asked(), 60), asked())
+        self.assertRegex(asked(), "hvd_job_hosts 2")
 
     def test_variables_of_a_task_stay_there(self):
         self.start_worker()
