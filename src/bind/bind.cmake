@@ -41,6 +41,11 @@ if(SKBUILD)
     set_target_properties(hvd PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
     install(TARGETS hvd_python hvd_tf hvd LIBRARY DESTINATION horovod NAMELINK_SKIP)
     install(TARGETS horovodrun RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR})
+    add_custom_command(TARGET horovodrun POST_BUILD VERBATIM
+        COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tools/man-pages $<TARGET_FILE:horovodrun>
+                ${CMAKE_CURRENT_BINARY_DIR}/man)
+    install(DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/man/
+            DESTINATION ${SKBUILD_DATA_DIR}/share/man/man1)
 else()
     file(MAKE_DIRECTORY ${package_directory})
     file(GLOB package_entries CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/python/horovod/*)

@@ -347,6 +347,15 @@ class InATerminal(Case):
 
 
 class Tools(Case):
+    def test_each_has_a_manual_page(self):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([BUILD.parent / "tools/man-pages", HOROVODRUN, folder], check=True)
+            for name, part in [("horovodrun", r"\-\-dashboard"), ("hvd-info", r"\-\-live"),
+                               ("hvd-bench", r"\-\-simulate")]:
+                page = pathlib.Path(folder, name + ".1").read_text()
+                self.assertRegex(page, rf'^\.TH {name.upper()} 1 ')
+                self.assertIn(part, page)
+
     def test_one_program_is_all_tools(self):
         for name, words, expected in [("hvd-info", ["--build"], "libhvd"),
                                       ("hvd-bench", ["--help"], "usage: hvd-bench")]:
