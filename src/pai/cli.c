@@ -53,9 +53,10 @@ static void print_findings(const pai_findings_t *findings, FILE *out)
     }
 }
 
-// Reads and checks; true: nothing is wrong. What there is to say has been said.
+// Reads and checks; true: nothing is wrong. What there is to say has been said; *n_warnings_p may
+// be NULL.
 static bool read_job(const pai_options_t *options, const char *file, buf_t *text,
-                     pai_document_t **document_p, pai_format_t *format_p)
+                     pai_document_t **document_p, pai_format_t *format_p, int *n_warnings_p)
 {
     err_t err = {0};
     if ((text->len == 0 && pai_file_read(file, text, &err) != HVD_OK) ||
@@ -76,6 +77,9 @@ static bool read_job(const pai_options_t *options, const char *file, buf_t *text
     pai_check(*document_p, *format_p, &findings);
     print_findings(&findings, stderr);
     buf_free(&findings.text);
+    if (n_warnings_p != NULL) {
+        *n_warnings_p = findings.n_warnings;
+    }
     if (findings.n_errors > 0) {
         say("%s: %d problem%s found", file, findings.n_errors, findings.n_errors > 1 ? "s" : "");
         pai_document_free(*document_p);
@@ -113,7 +117,7 @@ static int init(const pai_options_t *options)
     pai_write(options, format, &text);
     if (text.failed) {
         say("cannot write the job: its names and its command must be UTF-8");
-    } else if (read_job(options, "the job", &text, &document, &format)) {
+    } else if (read_job(options, "the job", &text, &document, &format, NULL)) {
         code = write_job(options->output, &text);
     }
     pai_document_free(document);
@@ -126,10 +130,14 @@ static int check_file(const pai_options_t *options, const char *file)
     pai_document_t *document = NULL;
     pai_format_t format = PAI_AUTO;
     buf_t text = {0};
-    bool is_right = read_job(options, file, &text, &document, &format);
-    if (is_right) {
-        fprintf(stdout, "%s: no problems found in this %s job\n", file,
-                format == PAI_V1 ? "v1" : "v2");
+    int n_warnings = 0;
+    bool is_right = read_job(options, file, &text, &document, &format, &n_warnings);
+    const char *form = format == PAI_V1 ? "v1" : "v2";
+    if (is_right && n_warnings == 0) {
+        printf("%s: no problems found in this %s job\n", file, form);
+    } else if (is_right) {
+        printf("%s: %d warning%s, no errors in this %s job\n", file, n_warnings,
+               n_warnings > 1 ? "s" : "", form);
     }
     pai_document_free(document);
     buf_free(&text);
@@ -152,7 +160,7 @@ static int submit(const pai_options_t *options)
     pai_format_t format = PAI_AUTO;
     buf_t text = {0};
     int code = EXIT_USAGE;
-    if (read_job(options, options->words[0], &text, &document, &format)) {
+    if (read_job(options, options->words[0], &text, &document, &format, NULL)) {
         code = pai_submit(options, (const char *)text.data, format, document);
     }
     pai_document_free(document);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define MAX_RANKS 512
+#define MAX_BYTES (1ULL << 40) // of a size to measure
 #define MAX_SIMULATED_RANKS 1000000
 
 // A network of 100 Gbit/s through the kernel, hosts with eight ranks.
@@ -220,10 +221,12 @@ static bool parse_sizes(bench_options_t *o, char *text)
          word = strtok_r(NULL, ",", &save)) {
         char *end;
         unsigned long long n = strtoull(word, &end, 10);
-        n <<= *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-        if (end == word || o->n_bytes == MAX_SIZES) {
+        int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+        bool is_number = end != word && *word != '-' && end[shift > 0] == '\0';
+        if (!is_number || n > MAX_BYTES >> shift || o->n_bytes == MAX_SIZES) {
             return false;
         }
+        n <<= shift;
         o->bytes[o->n_bytes++] = (size_t)n;
     }
     return o->n_bytes > 0;
@@ -246,6 +249,16 @@ static bool parse_tensors(bench_options_t *o, char *text)
         }
     }
     return o->n_tensors > 0;
+}
+
+static bool parse_op(const char *text, const char **op_p)
+{
+    bool is_known = strcmp(text, "many") == 0 || strcmp(text, "memcpy") == 0;
+    for (int op = 0; op < HVD_N_OPS; op++) {
+        is_known |= op != HVD_JOIN && strcmp(hvd_op_name((hvd_op_t)op), text) == 0;
+    }
+    *op_p = text;
+    return is_known;
 }
 
 static bool parse_dtype(const char *text, hvd_dtype_t *dtype_p)
@@ -353,8 +366,7 @@ static bool parse_one(bench_options_t *o, int code, char *value)
     char forced[128];
     switch (code) {
     case OP:
-        o->op = value;
-        return true;
+        return parse_op(value, &o->op);
     case DTYPE:
         return parse_dtype(value, &o->dtype);
     case REDUCE:
@@ -448,6 +460,17 @@ static int run_demo(bench_options_t *o)
     return code;
 }
 
+// getopt_long has said what it does not know itself.
+static void print_refusal(int code, const char *value)
+{
+    for (const struct option *option = long_options; option->name != NULL; option++) {
+        if (option->val == code) {
+            fprintf(stderr, "hvd-bench: --%s cannot be \"%s\"\n", option->name, value);
+        }
+    }
+    fputs(usage, stderr);
+}
+
 int main(int argc, char **argv)
 {
     bench_options_t o = {.op = "allreduce",
@@ -467,7 +490,7 @@ int main(int argc, char **argv)
             return 0;
         }
         if (!parse_one(&o, code, optarg)) {
-            fputs(usage, stderr);
+            print_refusal(code, optarg);
             return 2;
         }
     }

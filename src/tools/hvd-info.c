@@ -386,7 +386,7 @@ static const view_t views[] = {
     {"--live", print_live_view, "what every rank of this host is doing now"},
 };
 
-static int print_usage(FILE *to, int code)
+static int print_usage(FILE *to)
 {
     fputs("usage: hvd-info [view ...] [--ranks N] [--hosts H] [--live [JOB]]\n", to);
     for (size_t i = 0; i < N_ELEMENTS(views); i++) {
@@ -396,7 +396,7 @@ static int print_usage(FILE *to, int code)
           "  --hosts H         number of hosts they run on (default 2)\n"
           "  --help            print this text\n",
           to);
-    return code;
+    return 0;
 }
 
 static bool parse_count(const char *text, int *count_p)
@@ -420,6 +420,27 @@ static const view_t *view_named(const char *option)
     return NULL;
 }
 
+static int fail_option(const char *option)
+{
+    const char *nearest = "";
+    size_t least = strlen(option) / 2 + 1;
+    for (size_t i = 0; i < N_ELEMENTS(views); i++) {
+        size_t distance = edit_distance(option, views[i].option);
+        nearest = distance < least ? views[i].option : nearest;
+        least = MIN(least, distance);
+    }
+    fprintf(stderr, "hvd-info: unknown option %s%s%s; --help lists the options\n", option,
+            nearest[0] != '\0' ? ", did you mean " : "", nearest);
+    return 2;
+}
+
+static int fail_count(const char *option, const char *value)
+{
+    fprintf(stderr, "hvd-info: %s needs a whole number from 1 to %d, not \"%s\"\n", option,
+            MAX_RANKS, value != NULL ? value : "");
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
     info_options_t options = {.ranks = 4, .hosts = 2};
@@ -428,7 +449,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const view_t *view = view_named(argv[i]);
         if (strcmp(argv[i], "--help") == 0) {
-            return print_usage(stdout, 0);
+            return print_usage(stdout);
         }
         int *count_p = strcmp(argv[i], "--ranks") == 0   ? &options.ranks
                        : strcmp(argv[i], "--hosts") == 0 ? &options.hosts
@@ -438,12 +459,18 @@ int main(int argc, char **argv)
             if (view->print == print_live_view && argv[i + 1] != NULL && argv[i + 1][0] != '-') {
                 options.job = argv[++i];
             }
-        } else if (count_p == NULL || !parse_count(argv[++i], count_p)) {
-            return print_usage(stderr, 2);
+        } else if (count_p == NULL) {
+            return fail_option(argv[i]);
+        } else if (!parse_count(argv[i + 1], count_p)) {
+            return fail_count(argv[i], argv[i + 1]);
+        } else {
+            i++;
         }
     }
     if (options.hosts > options.ranks) {
-        return print_usage(stderr, 2);
+        fprintf(stderr, "hvd-info: %d ranks cannot run on %d hosts\n", options.ranks,
+                options.hosts);
+        return 2;
     }
     if (n_wanted == 0) {
         wanted[n_wanted++] = &views[0];

@@ -130,6 +130,31 @@ class Info(Case):
                       self.info(self.job))
 
 
+class WrongOptions(unittest.TestCase):
+    def check(self, program, words, told):
+        done = subprocess.run([BUILD / program, *words], text=True, capture_output=True,
+                              timeout=TIMEOUT_S)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn(told, done.stderr.splitlines()[0])
+        self.assertEqual(done.stdout, "")
+
+    def test_of_the_bench(self):
+        for name, value in [("op", "allredcue"), ("bytes", "-3"), ("bytes", "many"),
+                            ("bytes", "4X"), ("bytes", "9999999999G"), ("dtype", "float"),
+                            ("ranks", "0")]:
+            with self.subTest(name=name, value=value):
+                self.check("hvd-bench", [f"--{name}={value}"], f'--{name} cannot be "{value}"')
+
+    def test_of_the_information(self):
+        self.check("hvd-info", ["--lvie"], "unknown option --lvie, did you mean --live")
+        self.check("hvd-info", ["nonsense"], "unknown option nonsense")
+        self.check("hvd-info", ["--ranks", "two"],
+                   '--ranks needs a whole number from 1 to 65536, not "two"')
+        self.check("hvd-info", ["--ranks"], "--ranks needs a whole number")
+        self.check("hvd-info", ["--ranks", "2", "--hosts", "4"],
+                   "2 ranks cannot run on 4 hosts")
+
+
 class Bench(Case):
     def start(self):
         """A benchmark that runs for long, and the processes of its two ranks."""
