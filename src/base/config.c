@@ -371,6 +371,10 @@ static const struct idle_row {
                "those of mpirun"},
     {.names = {"CCL_*", "HOROVOD_CCL_*"},
      .advice = "oneCCL is not supported: use HOROVOD_TRANSPORTS and HOROVOD_ALGORITHM instead"},
+    {.names = {"DDL_OPTIONS"}, .advice = "DDL is not supported: unset it"},
+    {.names = {"HOROVOD_TORUS_ALLREDUCE", "HOROVOD_HIERARCHICAL_*"},
+     .advice = "algorithms on two levels are chosen where they are faster: HOROVOD_ALGORITHM "
+               "forces another"},
     {.names = {"HOROVOD_NUM_NCCL_STREAMS"},
      .advice = "one stream has all collectives of NCCL, in one order on all ranks"},
 };

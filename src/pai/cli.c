@@ -134,10 +134,10 @@ static int check_file(const pai_options_t *options, const char *file)
     bool is_right = read_job(options, file, &text, &document, &format, &n_warnings);
     const char *form = format == PAI_V1 ? "v1" : "v2";
     if (is_right && n_warnings == 0) {
-        printf("%s: no problems found in this %s job\n", file, form);
+        fprintf(stdout, "%s: no problems found in this %s job\n", file, form);
     } else if (is_right) {
-        printf("%s: %d warning%s, no errors in this %s job\n", file, n_warnings,
-               n_warnings > 1 ? "s" : "", form);
+        fprintf(stdout, "%s: %d warning%s, no errors in this %s job\n", file, n_warnings,
+                n_warnings > 1 ? "s" : "", form);
     }
     pai_document_free(document);
     buf_free(&text);

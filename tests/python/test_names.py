@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of the original: names they import, settings they set, and what becomes of both."""
+import importlib
 import os
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def test_settings_that_do_nothing_are_told_once():
 
 def test_what_the_launcher_sets_itself_is_no_reason_to_warn():
     _, err = launched(JOB, "--network-interfaces", "lo", "--no-autotune")
-    assert "do nothing" not in err
+    assert "no effect" not in err
 
 
 # --- Names ----------------------------------------------------------------------------------------
@@ -61,6 +62,13 @@ def test_questions_about_the_installation():
     assert util.extension_available("torch", verbose=True)
     assert util.gpu_available("torch") is False
     assert util.get_extension_full_path("/a/b.py", "c", "d") == "/a/c/d" + util.get_ext_suffix()
+
+
+@pytest.mark.parametrize("name, instead", [("ray", "Ray Train"), ("ray.elastic", "Ray Train"),
+                                           ("mxnet", "horovod.torch")])
+def test_what_is_not_there_says_what_is(name, instead):
+    with pytest.raises(ModuleNotFoundError, match=instead):
+        importlib.import_module(f"horovod.{name}")
 
 
 def test_small_helpers(monkeypatch):
