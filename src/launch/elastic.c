@@ -113,7 +113,7 @@ static void on_failure(driver_t *driver, worker_t *worker)
     driver->cause = driver->cause != NULL ? driver->cause : worker;
     if (suspects_has_cut(worker)) {
         sink_say(session->sink, STREAM_STDERR,
-                 "%s: the other ranks cannot reach rank %d on host %s, or hear nothing of it",
+                 "%s: the other ranks cannot reach rank %d on host %s, or hear nothing from it",
                  PROGRAM, worker->place.rank, worker->link->host->name);
     }
     if (!session->is_finishing) {

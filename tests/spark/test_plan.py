@@ -201,6 +201,14 @@ def test_a_time_that_is_none(monkeypatch, told):
         elastic.ElasticRun(FakeContext([4]), 9.0, CALL, None, None, None)
 
 
+@pytest.mark.parametrize("given, variable, argument",
+                         [(-3, "HOROVOD_SPARK_START_TIMEOUT", "start_timeout"),
+                          ("soon", "HOROVOD_ELASTIC_TIMEOUT", "elastic_timeout")])
+def test_a_timeout_that_cannot_be_is_refused(given, variable, argument):
+    with pytest.raises(ValueError, match=f"^{argument} is {given!r}: a number of seconds"):
+        launch.start_timeout_of(given, variable)
+
+
 def test_old_names_of_the_limits(monkeypatch):
     """run_elastic as far as it starts something."""
     def no_job(job, n, n_tasks, words):

@@ -43,7 +43,8 @@ def _parse_manifest(data):
         raise ValueError("its manifest is damaged")
     manifest = json.loads(text)
     if manifest["format"] != FORMAT or manifest["version"] != VERSION:
-        raise ValueError(f"it is of another version: {manifest['version']}")
+        raise ValueError(f"it was written in version {manifest['version']} of the format; this is "
+                         f"version {VERSION}")
     return manifest
 
 
@@ -55,7 +56,7 @@ def _read(store, folder, framework):
     shards.check(abouts, manifest["shards"])
     for part in manifest["shards"]:
         if "/" in part["file"] or store.size(folder, part["file"]) != part["bytes"]:
-            raise ValueError(f"{part['file']} has not the size it should have")
+            raise ValueError(f"{part['file']} does not have the size that the manifest tells")
     tensors, memories = {}, {}
     for name, about in abouts.items():
         tensors[name], memories[name] = framework.make(about.dtype, about.shape)

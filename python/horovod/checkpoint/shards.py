@@ -115,7 +115,7 @@ def check(abouts, parts):
                 piece["tensor"]].dtype]
             if not (0 <= begin <= end and 0 <= piece["offset"] <= part["bytes"] - (end - begin)
                     * item):
-                raise ValueError(f"{part['file']} cannot have {piece['tensor']} where it should")
+                raise ValueError(f"{part['file']} is too short for its part of {piece['tensor']}")
             cover[piece["tensor"]].append((begin, end))
     for name, about in abouts.items():
         at = 0

@@ -124,15 +124,14 @@ def find_spark() -> Tuple[Any, Any]:
 
 def start_timeout_of(given: Optional[float], variable: str = START_TIMEOUT_VARIABLE) -> float:
     """As given, or as in the environment; seconds."""
-    if given is not None:
-        return float(given)
-    text = os.environ.get(variable) or str(DEFAULT_START_TIMEOUT)
+    asked = given if given is not None else os.environ.get(variable) or DEFAULT_START_TIMEOUT
     try:
-        seconds = float(text)
-    except ValueError:
+        seconds = float(asked)
+    except (TypeError, ValueError):
         seconds = 0.0
     if not 0.0 < seconds < float("inf"):
-        raise ValueError(f"{variable} is {text!r}: a number of seconds is needed, such as 600")
+        argument = variable.removeprefix("HOROVOD_").removeprefix("SPARK_").lower()
+        raise ValueError(f"{variable if given is None else argument} is {asked!r}: a number of seconds is needed, such as 600")
     return seconds
 
 
