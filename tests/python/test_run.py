@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """horovod.run(): a function on ranks, from a program."""
+import contextlib
 import os
 import subprocess
 import sys
@@ -91,6 +92,26 @@ def test_wrong_arguments():
 def test_old_names_warn():
     with pytest.warns(DeprecationWarning, match="np is deprecated"):
         assert horovod.run(lambda: 1, np=2) == [1, 1]
+
+
+def test_options_as_an_object(tmp_path):
+    from horovod.runner import _HorovodArgs
+    from horovod.runner.launch import _run
+
+    args = _HorovodArgs()
+    assert args.hosts is None and not hasattr(args, "__nothing__")
+    args.num_proc, args.hosts, args.nics, args.cycle_time_ms = 2, "localhost:2", {"lo"}, 3
+    args.verbose, args.use_gloo, args.use_mpi = False, True, None
+    args.command = [sys.executable, "-c", "import os\nopen(os.environ['HOROVOD_RANK'] + "
+                    "os.environ['HOROVOD_CYCLE_TIME'], 'w')"]
+    with contextlib.chdir(tmp_path):
+        assert _run(args) is None
+    assert sorted(os.listdir(tmp_path)) == ["03", "13"]
+    args.command = ["false"]
+    with pytest.raises(RuntimeError, match="horovodrun failed with exit code 1"):
+        _run(args)
+    args.run_func = lambda: int(os.environ["HOROVOD_RANK"]) + 40
+    assert _run(args) == [40, 41]
 
 
 def test_console_command_is_horovodrun():

@@ -82,6 +82,8 @@ def start_launcher(words: List[str], secret: bytes, environment: Dict[str, str],
 def __getattr__(name: str) -> Any:
     if name == "launch":  # not before it is asked for: python -m horovod.runner.launch runs it
         return importlib.import_module("horovod.runner.launch")
+    if name == "_HorovodArgs":
+        return importlib.import_module("horovod.runner.launch")._HorovodArgs
     raise AttributeError(f"module 'horovod.runner' has no attribute {name!r}")
 
 
