@@ -131,7 +131,8 @@ def start_timeout_of(given: Optional[float], variable: str = START_TIMEOUT_VARIA
         seconds = 0.0
     if not 0.0 < seconds < float("inf"):
         argument = variable.removeprefix("HOROVOD_").removeprefix("SPARK_").lower()
-        raise ValueError(f"{variable if given is None else argument} is {asked!r}: a number of seconds is needed, such as 600")
+        said_as = variable if given is None else argument
+        raise ValueError(f"{said_as} is {asked!r}: a number of seconds is needed, such as 600")
     return seconds
 
 
