@@ -425,8 +425,8 @@ static void tell_others(const rank_end_t *ends, int n, int cause, buf_t *out)
         snprintf(text + len, sizeof text - len, ", and %d more", n_told - MAX_OTHERS);
     }
     if (n_stopped > 0) {
-        line(out, "  after it: %s%s%d stopped by %s", text, n_told > 0 ? "; " : "", n_stopped,
-             PROGRAM);
+        line(out, "  after it: %s%s%d other rank%s stopped", text, n_told > 0 ? "; " : "",
+             n_stopped, n_stopped == 1 ? " was" : "s were");
     } else if (n_told > 0) {
         line(out, "  after it: %s", text);
     }
