@@ -334,7 +334,7 @@ static void start_inquiry(coord_t *coord)
     }
 }
 
-// Lists the entries that are due; for a probe, all that have waited for its time.
+// Lists the entries that are due; for a probe, all if one has waited for its time.
 static void gather_asked(coord_t *coord, uint64_t age_ns, bool is_probe)
 {
     SEQUENCER(coord);
@@ -342,7 +342,7 @@ static void gather_asked(coord_t *coord, uint64_t age_ns, bool is_probe)
     for (chain_t *item = coord->entries.open.next; item != &coord->entries.open;
          item = item->next) {
         entry_t *entry = CHAIN_OWNER(item, entry_t, open);
-        if (coord->now_ns - entry->since_ns < age_ns) {
+        if (coord->now_ns - entry->since_ns < age_ns && !(is_probe && inquiry->n_asked > 0)) {
             break;
         }
         if (!entry->is_complete && (is_probe || is_due(coord, entry)) &&

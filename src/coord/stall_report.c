@@ -210,15 +210,24 @@ static void report_end(const coord_t *coord, report_t *report)
     }
 }
 
-static void write_report(coord_t *coord, report_t *report)
+// What was asked about and still waits; NULL for the others.
+static void find_entries(const coord_t *coord, entry_t *entries[CONTROL_MAX_ASKED])
 {
-    const coord_params_t *params = &coord->params;
-    entry_t *entries[CONTROL_MAX_ASKED];
     for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
         entry_t *entry = asked_entry(coord, &coord->stall.inquiry.asked[i]);
         bool still_waits = entry != NULL && entry->is_open && !entry->is_complete;
         entries[i] = still_waits ? entry : NULL;
-        if (still_waits) {
+    }
+}
+
+static void write_report(coord_t *coord, report_t *report)
+{
+    const coord_params_t *params = &coord->params;
+    entry_t *entries[CONTROL_MAX_ASKED];
+    find_entries(coord, entries);
+    for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
+        entry_t *entry = entries[i];
+        if (entry != NULL) {
             entry->asked_ns = coord->now_ns;
             report->must_end |= params->stall_fail_ns > 0 &&
                                 coord->now_ns - entry->since_ns >= params->stall_fail_ns;
@@ -254,12 +263,15 @@ static bool is_deadlock(const coord_t *coord)
 static void write_verdict(coord_t *coord, report_t *report)
 {
     const inquiry_t *inquiry = &coord->stall.inquiry;
+    entry_t *entries[CONTROL_MAX_ASKED];
+    find_entries(coord, entries);
     report_add(report,
                "Deadlock: every rank waits for an operation that another rank has not "
-               "submitted, so none of them can go on.%.*s\nAll ranks must submit the same "
-               "operations, and wait for them in the same order: look for a branch that "
-               "depends on the rank.",
+               "submitted, so none of them can go on.%.*s",
                (int)inquiry->said_bytes, inquiry->said);
+    report_mixed_up(coord, report, entries);
+    report_add(report, "\nAll ranks must submit the same operations, and wait for them in the same "
+                       "order: look for a branch that depends on the rank.");
     report_end(coord, report);
 }
 

@@ -20,7 +20,7 @@ HEAD = """\
 import sys
 import time
 from horovod.common import basics as hvd
-from horovod.common.objects import allgather_object
+from horovod.common.objects import allgather_object, broadcast_object
 
 hvd.init()
 rank = hvd.rank()
@@ -33,6 +33,13 @@ if rank == 1:
 else:
     allgather_object(1, name="a")
     allgather_object(1, name="b")
+"""
+OTHER_OPERATION = HEAD + """\
+allgather_object(1, name="together")
+if rank == 1:
+    broadcast_object(1, name="both")
+else:
+    allgather_object(1, name="both")
 """
 EPOCHS = HEAD + """\
 for epoch in range(2):
@@ -128,6 +135,19 @@ class Deadlock(Case):
         # Stacks end at the user's line.
         self.assertRegex(said, r'File "[^"]*train.py", line 1[03], in <module>')
         self.assertNotIn(f'File "{BUILD}', said)
+
+    def test_two_operations_of_one_name(self):
+        with tempfile.TemporaryDirectory() as directory:
+            job = start(directory, 2, OTHER_OPERATION)
+            said = ""
+            while "does not end by itself" not in said:
+                line = job.stderr.readline()
+                self.assertTrue(line, said)
+                said += line
+            job.terminate()
+            job.communicate(timeout=30)
+        self.assertEqual(said.count("Deadlock:"), 1, said)
+        self.assertRegex(said, r"\[\w+.both.sz\] and \[\w+.both.sz\] differ only in the operation")
 
     def run_epochs(self, pause):
         """What is said of the pause. That a rank got no core for seconds is the machine's doing."""
