@@ -253,7 +253,8 @@ static bool parse_tensors(bench_options_t *o, char *text)
 
 static bool parse_op(const char *text, const char **op_p)
 {
-    bool is_known = strcmp(text, "many") == 0 || strcmp(text, "memcpy") == 0;
+    bool is_known = strcmp(text, "many") == 0 || strcmp(text, "many-gather") == 0 ||
+                    strcmp(text, "memcpy") == 0;
     for (int op = 0; op < HVD_N_OPS; op++) {
         is_known |= op != HVD_JOIN && strcmp(hvd_op_name((hvd_op_t)op), text) == 0;
     }
