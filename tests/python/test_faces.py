@@ -41,6 +41,7 @@ def modules():
     """Every module of the package that can be imported here, but programs."""
     skipped = ("libhvd_tf", "horovod.spark.common.", "horovod.spark.keras", "horovod.spark.torch",
                "horovod.spark.lightning") if not _has("pyspark") else ("libhvd_tf",)
+    skipped += ("horovod.ray", "horovod.mxnet")  # they only say what takes their place
     return [found.name for found in pkgutil.walk_packages(horovod.__path__, "horovod.")
             if not any(word in found.name for word in skipped)]
 
