@@ -293,6 +293,7 @@ typedef struct hvd_counters {
     uint64_t queue_ns;     // from then until its batch began
     uint64_t run_ns;       // until it was finished; all three without those on the board
     uint64_t strangers;    // clients turned away at this rank's ports: not of this job
+    uint64_t nonfinite;    // elements that were NaN or infinite (HOROVOD_CHECK_NUMERICS)
 } hvd_counters_t;
 
 // bytes: sizeof(hvd_counters_t) as the caller knows it.

@@ -284,6 +284,11 @@ void forget_blame(hvd_ctx_t *ctx);            // of a generation before, while t
 // Adds to the cause of an end what only this rank knows: that it was absent, what it waited for.
 void explain_end(hvd_ctx_t *ctx, err_t *end) REQUIRES(ctx->baton) EXCLUDES(ctx->lock);
 
+// --- numerics.c ----------------------------------------------------------------------------------
+
+// Names and counts what is NaN or infinite in what is about to be submitted. Nothing need be valid.
+void numerics_check(hvd_ctx_t *ctx, const hvd_request_t *asked);
+
 // --- observed.c, start.c -------------------------------------------------------------------------
 
 hvd_status_t observed_start(hvd_ctx_t *ctx, err_t *err); // opens ctx->observe

@@ -533,6 +533,9 @@ hvd_status_t hvd_submit(hvd_ctx_t *ctx, const hvd_request_t *request, hvd_handle
     err.text[0] = '\0';
     hvd_status_t status = check_context(ctx, &err);
     if (status == HVD_OK) {
+        if (UNLIKELY(ctx->config.check_numerics)) {
+            numerics_check(ctx, request);
+        }
         lock_take(&ctx->lock);
         status = submit_locked(ctx, request, handle_p, &err);
         lock_release(&ctx->lock);

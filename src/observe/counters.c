@@ -22,6 +22,7 @@ struct counters {
     uint64_t negotiate, queue, run; // ticks
     uint64_t in_flight, in_flight_max;
     atomic_uint_fast64_t batches, batched; // batched: submissions in those batches
+    atomic_uint_fast64_t nonfinite;
     // As last gathered by the holder.
     uint64_t next_gathering_ns, next_late_warning_ns;
     bool watches_arrivals; // for the timeline
@@ -96,6 +97,11 @@ void observe_batch(observe_t *o, int n_entries)
 {
     add_alone(&o->counters->batches, 1);
     add_alone(&o->counters->batched, (uint64_t)n_entries);
+}
+
+uint64_t observe_nonfinite(observe_t *o, uint64_t n)
+{
+    return atomic_fetch_add_explicit(&o->counters->nonfinite, n, memory_order_relaxed);
 }
 
 // --- What coord and net know ---------------------------------------------------------------------
@@ -185,6 +191,7 @@ hvd_counters_t observe_counters(observe_t *o)
         .negotiate_ns = as_ns(c->negotiate, pace),
         .queue_ns = as_ns(c->queue, pace),
         .run_ns = as_ns(c->run, pace),
+        .nonfinite = atomic_load_explicit(&c->nonfinite, memory_order_relaxed),
         .strangers = c->strangers,
     };
     memcpy(out.operations, c->operations, sizeof out.operations);

@@ -63,6 +63,8 @@ static const metric_t metrics[] = {
             "from submission until all had submitted"),
     COUNTER(queue_ns, VALUE_NS, "hvd_queue_seconds_total", "from then until the batch began"),
     COUNTER(run_ns, VALUE_NS, "hvd_run_seconds_total", "from then until finished"),
+    COUNTER(nonfinite, VALUE_COUNT, "hvd_nonfinite_total",
+            "elements submitted that are NaN or infinite, with HOROVOD_CHECK_NUMERICS"),
     COUNTER(strangers, VALUE_COUNT, "hvd_strangers_total",
             "clients refused because they do not belong to this job"),
     TOLD(step, "gauge", VALUE_STEP, "hvd_report_step", "the step that the program reported last"),

@@ -147,6 +147,8 @@ static inline void observe_cycle(observe_t *observe, uint64_t ticks)
 
 // By the holder: a batch of so many submissions has run.
 void observe_batch(observe_t *observe, int n_entries);
+// So many elements more that are NaN or infinite: how many there were before. Any thread.
+uint64_t observe_nonfinite(observe_t *observe, uint64_t n);
 // By the holder, now and then: takes over what coord knows, and warns of a rank that keeps the
 // others waiting.
 void observe_gather(observe_t *observe, coord_t *coord, uint64_t n_strangers, uint64_t now_ns);
