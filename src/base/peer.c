@@ -13,6 +13,7 @@
 #include "base/signals.h"
 #include "base/testing.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -48,11 +49,9 @@ static size_t read_file(const char *path, char *text, size_t bytes)
 }
 
 // The second field, the program's name, may hold blanks and brackets: the last ')' ends it.
-static bool read_process(int pid, process_t *process_p)
+static bool read_stat(const char *path, process_t *process_p)
 {
-    char path[48];
     char text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
     if (read_file(path, text, sizeof text) == 0) {
         return false;
     }
@@ -71,6 +70,31 @@ static bool read_process(int pid, process_t *process_p)
         at = at != NULL ? at + 1 : NULL;
     }
     return true;
+}
+
+static bool read_process(int pid, process_t *process_p)
+{
+    char path[48];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    return read_stat(path, process_p);
+}
+
+// Some thread of it has a core, or waits for one.
+static bool has_runnable_thread(int pid)
+{
+    char path[320];
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *tasks = opendir(path);
+    for (struct dirent *entry; tasks != NULL && !found && (entry = readdir(tasks)) != NULL;) {
+        process_t thread;
+        snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, entry->d_name);
+        found = entry->d_name[0] != '.' && read_stat(path, &thread) && thread.state == 'R';
+    }
+    if (tasks != NULL) {
+        closedir(tasks);
+    }
+    return found;
 }
 
 // 0: there is no such file.
@@ -163,6 +187,13 @@ bool peer_is_gone(const peers_t *peers, int rank)
     return is_visible(peers, rank) &&
            (!read_process(peers->of[rank].pid, &process) ||
             process.started != peers->of[rank].started || has_ended(&process));
+}
+
+bool peer_is_runnable(const peers_t *peers, int rank)
+{
+    process_t process;
+    return is_visible(peers, rank) && read_process(peers->of[rank].pid, &process) &&
+           process.started == peers->of[rank].started && has_runnable_thread(peers->of[rank].pid);
 }
 
 // "" for one we have no words for.

@@ -143,6 +143,7 @@ struct hvd_ctx {
     uint64_t next_housekeeping_ns;
     uint64_t next_activity_ns; // of tell_activity, and what it saw last
     uint64_t n_submitted_seen, quiet_since_ns;
+    uint64_t next_starved_ns; // when to say again that a rank gets no core
     uint64_t cpu_seen_ns, cpu_seen_at_ns, idle_since_ns; // what the process has computed, likewise
     uint64_t moved_ns; // when something of the oldest batch last moved, or it was agreed
     uint64_t next_gathering_ns;

@@ -19,6 +19,7 @@
 
 #define PROGRESS_NS (250 * NS_PER_MS)
 #define BLOCKED_NS (2 * NS_PER_S) // since its last submission: before, it may be about to go on
+#define STARVED_TIMES 6           // so much longer a rank may be silent that gets no core
 #define IDLE_SHARE 20             // 1/20 of a core is not counted as computing
 
 // What runs here, and since when nothing of it has moved. Links that are being made count as
@@ -152,6 +153,25 @@ static void warn_of_absence(hvd_ctx_t *ctx, uint64_t away_ns)
              (double)away_ns / (double)NS_PER_S);
 }
 
+// A rank of this host that the kernel would let run has no core: a busy machine is no dead one.
+static bool waits_for_core(hvd_ctx_t *ctx, const decision_t *d, const char *text)
+    REQUIRES(ctx->baton)
+{
+    double seconds = ctx->config.heartbeat_timeout * STARVED_TIMES;
+    if ((double)d->silent_ns >= seconds * 1e9 || !peer_is_runnable(&ctx->peers, d->rank)) {
+        return false;
+    }
+    if (ctx->now_ns >= ctx->next_starved_ns) {
+        log_warn(
+            &ctx->log, "heartbeat",
+            "%s. It has threads that could run: this host has more work than cores, so the job "
+            "ends only after %g s of silence",
+            text, seconds);
+        ctx->next_starved_ns = ctx->now_ns + (uint64_t)(seconds * 1e9);
+    }
+    return true;
+}
+
 void report_silence(hvd_ctx_t *ctx, const decision_t *d)
 {
     HELD(ctx);
@@ -170,6 +190,9 @@ void report_silence(hvd_ctx_t *ctx, const decision_t *d)
     }
     describe_silence(ctx, d, text, sizeof text);
     if (d->status == HVD_PEER_LOST) {
+        if (waits_for_core(ctx, d, text)) {
+            return;
+        }
         fail(&err, HVD_PEER_LOST,
              "%s. The job ends, because a rank may be silent for %g s at most "
              "(HOROVOD_HEARTBEAT_TIMEOUT_SECONDS)",

@@ -70,14 +70,14 @@ static uint64_t n_elements_of(const hvd_tensor_t *tensor)
 static void name_first(hvd_ctx_t *ctx, const hvd_request_t *asked, uint64_t at, uint64_t n_found,
                        uint64_t n)
 {
-    log_warn(&ctx->log, "numerics",
-             "rank %d submits '%s' with %llu of %llu elements NaN or infinite, the first at %llu%s%s. "
-             "It is the first such tensor of this rank; later ones are only counted "
-             "(hvd_nonfinite_total)",
-             ctx->job.rank, asked->name != NULL ? asked->name : hvd_op_name(asked->op),
-             (unsigned long long)n_found, (unsigned long long)n, (unsigned long long)at,
-             asked->where != NULL ? ", submitted at " : "",
-             asked->where != NULL ? asked->where : "");
+    log_warn(
+        &ctx->log, "numerics",
+        "rank %d submits '%s' with %llu of %llu elements NaN or infinite, the first at %llu%s%s. "
+        "It is the first such tensor of this rank; later ones are only counted "
+        "(hvd_nonfinite_total)",
+        ctx->job.rank, asked->name != NULL ? asked->name : hvd_op_name(asked->op),
+        (unsigned long long)n_found, (unsigned long long)n, (unsigned long long)at,
+        asked->where != NULL ? ", submitted at " : "", asked->where != NULL ? asked->where : "");
 }
 
 void numerics_check(hvd_ctx_t *ctx, const hvd_request_t *asked)

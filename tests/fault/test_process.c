@@ -272,6 +272,42 @@ static void stopped_briefly(rank_t *r, void *arg)
     fault_leave(f);
 }
 
+// Keeps the thread of the engine busy for a while: silent, but the kernel would let it run, as on a
+// host with more work than cores.
+static void spin(void *arg, hvd_handle_t handle, hvd_status_t status)
+{
+    (void)arg;
+    (void)handle;
+    (void)status;
+    for (double end = fault_now() + 5; fault_now() < end;) {
+    }
+}
+
+// Silent for more than twice the timeout, for want of a core: the others wait.
+static void starved(rank_t *r, void *arg)
+{
+    (void)arg;
+    int victim = victim_of(r);
+    fault_rank_t *f = fault_open(r);
+
+    hvd_handle_t handle;
+    hvd_request_t barrier = {.op = HVD_BARRIER, .name = "busy"};
+    barrier.done = r->rank == victim ? spin : NULL;
+    CHECK_OK(r, hvd_submit(r->ctx, &barrier, &handle, r->text, sizeof r->text));
+    if (r->rank == (victim == 0 ? 1 : 0)) {
+        fault_wait_logged(f, "has more work than cores", 4);
+        fault_wait_logged(f, "is heard again after", 6);
+        atomic_fetch_add(rank_shared(r, OVER), 1);
+    }
+    rank_wait_for(r, rank_shared(r, OVER), 1); // in no operation: only the engine's thread is there
+    CHECK_OK(r, hvd_wait(r->ctx, handle, 60000));
+    hvd_release(r->ctx, handle);
+    CHECK_OK(r, fault_step(f, "goes on", 20000));
+    CHECK_OK(r, hvd_health(r->ctx, r->text, sizeof r->text));
+    rank_barrier(r);
+    fault_leave(f);
+}
+
 // --- Leaves -------------------------------------------------------------------------------------
 
 // Ends without a word while the others work: exit(0) where nothing calls shutdown.
@@ -499,6 +535,13 @@ static const subtest_t subtests[] = {
         .env = SHORT_HEARTBEAT,
     },
     {.name = "stopped briefly", .fn = stopped_briefly, .layouts = ONLY_LAYOUT(LAYOUT_ONE)},
+    {
+        .name = "starved",
+        .fn = starved,
+        .layouts = ONLY_LAYOUT(LAYOUT_ONE),
+        .env = {"HOROVOD_HEARTBEAT_INTERVAL_SECONDS=0.25", "HOROVOD_HEARTBEAT_WARNING_SECONDS=1",
+                "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS=2"},
+    },
     {.name = "skips", .fn = skips, .min_ranks = 3},
     {
         .name = "never comes",
