@@ -25,6 +25,8 @@
 #   make test-launchers  ranks under real mpiruns and srun (installs them); ONLY=Debian: fewer
 #   make test-rdma    real verbs, in two emulated machines (installs an emulator), some minutes
 #   make chaos        faults at random for SECONDS=600, from SEED=1
+#   make soak         FAULTS=240 in jobs that train, for SOAK_SECONDS=3600 at most, from SEED=1;
+#                     as root
 #   make test-images  the images of deploy/docker, built and used; some minutes, as root
 #   make test-openpai-image  the image of deploy/openpai, built, and jobs in it; as root
 #   make test-cluster the chart on a real Kubernetes made for it; half an hour the first time
@@ -168,6 +170,12 @@ test-tensorflow-asan: setup
 SEED := 1
 chaos: setup
 	@./build/tests/test_chaos --seconds $(SECONDS) --seed $(SEED)
+
+FAULTS := 240
+SOAK_SECONDS := 3600
+.PHONY: soak
+soak: setup
+	@python3 tests/soak/soak.py build --faults $(FAULTS) --seconds $(SOAK_SECONDS) --seed $(SEED)
 
 check-style:
 	@tools/check-style

@@ -112,12 +112,13 @@ static void on_ready(void *arg, int id, uint32_t generation)
                    .ready = {.rank = id, .generation = (int32_t)generation, .blames = blamed}});
 }
 
-static void on_keeps(void *arg, int id)
+static void on_wants(void *arg, int id, uint32_t what)
 {
-    agent_report(arg, &(frame_t){.kind = FRAME_KEEPS, .keeps = {.rank = id}});
+    agent_report(arg,
+                 &(frame_t){.kind = FRAME_WANTS, .wants = {.rank = id, .what = (int32_t)what}});
 }
 
-static const mailbox_fns_t mailbox_fns = {.ready = on_ready, .keeps = on_keeps};
+static const mailbox_fns_t mailbox_fns = {.ready = on_ready, .wants = on_wants};
 
 // A rank is a session of its own; what shows its state may be a child of what we started.
 bool agent_has_process(void *arg, int pid)

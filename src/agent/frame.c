@@ -80,7 +80,7 @@ static const struct {
     [FRAME_SNAPSHOT] = {false, {HAS(INT, snapshot.rank), HAS(TEXT, snapshot.text)}},
     [FRAME_END] = {false, {HAS(INT, end.code)}},
     [FRAME_LEAVING] = {false, {{FIELD_NONE, 0}}},
-    [FRAME_KEEPS] = {false, {HAS(INT, keeps.rank)}},
+    [FRAME_WANTS] = {false, {HAS(INT, wants.rank), HAS(INT, wants.what)}},
 };
 
 // --- Fields --------------------------------------------------------------------------------------

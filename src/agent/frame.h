@@ -31,11 +31,16 @@ typedef enum frame_kind {
     FRAME_SNAPSHOT,  // agent: how one does
     FRAME_END,       // launcher, to an agent that stays: everything is over, with this exit code
     FRAME_LEAVING,   // agent, elastic: its host is about to go
-    FRAME_KEEPS,     // agent, elastic: a rank writes a checkpoint if it is told of the end
+    FRAME_WANTS,     // agent, elastic: how a rank wants to be treated
     FRAME_N_KINDS
 } frame_kind_t;
 
 #define FRAME_LIMIT ((size_t)1 << 30)
+enum {
+    WANTS_WARNING = 1, // it writes a checkpoint if it is told of the end
+    WANTS_SHRINK = 2,  // after a failure, to go on without waiting for others
+};
+
 #define BLAME_BYTES 512 // what a rank did that others gave up for
 
 typedef struct bytes {
@@ -133,7 +138,8 @@ typedef struct frame {
         } end;
         struct {
             int32_t rank;
-        } keeps;
+            int32_t what; // WANTS_..., added up
+        } wants;
     };
 } frame_t;
 

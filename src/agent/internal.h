@@ -30,7 +30,7 @@ void supervisor_stop(supervisor_t *supervisor, const char *directory);
 // there may be something for mailbox_read.
 typedef struct mailbox_fns {
     void (*ready)(void *arg, int id, uint32_t generation); // it has left that generation
-    void (*keeps)(void *arg, int id); // it writes a checkpoint if it is told of the end
+    void (*wants)(void *arg, int id, uint32_t what);       // WANTS_..., added up
 } mailbox_fns_t;
 hvd_status_t mailbox_watch(const char *directory, int *fd_p, err_t *err);
 void mailbox_read(int fd, const char *directory, const mailbox_fns_t *fns, void *arg);

@@ -5,8 +5,8 @@
 // They lie in the agent's directory, which only this user can enter. The agent writes place.<id>
 // (who the rank is in the next generation, NAME=value a line) and news ("number what": hosts have
 // come or gone); a rank that has left a generation writes its number to ready.<id>, and one that is
-// about to call the function it was started for may write 0 there. keeps.<id> says that the rank
-// has a checkpoint to write if it is told of the end. Each file is written under
+// about to call the function it was started for may write 0 there. wants.<id> says how the
+// rank wants to be treated. Each file is written under
 // another name first and then renamed, so nobody reads half of one; the agent learns of new ones by
 // inotify. docs/elastic.md tells what they mean.
 #define _GNU_SOURCE
@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define READY "ready."
-#define KEEPS "keeps."
+#define WANTS "wants."
 
 hvd_status_t mailbox_watch(const char *directory, int *fd_p, err_t *err)
 {
@@ -136,16 +136,16 @@ void mailbox_read(int fd, const char *directory, const mailbox_fns_t *fns, void 
     while ((n = read(fd, events, sizeof events)) > 0) {
         const struct inotify_event *event;
         for (char *at = events; at < events + n; at += sizeof *event + event->len) {
-            uint32_t id, generation;
+            uint32_t id, number;
             event = (const void *)at;
             snprintf(path, sizeof path, "%s/%.*s", directory, (int)event->len, event->name);
             if (event->len == 0) {
                 continue;
             }
-            if (parse_name(event->name, READY, &id) && read_number(path, &generation)) {
-                fns->ready(arg, (int)id, generation);
-            } else if (parse_name(event->name, KEEPS, &id)) {
-                fns->keeps(arg, (int)id);
+            if (parse_name(event->name, READY, &id) && read_number(path, &number)) {
+                fns->ready(arg, (int)id, number);
+            } else if (parse_name(event->name, WANTS, &id) && read_number(path, &number)) {
+                fns->wants(arg, (int)id, number);
             }
         }
     }

@@ -65,7 +65,8 @@ static void tell(agent_link_t *link, const frame_t *frame)
 
 static frame_t place_of(const session_t *session, const worker_t *worker, buf_t *list)
 {
-    const rank_info_t rank = {.place = worker->is_leaving ? NULL : &worker->place,
+    bool has_place = !worker->is_leaving && !worker->is_coming;
+    const rank_info_t rank = {.place = has_place ? &worker->place : NULL,
                               .n_ranks = session->n_ranks,
                               .host_name = worker->link->host->name,
                               .job = &session->info,

@@ -26,7 +26,7 @@ static int n_alive(const driver_t *driver)
 {
     int n = 0;
     for (int i = 0; i < driver->session.n_workers; i++) {
-        n += worker_is_alive(driver->session.workers[i]);
+        n += worker_has_state(driver->session.workers[i]);
     }
     return n;
 }
@@ -128,13 +128,27 @@ static void on_failure(driver_t *driver, worker_t *worker)
     form_in_ms(driver, MOMENT_MS);
 }
 
+// One that was to join later: nobody misses it.
+static void on_failure_of_spare(driver_t *driver, const worker_t *worker)
+{
+    char text[HVD_TEXT_BYTES] = "";
+    if (!driver->session.is_finishing) {
+        judge_host(driver, worker, text, sizeof text);
+        sink_say(driver->session.sink, STREAM_STDERR,
+                 "%s: a rank that was to join ended with exit code %d; %s", PROGRAM,
+                 worker->end.code, text);
+    }
+}
+
 static void on_exit_of(session_t *session, worker_t *worker)
 {
     session_flush(session, worker); // another may have its rank soon
     if (worker->end.was_stopped) {
         return;
     }
-    if (worker->end.code != 0) {
+    if (worker->joined == 0) {
+        on_failure_of_spare(driver_of(session), worker);
+    } else if (worker->end.code != 0) {
         on_failure(driver_of(session), worker);
     } else {
         session->is_finishing = true; // the others are about to end too
@@ -174,7 +188,7 @@ static void on_lost(session_t *session, agent_link_t *link, const char *how)
 static bool all_have_left(const session_t *session)
 {
     for (int i = 0; i < session->n_workers; i++) {
-        if (worker_is_alive(session->workers[i]) &&
+        if (worker_has_state(session->workers[i]) &&
             session->workers[i]->has_left != session->generation) {
             return false;
         }
@@ -186,7 +200,7 @@ static bool all_have_left(const session_t *session)
 static void on_frame(session_t *session, agent_link_t *link, const frame_t *frame)
 {
     int id = frame->kind == FRAME_READY   ? frame->ready.rank
-             : frame->kind == FRAME_KEEPS ? frame->keeps.rank
+             : frame->kind == FRAME_WANTS ? frame->wants.rank
                                           : -1;
     if (frame->kind == FRAME_LEAVING) {
         handover_host(driver_of(session), link->host);
@@ -195,8 +209,12 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
         return;
     }
     worker_t *worker = session->workers[id];
-    if (frame->kind == FRAME_KEEPS) {
-        worker->keeps = true;
+    if (frame->kind == FRAME_WANTS) {
+        worker->wants = frame->wants.what;
+        return;
+    }
+    if (worker->joined == 0) { // it waits for a place
+        worker->is_coming = false;
         return;
     }
     worker->has_left = (uint32_t)frame->ready.generation;
@@ -215,6 +233,7 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
 {
     driver_t *driver = driver_of(session);
     if (session->is_stopping || session->is_finishing) {
+        spares_dismiss(driver);
         return NEVER_NS;
     }
     take_hosts(driver);
@@ -224,7 +243,9 @@ static uint64_t on_time(session_t *session, uint64_t now_ns)
         }
         return driver->form_at_ns == NEVER_NS ? NEVER_NS : now_ns + FORM_MS * NS_PER_MS;
     }
-    if (driver->form_at_ns == NEVER_NS) {
+    if (spares_are_wanted(session)) {
+        spares_tend(driver);
+    } else {
         generation_tell_news(driver);
     }
     return driver->form_at_ns;

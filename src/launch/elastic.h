@@ -3,9 +3,9 @@
 // elastic.h - an elastic job: a session with many generations of ranks.
 //
 // elastic.c has its policy and owns it; suspects.c finds out which ranks are out of reach;
-// handover.c hears of ends in advance; generation.c forms the next generation; host_pool.c says
-// which hosts there are, which may be used, and how many ranks each has, and does nothing else.
-// Private to these, which share one thread.
+// handover.c hears of ends in advance; spares.c starts ranks while others go on; generation.c forms
+// the next generation; host_pool.c says which hosts there are, which may be used, and how many
+// ranks each has, and does nothing else. Private to these, which share one thread.
 #ifndef HVD_LAUNCH_ELASTIC_H
 #define HVD_LAUNCH_ELASTIC_H
 
@@ -19,6 +19,8 @@ typedef struct pool_host {
     bool is_absent;           // its agent is to dial, and has not
     bool is_full;             // an agent is to dial before it gets more ranks
     bool is_leaving;          // somebody wants it back
+    int n_spare;              // ranks there that wait for a place; kept by generation.c
+    int n_coming;             // those that start
     int n_failures;           // of its ranks, or of reaching it
     uint64_t barred_until_ns; // 0: not barred; NEVER_NS: for good
     int n_restarts;           // of its ranks, since it was last forgiven
@@ -36,6 +38,7 @@ typedef struct host_pool {
     int n_hosts, n_order;
     double cooldown_min_s, cooldown_max_s; // 0: failed hosts are given up
     int max_restarts;                      // 0: a host is barred with its first failure, for good
+    bool starts_none;                      // places only for ranks there are
 } host_pool_t;
 
 enum { NEWS_REMOVED = 1, NEWS_ADDED = 2, NEWS_ENDING = 4 }; // as Python's HostUpdateResult has it
@@ -82,7 +85,13 @@ typedef struct driver {
 
 static inline bool worker_is_alive(const worker_t *worker)
 {
-    return !worker->end.has_ended && !worker->is_leaving;
+    return !worker->end.has_ended && !worker->is_leaving && !worker->is_coming;
+}
+
+// A rank of the generation that runs, or of one before.
+static inline bool worker_has_state(const worker_t *worker)
+{
+    return worker_is_alive(worker) && worker->joined > 0;
 }
 
 // elastic.c
@@ -101,7 +110,18 @@ void handover_host(driver_t *driver, const host_t *host); // is about to go
 // The job is about to end: true if ranks have been told, and end by themselves.
 bool handover_job(session_t *session);
 
+// spares.c
+// Do ranks want to go on without waiting for those that are started in the place of others?
+bool spares_are_wanted(const session_t *session);
+// Starts ranks where there is room, and tells the others once they wait for a place.
+void spares_tend(driver_t *driver);
+void spares_admit(driver_t *driver);   // those that start count as well
+void spares_dismiss(driver_t *driver); // nobody needs them any more
+
 // generation.c
+void generation_count(driver_t *driver); // what runs on each host
+// An agent without a plan on the host; NULL: there is none.
+agent_link_t *generation_fresh_link(const session_t *session, const pool_host_t *host);
 // Forms the next generation if there are slots enough and the agents are there; else brings them
 // up, to be called again, or gives up.
 void generation_form(driver_t *driver);

@@ -20,7 +20,7 @@ static bool is_fresh(const agent_link_t *link)
     return !link->has_plan && link->phase != LINK_FAILED;
 }
 
-static agent_link_t *fresh_link(const session_t *session, const pool_host_t *host)
+agent_link_t *generation_fresh_link(const session_t *session, const pool_host_t *host)
 {
     for (int i = 0; i < session->n_links; i++) {
         if (session->links[i]->host == &host->host && is_fresh(session->links[i])) {
@@ -36,7 +36,7 @@ static void note_absent(driver_t *driver)
     const session_t *session = &driver->session;
     for (int i = 0; i < driver->pool.n_hosts && session->awaited != NULL; i++) {
         pool_host_t *host = driver->pool.hosts[i];
-        const agent_link_t *link = fresh_link(session, host);
+        const agent_link_t *link = generation_fresh_link(session, host);
         bool has_come = link != NULL && link->phase == LINK_READY;
         host->is_full =
             !host->host.is_local && !has_come && !awaited_has(session->awaited, host->host.name);
@@ -45,15 +45,20 @@ static void note_absent(driver_t *driver)
     }
 }
 
-static void count_alive(driver_t *driver)
+void generation_count(driver_t *driver)
 {
     const session_t *session = &driver->session;
     for (int i = 0; i < driver->pool.n_hosts; i++) {
-        driver->pool.hosts[i]->n_alive = 0;
+        pool_host_t *host = driver->pool.hosts[i];
+        host->n_alive = host->n_spare = host->n_coming = 0;
     }
     for (int i = 0; i < session->n_workers; i++) {
-        host_pool_find(&driver->pool, session->workers[i]->link->host)->n_alive +=
-            worker_is_alive(session->workers[i]);
+        const worker_t *worker = session->workers[i];
+        pool_host_t *host = host_pool_find(&driver->pool, worker->link->host);
+        bool is_alive = worker_is_alive(worker);
+        host->n_alive += is_alive && worker->joined > 0;
+        host->n_spare += is_alive && worker->joined == 0;
+        host->n_coming += worker->is_coming && !worker->end.has_ended && !worker->is_leaving;
     }
     note_absent(driver);
 }
@@ -67,10 +72,10 @@ static bool recruit(driver_t *driver)
     bool are_ready = true;
     for (int i = 0; i < driver->pool.n_order && !session->is_stopping; i++) {
         pool_host_t *host = driver->pool.order[i];
-        if (host->quota <= host->n_alive) {
+        if (host->quota <= host->n_alive + host->n_spare) {
             continue;
         }
-        agent_link_t *link = fresh_link(session, host);
+        agent_link_t *link = generation_fresh_link(session, host);
         if (link == NULL && session_add_link(session, &host->host) == NULL) {
             elastic_give_up(driver, EXIT_INTERNAL, "no memory for host %s", host->host.name);
         }
@@ -95,19 +100,23 @@ static hvd_status_t next_rendezvous(driver_t *driver, err_t *err)
 static bool fill_host(driver_t *driver, pool_host_t *host, const rank_place_t *places)
 {
     session_t *session = &driver->session;
-    agent_link_t *link = fresh_link(session, host);
+    agent_link_t *link = generation_fresh_link(session, host);
     int n_old = session->n_workers, n = 0;
-    for (int i = 0; i < n_old; i++) {
-        worker_t *worker = session->workers[i];
-        if (worker->link->host == &host->host && worker_is_alive(worker)) {
+    for (int i = 0; i < 2 * n_old; i++) { // first those that have the state of the job
+        worker_t *worker = session->workers[i % n_old];
+        bool is_turn = worker_has_state(worker) == (i < n_old) && worker_is_alive(worker);
+        if (worker->link->host == &host->host && is_turn) {
             worker->is_leaving = n >= host->quota;
+            worker->joined = worker->is_leaving ? worker->joined : session->generation;
             worker->place = worker->is_leaving ? worker->place : places[n++];
         }
     }
     for (; n < host->quota; n++) {
-        if (session_add_worker(session, link, &places[n]) == NULL) {
+        worker_t *worker = session_add_worker(session, link, &places[n]);
+        if (worker == NULL) {
             return false;
         }
+        worker->joined = session->generation;
     }
     return true;
 }
@@ -117,7 +126,8 @@ static void send_places(session_t *session)
 {
     for (int i = 0; i < session->n_workers; i++) {
         worker_t *worker = session->workers[i];
-        if (link_is_running(worker->link) && !worker->link->is_stopping && !worker->end.has_ended) {
+        bool is_told = !worker->end.has_ended && !worker->is_coming;
+        if (link_is_running(worker->link) && !worker->link->is_stopping && is_told) {
             command_place(session, worker);
         }
     }
@@ -132,19 +142,25 @@ static void send_places(session_t *session)
     }
 }
 
+// It has ranks in this generation, or starts some for a later one.
+static bool has_use(const driver_t *driver, const host_t *host)
+{
+    const pool_host_t *known = host_pool_find(&driver->pool, host);
+    return known->quota > 0 || (driver->pool.starts_none && known->n_coming > 0);
+}
+
 // Hosts that are gone, or have no place, keep nobody.
 static void dismiss_hosts(driver_t *driver)
 {
     session_t *session = &driver->session;
     for (int i = 0; i < session->n_workers; i++) {
         worker_t *worker = session->workers[i];
-        bool has_place = host_pool_find(&driver->pool, worker->link->host)->quota > 0;
+        bool has_place = has_use(driver, worker->link->host);
         worker->is_leaving |= !has_place && !worker->end.has_ended;
     }
     for (int i = 0; i < session->n_links; i++) {
         agent_link_t *link = session->links[i];
-        if (host_pool_find(&driver->pool, link->host)->quota == 0 && link->has_plan &&
-            !link->is_stopping) {
+        if (!has_use(driver, link->host) && link->has_plan && !link->is_stopping) {
             session_stop_link(link, SIGTERM, GRACE_MS);
         }
     }
@@ -237,9 +253,14 @@ void generation_form(driver_t *driver)
     bool is_first = session->generation == 0;
     char absent[512];
     int needed = is_first ? (int)session->options->num_proc : driver->min_ranks;
-    count_alive(driver);
+    generation_count(driver);
+    driver->pool.starts_none = !is_first && spares_are_wanted(session);
     int n_ranks = host_pool_share(&driver->pool, (int)session->options->max_num_proc, clock_ns());
-
+    if (driver->pool.starts_none && n_ranks < needed) {
+        driver->pool.starts_none = false;
+        spares_admit(driver);
+        n_ranks = host_pool_share(&driver->pool, (int)session->options->max_num_proc, clock_ns());
+    }
     if (n_ranks < needed) {
         bool may_come = discovery_goes_on(driver->discovery) || host_pool_may_grow(&driver->pool);
         if (!may_come || clock_ns() >= driver->give_up_at_ns) {
@@ -274,7 +295,8 @@ void generation_tell(driver_t *driver, unsigned news)
 
 void generation_tell_news(driver_t *driver)
 {
-    count_alive(driver);
+    generation_count(driver);
+    driver->pool.starts_none = false;
     host_pool_share(&driver->pool, (int)driver->session.options->max_num_proc, clock_ns());
     unsigned news = host_pool_news(&driver->pool);
     if (news != 0 && news != driver->news) {

@@ -29,7 +29,8 @@ static int n_alive(const session_t *session, const host_t *elsewhere_than)
 static bool keeps_checkpoints(const session_t *session)
 {
     for (int i = 0; i < session->n_workers; i++) {
-        if (worker_is_alive(session->workers[i]) && session->workers[i]->keeps) {
+        if (worker_is_alive(session->workers[i]) &&
+            (session->workers[i]->wants & WANTS_WARNING) != 0) {
             return true;
         }
     }

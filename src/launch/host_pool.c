@@ -148,11 +148,11 @@ bool host_pool_restart(const host_pool_t *pool, pool_host_t *host, uint64_t now_
 }
 
 // How many ranks it may have: no new ones while it is not to start any, or cannot.
-static int places_of(pool_host_t *host, uint64_t now_ns)
+static int places_of(pool_host_t *host, bool starts_none, uint64_t now_ns)
 {
+    int n_there = MIN(host->n_alive + host->n_spare, host->host.slots);
     host->is_pausing = host->restart_at_ns > now_ns;
-    return host->is_pausing || host->is_full ? MIN(host->n_alive, host->host.slots)
-                                             : host->host.slots;
+    return host->is_pausing || host->is_full || starts_none ? n_there : host->host.slots;
 }
 
 static bool is_usable(const pool_host_t *host, uint64_t now_ns)
@@ -171,7 +171,7 @@ int host_pool_share(host_pool_t *pool, int max_ranks, uint64_t now_ns)
     for (int has_ranks = 1; has_ranks >= 0; has_ranks--) {
         for (int i = 0; i < pool->n_hosts; i++) {
             pool_host_t *host = pool->hosts[i];
-            int places = places_of(host, now_ns);
+            int places = places_of(host, pool->starts_none, now_ns);
             int left = max_ranks > 0 ? max_ranks - n_ranks : places;
             if ((host->n_alive > 0) == (has_ranks == 1) && is_usable(host, now_ns) &&
                 MIN(places, left) > 0) {

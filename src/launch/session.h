@@ -44,7 +44,9 @@ typedef struct worker {
     agent_link_t *link;
     rank_place_t place;
     bool is_leaving;             // told to go: how it ends does not matter
-    bool keeps;                  // writes a checkpoint if it is told of the end
+    int wants;                   // WANTS_..., added up
+    uint32_t joined;             // the last generation it has a place in; 0: none yet
+    bool is_coming;              // it starts, to have a place in a later one
     uint32_t has_left;           // the last generation it has left
     int accuses;                 // the worker because of which it has; -1: none
     uint64_t condemned_until_ns; // its agent has been asked to end it; 0: not

@@ -31,6 +31,7 @@ import torch
 import horovod.torch as hvd
 
 FOLDER, N_STEPS, RATE = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+RUN = hvd.elastic.run(on_failure=sys.argv[4]) if len(sys.argv) > 4 else hvd.elastic.run
 hvd.init()
 torch.manual_seed(7)
 torch.set_default_dtype(torch.float64)
@@ -57,10 +58,11 @@ def weights():
     return [p.flatten().tolist() for p in model.parameters()]
 
 
-@hvd.elastic.run
+@RUN
 def train(state):
     while state.step < N_STEPS:
         maybe_die("begin")
+        me, began = hvd.rank(), hvd.size()
         generator = torch.Generator().manual_seed(1000 * state.step + hvd.rank())
         x = torch.randn(4, 3, generator=generator)
         before = weights()
@@ -69,7 +71,7 @@ def train(state):
         model(x).square().sum().backward()
         optimizer.step()
         maybe_die("applied")
-        print("did", [state.step, hvd.rank(), hvd.size(), n_seen, before, weights()], flush=True)
+        print("did", [state.step, me, hvd.size(), n_seen, before, weights(), began], flush=True)
         state.step += 1
         maybe_die("noted")
         if state.step % 17 == 0:
@@ -83,7 +85,7 @@ print("done", [hvd.size(), weights()], flush=True)
 """
 
 
-def run_job(folder, n_ranks, kills, *words):
+def run_job(folder, n_ranks, kills, *words, how=()):
     for step, place, rank in kills:
         (folder / f"die.{step}.{place}.{rank}").touch()
     (folder / "train.py").write_text(TRAIN)
@@ -92,7 +94,7 @@ def run_job(folder, n_ranks, kills, *words):
     environment.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     done = subprocess.run(
         [find_launcher(), "-np", str(n_ranks), "--min-np", "1", *words, sys.executable,
-         folder / "train.py", folder, str(N_STEPS), str(RATE)], env=environment, timeout=500,
+         folder / "train.py", folder, str(N_STEPS), str(RATE), *how], env=environment, timeout=500,
         stdin=subprocess.DEVNULL, capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-5000:]
@@ -127,10 +129,12 @@ def replay(rows, last):
     weights = last
     while json.dumps(weights) in by_end:
         members = by_end[json.dumps(weights)]
-        step, _, size, n_seen, before, after = members[0]
+        step, _, size, n_seen, before, after, _ = members[0]
         assert all([m[0], m[2], m[4]] == [step, size, before] for m in members)
         assert n_seen == step  # of the forward pass of a failed step nothing is left
-        gradients = [gradients_of(before, step, rank) for rank in range(size)]
+        # Who finished it without a lost one has the data of the rank it was.
+        ranks = [m[1] for m in members] if len(members) == size else range(size)
+        gradients = [gradients_of(before, step, rank) for rank in ranks]
         for old, new, *own in zip(before, after, *gradients):
             assert np.allclose(np.array(old) - RATE * sum(own) / size, new, atol=1e-12), step
         steps.append(step)
@@ -163,3 +167,34 @@ def test_lost_rank_comes_back(tmp_path):
     assert [size for size, _ in ends] == [2, 2], said[-5000:]
     done, n_lost = replay(rows, ends[0][1])
     assert done == list(range(N_STEPS)) and n_lost <= 1, (done, n_lost)
+
+
+def test_step_is_finished_by_those_left(tmp_path):
+    """Nobody does it again, and nobody waits for the rank that is started in place of the lost."""
+    kills = [(15, "gradient", 1), (27, "begin", 0)]
+    rows, ends, said = run_job(tmp_path, 3, kills, "--elastic-restarts", "0", "-H",
+                               "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", how=["shrink"])
+    done, n_lost = replay(rows, ends[0][1])
+    assert done == list(range(N_STEPS)) and n_lost == 0, (done, n_lost)
+    finished = {row[0]: (row[6], row[2]) for row in rows if row[6] != row[2]}
+    assert finished == {15: (3, 2), 27: (2, 1)}, finished
+
+
+def test_random_moments_where_steps_are_finished(tmp_path):
+    rng = random.Random(77000 + SEED)
+    kills = [(step, rng.choice(PLACES), rng.randrange(4 - i))
+             for i, step in enumerate(sorted(rng.sample(range(2, N_STEPS - 1), 3)))]
+    rows, ends, said = run_job(tmp_path, 4, kills, "--elastic-restarts", "0", "-H",
+                               ",".join(f"127.0.0.{i + 1}:1" for i in range(4)), how=["shrink"])
+    done, n_lost = replay(rows, ends[0][1])
+    assert n_lost <= len(kills), (kills, done, n_lost)
+    assert sorted(set(done)) == list(range(N_STEPS)) and done == sorted(done), (kills, done)
+    assert len(done) <= N_STEPS + len(kills), (kills, done)
+
+
+def test_lost_rank_joins_later(tmp_path):
+    """It is started while the other goes on without waiting for it; then they are two again."""
+    rows, ends, said = run_job(tmp_path, 2, [(3, "gradient", 0)], how=["shrink"])
+    done, n_lost = replay(rows, ends[0][1])
+    assert done == list(range(N_STEPS)) and n_lost == 0, (done, n_lost)
+    assert "generation 2 of the job has 1 rank" in said, said[-3000:]

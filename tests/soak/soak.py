@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Faults at random, one after another, in jobs that train: does each job go on, or end as it should?
+"""Faults at random, one after another, in jobs that train: does each go on, or end as it should?
 
 Usage, as root: soak.py BUILD-DIRECTORY [--faults 240] [--seconds 3600] [--seed 1] [--out FOLDER]
 
-Three hosts in network namespaces, reached by ssh, with a rank each. An elastic job of PyTorch has to
-go on after every fault; one of fixed size, of PyTorch or Keras, has to end, say why, and leave
+Three hosts in network namespaces, reached by ssh, with a rank each. An elastic job of PyTorch has
+to go on after every fault; one of fixed size, of PyTorch or Keras, has to end, say why, and leave
 nothing. The seed decides what happens to whom, and when; a fault that finds a mistake is named with
 the seed and its number. The ranks check every sum and every weight (train.py). FOLDER gets a row a
 fault (faults.jsonl), the output of jobs that did wrong, and a table and a picture of how long the
@@ -198,20 +198,22 @@ def relist(running, host):
 BOTH, ELASTIC, FIXED = ("elastic", "fixed"), ("elastic",), ("fixed",)
 # {r} and {h}: rank and host. goes_on: nobody may be lost. code: of a job of fixed size.
 FAULTS = [
-    Fault("rank killed", to_rank(signal.SIGKILL), BOTH, r"rank {r} failed|because of rank {r}:.*signal 9",
-          137),
+    Fault("rank killed", to_rank(signal.SIGKILL), BOTH,
+          r"rank {r} failed|because of rank {r}:.*signal 9", 137),
     Fault("rank raises an exception", order("raise"), BOTH,
           r"rank {r} failed|because of rank {r}: it raised RuntimeError", 1),
     Fault("rank gets no memory", order("memory"), BOTH,
           r"rank {r} failed|because of rank {r}: it raised MemoryError", 1),
     Fault("rank stopped (SIGSTOP)", to_rank(signal.SIGSTOP), BOTH,
           r"rank {r} failed|because of rank {r}:", 137),
-    Fault("rank ends early, exit code 0", order("exit"), FIXED, r"rank {r}\b.*(ended|left|exit)", None),
+    Fault("rank ends early, exit code 0", order("exit"),
+          FIXED,
+          r"rank {r}\b.*(ended|left|exit)", None),
     Fault("agent killed", to_agent(signal.SIGKILL), BOTH, r"agent on host {h}|host {h}", None),
     Fault("host told to go (SIGTERM)", to_agent(signal.SIGTERM), ELASTIC,
           r"host {h} is about to go", None, relist),
-    Fault("host not listed any more", unlist, ELASTIC, r"generation \d+ of the job has 2 ranks", None,
-          relist),
+    Fault("host not listed any more", unlist, ELASTIC,
+          r"generation \d+ of the job has 2 ranks", None, relist),
     Fault("network of a host cut", cut, BOTH, r"host {h}\b", None, mend),
     Fault("two ranks killed at once", two_at_once, BOTH, r"rank \d+ failed|because of rank", 137),
     Fault("another killed in the recovery", again_in_recovery, ELASTIC, r"rank {r} failed", None),
@@ -250,8 +252,9 @@ class Soak:
             file.write(json.dumps(row) + "\n")
         if problems:
             (self.out / f"fault-{row['number']}.log").write_text(running.text())
-        print(f"{row['number']:4} {kind:8}{framework:6} {fault.name:34} {host}  "
-              f"{'-' if seconds is None else f'{seconds:6.1f} s'}  {'; '.join(problems)}", flush=True)
+        took = "-" if seconds is None else f"{seconds:6.1f} s"
+        print(f"{row['number']:4} {kind:8}{framework:6} {fault.name:34} {host}  {took}  "
+              f"{'; '.join(problems)}", flush=True)
 
     def inject(self, running, fault, host):
         """The moment, the rank, and how much it had said."""
@@ -275,9 +278,13 @@ class Soak:
         mark = next((i for i in range(said, len(running.lines))
                      if "generation" in running.lines[i][1]), said)
         settle = time.monotonic() + (1.5 if fault.goes_on else 0)
-        went_on = changed and eventually(lambda: running.job.process.poll() is not None or (
-            time.monotonic() > settle and
-            any(size in sizes and when > begun for when, _, size, _ in running.steps(mark))), HANG_S)
+
+        def is_on():
+            return time.monotonic() > settle and any(
+                size in sizes and when > begun for when, _, size, _ in running.steps(mark))
+
+        went_on = changed and eventually(
+            lambda: running.job.process.poll() is not None or is_on(), HANG_S)
         after = [when for when, _, size, _ in running.steps(mark) if when > begun]
         problems = []
         if running.job.process.poll() is not None:

@@ -2,8 +2,8 @@
 """What the ranks of the soak do: train.py FOLDER torch|keras elastic|fixed
 
 Gradients are whole numbers that do not depend on the rank, so the weights after a step are known
-exactly, whoever took part in it; every sum over the ranks is checked too. A rank prints each step. In
-the folder the soak leaves files: `over` ends the job, `raise.<host>`, `memory.<host>` and
+exactly, whoever took part in it; every sum over the ranks is checked too. A rank prints each step.
+In the folder the soak leaves files: `over` ends the job, `raise.<host>`, `memory.<host>` and
 `exit.<host>` are obeyed once by the rank of that host.
 """
 import os

@@ -859,7 +859,7 @@ static const frame_t all_frames[] = {
     {.kind = FRAME_SNAPSHOT, .snapshot = {.rank = 3, .text = "rank\t3\n"}},
     {.kind = FRAME_END, .end = {.code = 7}},
     {.kind = FRAME_LEAVING},
-    {.kind = FRAME_KEEPS, .keeps = {.rank = 4}},
+    {.kind = FRAME_WANTS, .wants = {.rank = 4, .what = 3}},
 };
 
 static hvd_status_t read_frame(const buf_t *buf, size_t bytes, frame_t *frame_p)

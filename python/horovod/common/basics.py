@@ -91,6 +91,8 @@ def _join(ranks):
 def _join_generation(static_sets):
     """In an elastic job a generation may end before all have joined it: then it is the next."""
     _, dynamic_sets = _sets.wanted_sets()
+    if membership.has_no_place_yet():
+        membership.take_next_place()
     while True:
         _sets.want_sets(static_sets, dynamic_sets)  # what is agreed on may have come to nothing
         try:

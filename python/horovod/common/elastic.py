@@ -14,6 +14,7 @@ import queue
 from horovod import _core
 from horovod.common import membership
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt, JobEndsInterrupt
+from horovod.common.objects import allgather_object
 
 
 class HostUpdateResult:
@@ -80,6 +81,9 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def finish_steps(self, rejoin):
+        """From now on the ranks that are left after a failure finish their step, if that can be."""
 
     def on_hosts_updated(self, timestamp, update_res):
         """News from the launcher, from any thread."""
@@ -204,35 +208,68 @@ class ObjectState(State):
             self.restore()
 
 
-def run_fn(func, reset, checkpoint=None):
+class StepIsLost(HorovodInternalError):
+    """The ranks that are left cannot finish their step, but are in the next generation already."""
+
+
+def meet(in_step=False, n_done=0):
+    """The first that ranks do in a generation, where they may finish a step: are all in the same?
+
+    n_done: steps since the state was the same on all.
+    """
+    mine = (in_step, n_done)
+    everybody = allgather_object(mine, name="elastic.meet")
+    return in_step and all(one == mine for one in everybody)
+
+
+ON_FAILURE = ("restart", "shrink")
+
+
+def run_fn(func, reset, checkpoint=None, on_failure="restart"):
     """The elastic loop: func(state, ...) until it returns; reset() joins the job anew.
 
     checkpoint: where state.commit(path=...) writes; a job that begins goes on from there.
+    on_failure: "shrink": the ranks that are left do not wait for those that are started again, and
+    finish their step without the lost ones, where the state can.
     """
+    if on_failure not in ON_FAILURE:
+        raise ValueError(f"on_failure is {on_failure!r}: one of {', '.join(map(repr, ON_FAILURE))}")
+    shrinks = on_failure == "shrink" and membership.is_elastic()
+    wants = (membership.WANTS_WARNING * (checkpoint is not None) +
+             membership.WANTS_SHRINK * shrinks)
 
     @functools.wraps(func)
     def wrapper(state, *args, **kwargs):
         notification_manager.init()
         notification_manager.register_listener(state)
-        if checkpoint is not None:
-            membership.say_it_keeps_checkpoints()
-            if not membership.is_later_generation():
-                state.resume(checkpoint)
+        if wants:
+            membership.say_wants(wants)
+        if checkpoint is not None and not membership.is_later_generation():
+            state.resume(checkpoint)
+        if shrinks:
+            state.finish_steps(reset)
+        must_meet = shrinks and membership.is_later_generation()
         skip_sync = False
         try:
             while True:
+                has_joined = False
                 try:
+                    if must_meet:
+                        meet()
                     if not skip_sync:
                         state.sync()
                     return func(state, *args, **kwargs)
-                except HorovodInternalError:
+                except HorovodInternalError as error:
                     state.recover()
                     skip_sync = False
+                    has_joined = isinstance(error, StepIsLost)
                 except HostsUpdatedInterrupt as interrupt:
                     # Where ranks may leave for different reasons, or new ones come meanwhile, all
                     # must do the same.
                     skip_sync = interrupt.skip_sync and not membership.is_elastic()
-                reset()
+                if not has_joined:
+                    reset()
+                must_meet = shrinks and not has_joined
                 state.on_reset()
         except JobEndsInterrupt:
             if checkpoint is not None:

@@ -4,7 +4,7 @@
 The agent of this host and the rank leave each other small files in a directory of the job
 (HOROVOD_ELASTIC_DIR): place.<worker> tells who this rank is in the next generation, news that hosts
 have come or gone or that the job is about to end, ready.<worker> that this rank has left its
-generation, keeps.<worker> that it has a checkpoint to write before the end. docs/elastic.md.
+generation, wants.<worker> how the launcher is to treat it. docs/elastic.md.
 """
 import os
 import sys
@@ -12,6 +12,9 @@ import time
 
 LOOK_EVERY_S = 0.05
 FIRST_GENERATION = 1
+WANTS_WARNING = 1  # it writes a checkpoint if it is told of the end
+WANTS_SHRINK = 2  # after a failure, to go on without waiting for others
+_NO_PLACE = "-1"
 
 
 def is_elastic() -> bool:
@@ -47,13 +50,18 @@ def _say_ready(worker: str) -> None:
     os.rename(path + ".new", path)
 
 
-def say_it_keeps_checkpoints() -> None:
-    """Before a job ends the launcher then tells, so that what was done is not lost."""
+def say_wants(what: int) -> None:
+    """How the launcher is to treat this rank: WANTS_..., added up."""
     if is_elastic():
-        path = _path(f"keeps.{os.environ['HOROVOD_ELASTIC_WORKER']}")
-        with open(path + ".new", "w", encoding="utf-8"):
-            pass
+        path = _path(f"wants.{os.environ['HOROVOD_ELASTIC_WORKER']}")
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            file.write(str(what))
         os.rename(path + ".new", path)
+
+
+def has_no_place_yet() -> bool:
+    """Was this process started while the others go on? It joins them when it is ready."""
+    return is_elastic() and os.environ["HOROVOD_RANK"] == _NO_PLACE
 
 
 def _newer_place(worker: str) -> dict:
@@ -76,7 +84,7 @@ def take_next_place() -> None:
                 f"generation of the elastic job within {timeout_s:.0f} s (--elastic-timeout)")
         time.sleep(LOOK_EVERY_S)
     os.environ.update(place)
-    if place["HOROVOD_RANK"] == "-1":
+    if place["HOROVOD_RANK"] == _NO_PLACE:
         print(f"rank on host {os.environ.get('HOROVOD_HOSTNAME')} has been removed from elastic "
               "job", file=sys.stderr, flush=True)
         raise SystemExit(0)

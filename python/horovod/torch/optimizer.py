@@ -170,6 +170,7 @@ def _remove_all(handles):
 class _Wrapper:
     """What all wrapped optimizers share."""
 
+    _gradients = None  # KeptGradients, of elastic/finish.py: a step is finished after a failure
     step_watch = None  # told when weights are about to change and when they have (elastic/steps.py)
 
     def _apply(self, apply):
@@ -262,11 +263,28 @@ class _DistributedOptimizer(_Wrapper):
             prescale=self._prescale, postscale=self._postscale)
 
     def _is_always_slow(self, p):
-        return (self._compression is not Compression.none or p in self._groups
+        return (self._gradients is not None or self._compression is not Compression.none
+                or p in self._groups
                 or p.dtype not in DTYPES or (p in self._sparse and not self.sparse_as_dense))
+
+    def keep_gradients(self, gradients):
+        """Keeps gradients as they were computed, so that a step can be finished after a failure."""
+        self._gradients = gradients
+        for hook in self._hooks.values():
+            hook.always_slow = True
 
     def _submit_slowly(self, hook, p):
         """Everything that is not the allreduce of a plain gradient in place; returns a handle."""
+        if self._gradients is None:
+            return self._submit_now(hook, p)
+        self._gradients.keep(p)
+        try:
+            return self._submit_now(hook, p)
+        except HorovodInternalError:
+            hook.handle = None  # synchronize() meets the failure again, and knows what to do
+            return None
+
+    def _submit_now(self, hook, p):
         self._notice_a_new_era()
         if p not in self._agreed:
             self._first_step.note_gradient(p)
@@ -428,13 +446,25 @@ class _DistributedOptimizer(_Wrapper):
     def synchronize(self):
         """Waits until all gradients are reduced and in place."""
         if self._is_active:
-            try:
-                self._submit_missing()
-                self._wait_for_all()
-            finally:
-                self._forget()
+            while not self._reduce_all():
+                self._gradients.put_back(self._hooks)
             self._holder.clear()
         self._synchronized = True
+
+    def _reduce_all(self):
+        """False: a rank was lost, and the gradients are to be put back and reduced once more."""
+        try:
+            self._submit_missing()
+            self._wait_for_all()
+        except HorovodInternalError:
+            if self._gradients is None:
+                raise
+            return False
+        finally:
+            self._forget()
+        if self._gradients is not None:
+            self._gradients.forget()
+        return True
 
     def _wait_for_all(self):
         plain, others = [], []
@@ -485,8 +515,10 @@ class _DistributedOptimizer(_Wrapper):
         """Forgets gradients that are on their way, once they have arrived or failed."""
         if self._is_in_flight():
             # Elastic training restores after a failure; nothing arrives then.
+            gradients, self._gradients = self._gradients, None
             with contextlib.suppress(RuntimeError, ValueError):
                 self.synchronize()
+            self._gradients = gradients
         self._forget()
         self._synchronized = False
 

@@ -5,9 +5,10 @@ import copy
 import torch
 
 from horovod.common.basics import rank
-from horovod.common.elastic import ObjectState
+from horovod.common.elastic import ObjectState, StepIsLost, meet
 from horovod.common.objects import broadcast_object
 from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.elastic.finish import can_finish, finish_steps_of
 from horovod.torch.elastic.steps import StepWatch, is_plain
 from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -112,6 +113,18 @@ class TorchState(ObjectState):
             self._watch = StepWatch(optimizers[0], self._values_of(ModelStateHandler),
                                     self._position)
 
+    def finish_steps(self, rejoin):
+        optimizers = self._values_of(OptimizerStateHandler)
+        if self._watch is not None and can_finish(optimizers[0]):
+            finish_steps_of(optimizers[0], self._watch, lambda: self._rejoin(rejoin))
+
+    def _rejoin(self, rejoin):
+        rejoin()
+        if not meet(True, self._watch.n_done):
+            raise StepIsLost("the ranks that are left were not in the same step")
+        for callback in self._reset_callbacks:
+            callback()
+
     def _position(self):
         """How far the script says it is."""
         return ([sampler.state_dict() for sampler in self._values_of(SamplerStateHandler)],
@@ -165,6 +178,8 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
+        if self._watch is not None:
+            self._watch.n_done = 0
 
     def reset(self):
         for handler in self._handlers.values():

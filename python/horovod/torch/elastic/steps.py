@@ -31,6 +31,7 @@ class StepWatch:
         self._is_applying = False
         self._buffers = []
         self._last_position = None
+        self.n_done = 0  # steps since all ranks had the same state
         self._n_steps = 0  # since the last commit
         self._n_unnoted = 0  # of them those after which the script was where it had been
         self._optimizer, self._handles = optimizer, []
@@ -56,6 +57,7 @@ class StepWatch:
     def end(self):
         """They have; a whole step is done."""
         self._is_applying = False
+        self.n_done += 1
         self._n_steps += 1
         position = self._position()
         self._n_unnoted += position == self._last_position
