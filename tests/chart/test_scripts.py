@@ -50,7 +50,9 @@ def lay_out(root, found, role, full=FULL):
         path.write_bytes(base64.b64decode(text))
     page = found.get(("Secret", full + "-dashboard"), {"data": {}})
     for key, text in page["data"].items():
-        (root / "dashboard" / key).write_bytes(base64.b64decode(text))
+        path = root / "dashboard" / key
+        path.touch(mode=0o600)
+        path.write_bytes(base64.b64decode(text))
 
 
 class Pod:
