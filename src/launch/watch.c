@@ -156,17 +156,29 @@ void watch_end(session_t *session, const worker_t *worker)
 
 // --- In time -------------------------------------------------------------------------------------
 
+// Of an elastic job: its host was taken away, or has another agent by now.
+static bool has_left(const session_t *session, const agent_link_t *link)
+{
+    return session->generation > 0 && (link->phase == LINK_DONE || link->phase == LINK_FAILED);
+}
+
 static void tell_hosts(const session_t *session, const job_watch_t *watch)
 {
-    int n_ready = 0;
+    int n_ready = 0, n_hosts = 0;
     const char *missing = "";
     for (int i = 0; i < session->n_links; i++) {
         const agent_link_t *link = session->links[i];
         bool is_ready = link->phase == LINK_READY || link->phase == LINK_DONE;
+        if (has_left(session, link)) {
+            continue;
+        }
+        n_hosts++;
         n_ready += is_ready;
         missing = link_is_coming(link) && missing[0] == '\0' ? link->host->name : missing;
     }
-    model_hosts(watch->model, n_ready, session->n_links, missing);
+    if (n_hosts > 0) { // else the job is over, and was on those that are known
+        model_hosts(watch->model, n_ready, n_hosts, missing);
+    }
 }
 
 static void tell_places(const session_t *session, const job_watch_t *watch)

@@ -202,6 +202,7 @@ class Browser(unittest.TestCase):
             hosts.write_text("localhost:1\n")
             self.wait(page, f"{rows} === 1 && /generation 3/.test(document.body.textContent)", 60)
             page.wait_for_timeout(2500)
+            self.assertIn("1 rank on 1 host,", page.locator("#about").text_content())
             self.check(page, "elastic")
 
     def many(self, n, name):
