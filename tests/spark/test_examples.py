@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from horovod.runner.launch import find_launcher
+
 EXAMPLES = os.path.join(os.path.dirname(__file__), "..", "..", "examples")
 
 
@@ -111,6 +113,15 @@ def test_mnist(tmp_path):
     pytest.importorskip("torch")
     out = run("pytorch_spark_mnist.py", cwd=str(tmp_path))
     assert float(re.search(r"Test accuracy: ([\d.]+)", out).group(1)) > 0.5
+
+
+def test_lightning(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("pytorch_lightning")
+    out = subprocess.run([find_launcher(), "-np", "2", sys.executable, os.path.join(
+        EXAMPLES, "pytorch/pytorch_lightning_digits.py")], stdout=subprocess.PIPE, text=True,
+        check=True, cwd=tmp_path, timeout=1200).stdout
+    assert float(re.search(r"accuracy ([\d.]+) on 2 ranks", out).group(1)) > 0.5
 
 
 def test_store_sales(tmp_path):
