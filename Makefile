@@ -9,7 +9,7 @@
 #   make bench        measurements                                make clean        remove builds
 #   make wheel        the Python package, in dist/             make test-wheel   tries it
 #   make release      what would be published, in dist/release: packages, sums, components
-#   make test-release installs it: in Ubuntu 20.04, and under an emulated aarch64; as root
+#   make test-release installs it: in Ubuntu 20.04, Debian 12, an emulated aarch64; as root
 #   make docs         the book: a site with search, in build-docs/book/site
 #   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
