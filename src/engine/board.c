@@ -44,7 +44,11 @@
 #define LOOK_AFTER_SPINS 100 // then it is worth asking whether the others wait on this core
 #define FREE_MISSES 2
 #define LONGEST_SUSPENSION 10 // as a power of two
-#define MOST_SUM_BYTES KIB    // longer ones are faster by a stream, in which each adds up a part
+// Longer sums are faster by a stream, in which each adds up a part of them; later so where each of
+// its stages waits for the scheduler.
+#define MOST_SUM_BYTES KIB         // of each member
+#define MOST_ADDED_BYTES (8 * KIB) // of all together, if that is more
+#define MOST_CROWDED_SUM_BYTES (16 * KIB)
 
 #define CLOSED ((uint64_t)1 << 31)
 #define ROUND_OF(word) ((word) >> 32)
@@ -186,7 +190,7 @@ static bool moves(const request_t *r)
 // Where contributions to this request lie.
 static void find_contributions(const board_t *x, request_t *r, board_place_t *place)
 {
-    size_t bytes = r->board.adds_up ? r->payload_bytes : sizeof(uint64_t);
+    size_t bytes = r->board.adds_up ? r->board.sum_bytes : sizeof(uint64_t);
     bool beside = bytes <= x->bytes_beside && !moves(r);
     r->board.contributions = beside ? place->beside : place->bytes;
     r->board.stride = beside ? x->bytes_beside : x->bytes_each;
@@ -212,6 +216,21 @@ static void note(board_seen_t *seen, bool full)
 static bool serves(hvd_op_t op, hvd_reduce_t reduce)
 {
     return stream_serves(op) && reduce != HVD_ADASUM;
+}
+
+// Whether members add up here, rather than only agree; all of them find the same.
+static bool adds_up(const hvd_ctx_t *ctx, const request_t *r, int n_members)
+{
+    const signature_t *s = &r->signature;
+    size_t most = MAX(MOST_ADDED_BYTES / (size_t)n_members, MOST_SUM_BYTES);
+    if (net_oversubscribed(ctx->net)) {
+        most = MOST_CROWDED_SUM_BYTES;
+    }
+    // What rides has accumulators of its own; anything else must need none.
+    bool has_room = r->payload != NULL ||
+                    (op_has(s->op, OP_RIDES) && s->reduce != HVD_ADASUM && s->n_tensors == 1 &&
+                     acc_dtype(s->dtype) == s->dtype && ctx->config.algorithm[0] == '\0');
+    return has_room && r->board.sum_bytes <= MIN(most, ctx->board->bytes_each);
 }
 
 // A short sum always does. Whatever may have to be streamed needs a rank that does nothing else.
@@ -256,7 +275,8 @@ bool board_arrive(hvd_ctx_t *ctx, request_t *r, const process_set_t *set, unsign
     board_t *x = ctx->board;
     r->board.place = NULL;
     r->board.closed = 0;
-    r->board.adds_up = r->payload != NULL && r->payload_bytes <= MOST_SUM_BYTES;
+    r->board.sum_bytes = r->payload != NULL ? r->payload_bytes : r->trace.bytes;
+    r->board.adds_up = x != NULL && adds_up(ctx, r, set->n);
     if (!is_eligible(ctx, r, set, flags)) {
         return false;
     }
@@ -348,7 +368,7 @@ static bool add_up(request_t *r, const uint8_t *const *contributions)
     int n_members = r->board.n_members;
     hvd_dtype_t acc = acc_dtype(r->signature.dtype);
     hvd_reduce_t op = r->signature.reduce == HVD_AVERAGE ? HVD_SUM : r->signature.reduce;
-    size_t n = r->payload_bytes / hvd_dtype_bytes(acc);
+    size_t n = r->board.sum_bytes / hvd_dtype_bytes(acc);
     const void *inputs[BOARD_MEMBERS];
     for (int m = 0; m < n_members; m++) {
         inputs[m] = contributions[m];

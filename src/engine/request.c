@@ -322,7 +322,7 @@ void request_load(const request_t *request, void *accumulators)
     const signature_t *signature = &request->signature;
     bool is_plain = signature->n_tensors == 1 && !dtype_is_half(signature->dtype);
     if (LIKELY(is_plain && signature->prescale == 1.0)) {
-        memcpy(accumulators, request->tensors[0].input, request->payload_bytes);
+        memcpy(accumulators, request->tensors[0].input, request->trace.bytes);
         return;
     }
     size_t acc_bytes = hvd_dtype_bytes(acc_dtype(signature->dtype));

@@ -29,6 +29,7 @@ typedef struct board_try {
     int n_members, member;
     int ranks[BOARD_MEMBERS];
     bool adds_up;           // what members have brought
+    size_t sum_bytes;       // of what each has, then
     board_place_t *place;   // NULL: it was not tried
     board_seen_t *seen;     // what is known of that place
     uint8_t *contributions; // there: two of `stride` bytes for each member
