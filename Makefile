@@ -32,7 +32,7 @@
 #   make test-cluster the chart on a real Kubernetes made for it; half an hour the first time
 .PHONY: all setup demo check test test-long test-launchers bench fuzz chaos clean check-style \
 	wheel setup-spark \
-	test-spark test-spark-short bench-torch test-torch-versions test-wheel
+	test-spark test-spark-short bench-docs bench-torch test-torch-versions test-wheel
 
 build_of_ := build
 build_of_address := build-asan
@@ -79,6 +79,9 @@ test-rdma: setup
 bench: setup
 	@bench/run.sh
 	@$(MAKE) --no-print-directory bench-torch
+
+bench-docs: setup
+	@bench/docs.sh
 
 bench-torch: setup
 	@.venv/bin/python bench/torch_bench.py

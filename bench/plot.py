@@ -28,6 +28,7 @@ COLOURS = [
 ]
 NAMES = {
     "ours": "this library",
+    "ours-encrypted": "encrypted",
     "impi": "Intel MPI",
     "openmpi": "Open MPI",
     "mpich": "MPICH",
@@ -91,15 +92,25 @@ def text(x, y, words, anchor="start", size=12):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{words}</text>'
 
 
-def grid(x, y, sizes, powers, label, tick):
+def levels(values):
+    """Round numbers around the values: powers of ten, or closer where the values are."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    steps = (1,) if high - low > 2 else (1, 2, 5)
+    marks = [m * 10.0**k for k in range(low, high + 1) for m in steps]
+    below = [m for m in marks if m <= min(values)]
+    return [m for m in marks if m >= below[-1] and
+            m <= min(n for n in marks if n >= max(values) or n == marks[-1])]
+
+
+def grid(x, y, sizes, marks, label, tick, value):
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     out = []
-    for power in powers:
-        out.append(line(LEFT, y(power), right, y(power), "#ddd"))
-        out.append(text(LEFT - 8, y(power) + 4, time_text(power), "end"))
+    for mark in marks:
+        out.append(line(LEFT, y(mark), right, y(mark), "#888" if mark == 1 else "#ddd"))
+        out.append(text(LEFT - 8, y(mark) + 4, value(mark), "end"))
     for b in sizes:
         out.append(line(x(b), TOP, x(b), bottom, "#eee"))
-        out.append(text(x(b), bottom + 18, tick(b), "middle"))
+        out.append(text(x(b), bottom + 16, tick(b), "middle", 10))
     out.append(text((LEFT + right) / 2, HEIGHT - 14, label, "middle"))
     return out
 
@@ -116,19 +127,18 @@ def curve(x, y, peer, points, i):
     return out
 
 
-def draw(lines, title, label="size of the tensor (float32 sum)", tick=size_text):
+def draw(lines, title, label="size of the tensor (float32 sum)", tick=size_text, value=time_text):
     sizes = sorted({b for points in lines.values() for b in points})
-    times = [t for points in lines.values() for t in points.values()]
-    low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+    marks = levels([v for points in lines.values() for v in points.values()])
     x = Scale(sizes[0], sizes[-1], LEFT, WIDTH - RIGHT)
-    y = Scale(10**low, 10**high, HEIGHT - BOTTOM, TOP)
+    y = Scale(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         text(LEFT, 28, title, size=16),
     ]
-    out += grid(x, y, sizes, [10**k for k in range(low, high + 1)], label, tick)
+    out += grid(x, y, sizes, marks, label, tick, value)
     order = sorted(lines, key=lambda p: (p != "ours", -max(lines[p].values())))
     for i, peer in enumerate(order):
         out += curve(x, y, peer, sorted(lines[peer].items()), i)

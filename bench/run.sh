@@ -10,6 +10,7 @@
 #   ROUNDS=5    rounds; every contender runs once in each, in rotated order
 #   BUDGET=0.2  seconds per contender, operation and size
 #   MINUTES=... at most, as far as what is under way takes no longer
+#   EXTRA=...   more options of bench/peers/side_by_side.py
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build
@@ -26,4 +27,4 @@ if [ -z "${LAB:-}" ]; then
 fi
 exec python3 bench/peers/side_by_side.py --set "$sets" --rounds "${ROUNDS:-5}" \
     --budget "${BUDGET:-0.2}" --minutes "${MINUTES:-inf}" --ours $build/hvd-bench \
-    --out "$out/results.jsonl" --report "$out/tables.md"
+    --out "$out/results.jsonl" --report "$out/tables.md" ${EXTRA:-}

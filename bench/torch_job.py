@@ -5,7 +5,8 @@
     torch_job.py CONTENDER TEST
 
 The contenders: hvd (horovod.torch), gloo (torch.distributed's own), single (no communication), and
-for training ddp-gloo and ddp-hvd: DistributedDataParallel on Gloo and on our backend. Times are
+for training ddp-gloo and ddp-hvd: DistributedDataParallel on Gloo and on our backend, and apart: as
+many processes as ranks, which do not talk. Times are
 those of the slowest rank; every test checks a result before it measures.
 """
 import json
@@ -92,12 +93,27 @@ class Single:
         return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
+class Transformer(torch.nn.Module):
+    """A small one: 6 layers, 256 wide, 5.8 million parameters"""
+
+    def __init__(self, n_words=2048, width=256):
+        super().__init__()
+        self.words = torch.nn.Embedding(n_words, width)
+        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        self.guess = torch.nn.Linear(width, n_words)
+
+    def forward(self, words):
+        return self.guess(self.layers(self.words(words))).flatten(0, 1)
+
+
 CONTENDERS = {
     "hvd": Hvd,
     "gloo": lambda: Distributed("gloo"),
     "ddp-gloo": lambda: Distributed("gloo"),
     "ddp-hvd": lambda: Distributed("hvd"),
     "single": Single,
+    "apart": Single,
 }
 
 
@@ -170,12 +186,24 @@ def test_hook(contender):
     return {"gradient hook us": 1e6 * statistics.median(samples)}
 
 
-def train(contender, name, batch, steps):
+def train_images(contender, name, batch, steps):
     sys.path.insert(0, str(EXAMPLES))
     from pytorch_synthetic_benchmark import make_model
     torch.manual_seed(1)
-    model, optimizer = contender.prepare(make_model(name))
     data, target = torch.randn(batch, 3, 64, 64), torch.randint(1000, (batch,))
+    return {f"{name} images/s": batch * train(contender, make_model(name), data, target, steps)}
+
+
+def train_words(contender, batch, length, steps):
+    torch.manual_seed(1)
+    data, target = torch.randint(2048, (batch, length)), torch.randint(2048, (batch * length,))
+    rate = train(contender, Transformer(), data, target, steps)
+    return {"transformer words/s": batch * length * rate}
+
+
+def train(contender, model, data, target, steps):
+    """Steps per second, of all ranks together"""
+    model, optimizer = contender.prepare(model)
 
     def step():
         optimizer.zero_grad()
@@ -188,7 +216,7 @@ def train(contender, name, batch, steps):
     for _ in range(steps):
         step()
     seconds = float(contender.slowest(time.perf_counter() - started))
-    return {f"{name} images/s": contender.size * batch * steps / seconds}
+    return contender.size * steps / seconds
 
 
 TESTS = {
@@ -196,8 +224,9 @@ TESTS = {
     "dtypes": test_dtypes,
     "many": test_many,
     "hook": test_hook,
-    "resnet18": lambda contender: train(contender, "resnet18", 16, 20),
-    "resnet50": lambda contender: train(contender, "resnet50", 16, 10),
+    "resnet18": lambda contender: train_images(contender, "resnet18", 16, 20),
+    "resnet50": lambda contender: train_images(contender, "resnet50", 16, 10),
+    "transformer": lambda contender: train_words(contender, 8, 64, 30),
 }
 
 
