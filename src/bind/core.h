@@ -58,6 +58,7 @@ typedef struct submission {
     struct submission *next; // among those whose handle was dropped
     struct core_job *job;
     hvd_handle_t id;
+    bool lingers;      // until it has landed on the device, whoever lets go of it
     PyObject *inputs;  // tensors, kept alive
     PyObject *results; // and the outputs
     Py_buffer *views;  // of those that are buffers
@@ -90,6 +91,7 @@ typedef struct handle {
     uint64_t life;        // of the job
     submission_t *flight; // NULL once done
     int device;           // of its tensors; -1: the host
+    void *stream;         // in which they were submitted there
     PyObject *output;
     PyObject *finish; // NULL: none, or already called
     PyObject *received_splits;
@@ -135,8 +137,8 @@ typedef struct core {
     PyTypeObject *in_place_type;
     // Names of attributes, made once.
     PyObject *s_data_ptr, *s_shape, *s_f_back, *s_co_filename;
-    PyObject *s_grad, *s_dtype, *s_is_cpu, *s_is_contiguous, *s_layout, *s_process_set_id;
-    PyObject *s_f_lasti;
+    PyObject *s_grad, *s_dtype, *s_is_cpu, *s_is_cuda, *s_get_device, *s_is_contiguous, *s_layout;
+    PyObject *s_process_set_id, *s_f_lasti;
     PyObject *s_keywords[CORE_N_KEYWORDS];
 } core_t;
 
@@ -156,9 +158,9 @@ void core_where(char *where, size_t bytes);
 // core_tensor.c: memory and shape of one tensor. *view_p is to be released if its obj is not NULL.
 bool core_describe(PyObject *tensor, bool writable, void **data_p, int *n_dims_p,
                    int64_t shape[HVD_MAX_DIMS], Py_buffer *view_p);
-// Is this PyTorch tensor, of the layout `strided`, dense memory on the host that C can use as it
-// is?
-bool core_is_plain(PyObject *tensor, PyObject *strided);
+// Is this PyTorch tensor, of the layout `strided`, dense memory that C can use as it is? Says in the
+// request where, if that is not the host.
+bool core_locate(PyObject *tensor, PyObject *strided, hvd_request_t *request);
 
 static inline bool core_is_given(const PyObject *value)
 {
@@ -184,6 +186,8 @@ PyObject *core_start(hvd_request_t *request, const core_args_t *args);
 PyObject *core_submit(PyObject *module, PyObject *const *values, Py_ssize_t n_positional,
                       PyObject *names);
 void core_submission_free(submission_t *submission);
+// Frees it when the library is done with it.
+void core_submission_drop(submission_t *submission);
 void core_sweep_dropped(void);
 extern PyType_Spec core_in_place_spec;
 
@@ -191,6 +195,8 @@ extern PyType_Spec core_in_place_spec;
 handle_t *core_handle_new(core_job_t *job, hvd_op_t op, const core_args_t *args);
 PyObject *core_wait_all(PyObject *module, PyObject *handles);
 PyObject *core_set_current_stream(PyObject *module, PyObject *function);
+// The stream that the calling thread uses on the device; false with an exception set.
+bool core_current_stream(int device, void **stream_p);
 extern PyType_Spec core_handle_spec;
 
 // core_range.c: what profilers see of this thread, between the two.

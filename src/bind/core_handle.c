@@ -18,8 +18,7 @@
 
 // --- Streams -------------------------------------------------------------------------------------
 
-// False with an exception set.
-static bool core_current_stream(int device, void **stream_p)
+bool core_current_stream(int device, void **stream_p)
 {
     PyObject *address = core.current_stream != NULL
                             ? PyObject_CallFunction(core.current_stream, "i", device)
@@ -100,14 +99,17 @@ static bool is_kept(const handle_t *handle)
     return handle->device >= 0 && handle->flight != NULL && handle->flight->n_outputs > 0;
 }
 
-// Its results are under way to the device: the stream that the caller uses now waits for them.
-static hvd_status_t order_stream(const handle_t *handle)
+// Its results are under way to the device: the stream that the caller uses now waits for them. The
+// allocator gives the tensors' memory to whoever comes next in the stream they were made in: if that
+// is another one, they are kept until all has landed.
+static hvd_status_t order_stream(handle_t *handle)
 {
     void *stream;
     if (!core_current_stream(handle->device, &stream)) {
         PyErr_Clear();
         return hvd_wait(handle->job->ctx, handle->flight->id, HVD_FOREVER);
     }
+    handle->flight->lingers = stream != handle->stream;
     return hvd_wait_on(handle->job->ctx, handle->flight->id, stream, HVD_FOREVER);
 }
 
@@ -131,7 +133,7 @@ static void settle(handle_t *handle, const hvd_result_t *result)
         }
         handle->state = ARRIVED;
     }
-    if (!is_kept(handle)) {
+    if (!is_kept(handle) && (handle->flight == NULL || !handle->flight->lingers)) {
         hvd_release(handle->job->ctx, id);
     }
 }
@@ -152,6 +154,11 @@ static hvd_result_t result_of(const handle_t *handle)
 // go of the GIL for them.
 static bool await(handle_t *handle, double timeout_s)
 {
+    void *stream = NULL; // of a device, where to be queued is as good as done
+    if (handle->device >= 0 && handle->state == IN_FLIGHT &&
+        !core_current_stream(handle->device, &stream)) {
+        return false;
+    }
     core_job_t *job = handle->job;
     int64_t left_ms = timeout_s < 0 ? -1 : (int64_t)(timeout_s * 1000.0);
     hvd_result_t result;
@@ -162,7 +169,8 @@ static bool await(handle_t *handle, double timeout_s)
         hvd_handle_t id = handle->flight->id;
         hvd_status_t status;
         CORE_ENTER(job)
-        status = hvd_wait(ctx, id, slice_ms);
+        status = handle->device >= 0 ? hvd_wait_on(ctx, id, stream, slice_ms)
+                                     : hvd_wait(ctx, id, slice_ms);
         CORE_LEAVE(job)
         if (status != HVD_TIMEOUT) {
             continue;
@@ -203,6 +211,11 @@ static bool bring_home(handle_t *handle, double timeout_s)
 static void forget_flight(handle_t *handle)
 {
     if (handle->flight == NULL) {
+        return;
+    }
+    if (handle->flight->lingers && of_this_life(handle)) {
+        core_submission_drop(handle->flight);
+        handle->flight = NULL;
         return;
     }
     if (is_kept(handle) && of_this_life(handle)) {
@@ -420,9 +433,7 @@ static void handle_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     submission_t *flight = handle->flight;
     if (flight != NULL && handle->state == IN_FLIGHT && of_this_life(handle)) {
-        flight->next = core.dropped;
-        core.dropped = flight;
-        core_sweep_dropped();
+        core_submission_drop(flight);
     } else {
         forget_flight(handle);
     }

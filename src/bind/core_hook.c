@@ -4,7 +4,7 @@
 //
 // PyTorch calls it once for each parameter and backward pass, so it does in C what happens every
 // time: counts the pass and, at the last one, submits the allreduce of param.grad in place. What is
-// out of the ordinary (compression, groups, sparse or strided gradients, other devices) is handed
+// out of the ordinary (compression, groups, sparse or strided gradients, devices that the core does not know) is handed
 // to the Python function `slow`, which submits in its own way and returns a handle.
 //
 // Runs under the GIL, on the thread that runs the backward pass. The optimizer owns the hooks.
@@ -27,14 +27,15 @@ typedef struct hook {
     int left;   // of those
 } hook_t;
 
-// A dense gradient in host memory, of the parameter's own dtype? Otherwise the slow way decides.
-static bool is_ordinary(const hook_t *hook, PyObject *grad)
+// A dense gradient of the parameter's own dtype, on the host or a GPU? Otherwise the slow way
+// decides.
+static bool is_ordinary(const hook_t *hook, PyObject *grad, hvd_request_t *request)
 {
     PyObject *dtype = PyObject_GetAttr(grad, core.s_dtype);
     bool same = dtype == hook->torch_dtype;
     Py_XDECREF(dtype);
     PyErr_Clear();
-    return same && core_is_plain(grad, hook->strided);
+    return same && core_locate(grad, hook->strided, request);
 }
 
 // Adds to the exception, if it is about a name in use, where a gradient may have got it from.
@@ -65,10 +66,10 @@ static PyObject *submit_grad(hook_t *hook, PyObject *param)
         return NULL;
     }
     PyObject *handle;
-    if (hook->always_slow || !is_ordinary(hook, grad)) {
+    hvd_request_t request = hook->request;
+    if (hook->always_slow || !is_ordinary(hook, grad, &request)) {
         handle = PyObject_CallFunctionObjArgs(hook->slow, (PyObject *)hook, param, NULL);
     } else {
-        hvd_request_t request = hook->request;
         core_args_t args = {.inputs = grad, .outputs = grad, .result = grad};
         handle = core_start(&request, &args);
     }

@@ -637,6 +637,7 @@ static bool make_names(void)
         {&core.s_f_back, "f_back"},     {&core.s_co_filename, "co_filename"},
         {&core.s_grad, "grad"},         {&core.s_dtype, "dtype"},
         {&core.s_is_cpu, "is_cpu"},     {&core.s_is_contiguous, "is_contiguous"},
+        {&core.s_is_cuda, "is_cuda"},   {&core.s_get_device, "get_device"},
         {&core.s_layout, "layout"},     {&core.s_process_set_id, "process_set_id"},
         {&core.s_f_lasti, "f_lasti"},
     };

@@ -75,6 +75,13 @@ void core_sweep_dropped(void)
     }
 }
 
+void core_submission_drop(submission_t *submission)
+{
+    submission->next = core.dropped;
+    core.dropped = submission;
+    core_sweep_dropped();
+}
+
 // --- Tensors -------------------------------------------------------------------------------------
 
 typedef int64_t shape_t[HVD_MAX_DIMS];
@@ -245,6 +252,7 @@ static PyObject *start(hvd_request_t *request, const core_args_t *args)
         request->where = handle->where;
         bool on_device = (request->flags & HVD_ON_DEVICE) != 0;
         handle->device = on_device ? request->device : -1;
+        handle->stream = request->stream;
         for (int i = 0; on_device && i < flight->n_outputs; i++) {
             flight->outputs[i].n_dims = request->tensors[i].n_dims;
         }
@@ -349,7 +357,7 @@ static bool read_request(const in_place_t *self, const core_args_t *args, PyObje
                     core_read_request(args, request) && request->reduce != HVD_ADASUM &&
                     (request->name == NULL || add_prefix(self, &request->name, name)) &&
                     read_dtype(self, tensor, &request->dtype) &&
-                    core_is_plain(tensor, self->strided);
+                    core_locate(tensor, self->strided, request);
     PyErr_Clear(); // the slow way says what is wrong
     return ordinary;
 }

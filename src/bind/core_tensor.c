@@ -79,11 +79,25 @@ static bool attribute_is(PyObject *object, PyObject *name, const PyObject *value
     return found == value;
 }
 
-bool core_is_plain(PyObject *tensor, PyObject *strided)
+// The GPU it is on, and the stream that the caller uses there, which has written it.
+static bool locate_on_device(PyObject *tensor, hvd_request_t *request)
+{
+    if (core.current_stream == NULL || !attribute_is(tensor, core.s_is_cuda, Py_True)) {
+        return false;
+    }
+    PyObject *number = PyObject_CallMethodObjArgs(tensor, core.s_get_device, NULL);
+    long device = number != NULL ? PyLong_AsLong(number) : -1;
+    Py_XDECREF(number);
+    request->flags |= HVD_ON_DEVICE;
+    request->device = (int)device;
+    return device >= 0 && core_current_stream(request->device, &request->stream);
+}
+
+bool core_locate(PyObject *tensor, PyObject *strided, hvd_request_t *request)
 {
     bool plain = false;
     if (attribute_is(tensor, core.s_layout, strided) &&
-        attribute_is(tensor, core.s_is_cpu, Py_True)) {
+        (attribute_is(tensor, core.s_is_cpu, Py_True) || locate_on_device(tensor, request))) {
         PyObject *dense = PyObject_CallMethodObjArgs(tensor, core.s_is_contiguous, NULL);
         plain = dense == Py_True;
         Py_XDECREF(dense);

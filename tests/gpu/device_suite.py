@@ -5,6 +5,7 @@ in which the device does its work.
 Runs on every rank, on a simulated GPU or a real one; run() is what the pytest module starts. Inputs
 are made by asynchronous copies, so an operation that does not wait for its input reads old values.
 """
+import ctypes
 import time
 
 import torch
@@ -147,6 +148,23 @@ class Device:
             expected = sum(values((128,), torch.float32, r + i) for r in range(hvd.size()))
             assert torch.equal(result, expected)
 
+    def check_memory_lives_while_another_stream_waits(self):
+        """The stream in which the tensors were made goes on meanwhile, and gets their memory."""
+        side = torch.cuda.Stream()
+        for i in range(10):
+            host = values((256,), torch.float32, hvd.rank() + i)
+            handle = hvd.allreduce_async(made_on_device(host), op=hvd.Sum, name=f"beside.{i}")
+            with torch.cuda.stream(side):
+                result = hvd.synchronize(handle)
+            del handle
+            junk = [torch.empty(256, device="cuda") for _ in range(64)]  # all that is free
+            for tensor in junk:
+                tensor.copy_(torch.full((256,), -5.0))
+            torch.cuda.current_stream().synchronize()
+            expected = sum(values((256,), torch.float32, r + i) for r in range(hvd.size()))
+            with torch.cuda.stream(side):
+                assert torch.equal(read(result), expected)
+
     def check_host_and_device_meet(self):
         """A rank may bring its share on the device, and another from the host."""
         host = values((9,), torch.float32, hvd.rank())
@@ -164,34 +182,62 @@ class Device:
         assert hvd.join() >= 0
 
 
-def run_beside_slow_work():
-    """Seconds of work are queued: how long do submissions take, and is the result right?"""
+class Gate:
+    """While it is closed, what is queued behind it in the current stream does not run."""
+
+    def __init__(self):
+        driver, self._c = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None)
+        self._semaphore = ctypes.create_string_buffer(64)
+        self._c.sem_init(self._semaphore, 0, 0)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        assert driver.cuLaunchHostFunc(stream, self._c.sem_wait, self._semaphore) == 0
+
+    def open(self):
+        self._c.sem_post(self._semaphore)
+
+
+class Nothing(torch.optim.Optimizer):
+    """All that its step() does is what DistributedOptimizer adds to it."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        pass
+
+
+def run_beside_closed_gate(rounds=20):
+    """The device stands still: submissions, hooks, synchronize() and step() return all the same.
+
+    Returns the seconds that each round took.
+    """
     hvd.init()
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-    host = torch.ones(32)
-    hvd.allreduce(host.cuda(), name="slow")  # opens the device, and takes memory
+    host = values((32,), torch.float32, hvd.rank()).pin_memory()
     parameter = torch.nn.Parameter(torch.zeros(32, device="cuda"))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5),
-                                         named_parameters=[("slow.parameter", parameter)])
-    for step in range(2):  # a hook submits by itself from the second step on
-        optimizer.zero_grad(set_to_none=True)
-        gradient = torch.empty(32, device="cuda")
-        tensor = torch.empty(32, device="cuda")
-        torch.cuda.synchronize()
-        for _ in range(10):
-            gradient.copy_(host.pin_memory(), non_blocking=True)
-            tensor.copy_(gradient)
+    optimizer = hvd.DistributedOptimizer(Nothing([parameter]),
+                                         named_parameters=[("gate.parameter", parameter)])
+    tensor, gradient = torch.empty(32, device="cuda"), torch.empty(32, device="cuda")
+    took = []
+    for i in range(rounds + 2):
+        if i == 2:  # whatever takes memory, or looks at the first gradients, has done so
+            torch.cuda.synchronize()
+            gate = Gate()
         since = time.monotonic()
-        handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="slow")
+        gradient.copy_(host, non_blocking=True)
+        tensor.copy_(host, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
         parameter.backward(gradient)
-        submitted = time.monotonic() - since
-        was_busy = not torch.cuda.current_stream().query()
-        result = hvd.synchronize(handle)
+        result = hvd.synchronize(hvd.allreduce_async(tensor, op=hvd.Sum, name="gate"))
         optimizer.step()
-    assert torch.equal(result.cpu(), host * hvd.size())
-    assert torch.equal(parameter.detach().cpu(), torch.full((32,), -1.0))
+        took.append(time.monotonic() - since)
+    assert not torch.cuda.current_stream().query(), "the gate was open"
+    gate.open()
+    total = sum(values((32,), torch.float32, r) for r in range(hvd.size()))
+    assert torch.equal(result.cpu(), total)
+    assert torch.equal(parameter.grad.cpu(), total / hvd.size())
     hvd.shutdown()
-    return submitted, was_busy
+    return took[2:]
 
 
 def train(device, steps=3):

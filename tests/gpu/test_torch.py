@@ -8,6 +8,7 @@ HVD_GPU_RANKS the numbers of ranks.
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -22,6 +23,7 @@ CUDA = os.environ.get("GPUSIM_CUDA", "13")
 RANKS = [int(n) for n in os.environ.get("HVD_GPU_RANKS", "2").split()]
 SCHEDULES = ["random", "lazy", "user-lazy"]
 TIMEOUT_S = 240
+LONGEST_STEP_S = 0.05  # the core looks after signals, and for the end, twice as seldom
 
 
 @pytest.fixture(scope="session")
@@ -83,12 +85,10 @@ def test_what_is_found_is_told(overlay):
 
 
 def test_nothing_waits_for_the_device(overlay):
-    """Twenty copies that take a fifth of a second each are queued before the submissions."""
-    slow = environment(overlay, "random", GPUSIM_DELAY_US="400000")
-    for submitted_s, was_busy in run_ranks(2, "../gpu/device_suite", "run_beside_slow_work",
-                                           env=slow):
-        assert was_busy
-        assert submitted_s < 1.0
+    """No step could end otherwise; and none is waited for a while, and then no more."""
+    for took in run_ranks(2, "../gpu/device_suite", "run_beside_closed_gate",
+                          env=environment(overlay, "eager")):
+        assert statistics.median(took) < LONGEST_STEP_S, took
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
