@@ -158,8 +158,8 @@ void core_where(char *where, size_t bytes);
 // core_tensor.c: memory and shape of one tensor. *view_p is to be released if its obj is not NULL.
 bool core_describe(PyObject *tensor, bool writable, void **data_p, int *n_dims_p,
                    int64_t shape[HVD_MAX_DIMS], Py_buffer *view_p);
-// Is this PyTorch tensor, of the layout `strided`, dense memory that C can use as it is? Says in the
-// request where, if that is not the host.
+// Is this PyTorch tensor, of the layout `strided`, dense memory that C can use as it is? Says in
+// the request where, if that is not the host.
 bool core_locate(PyObject *tensor, PyObject *strided, hvd_request_t *request);
 
 static inline bool core_is_given(const PyObject *value)

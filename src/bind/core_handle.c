@@ -100,8 +100,8 @@ static bool is_kept(const handle_t *handle)
 }
 
 // Its results are under way to the device: the stream that the caller uses now waits for them. The
-// allocator gives the tensors' memory to whoever comes next in the stream they were made in: if that
-// is another one, they are kept until all has landed.
+// allocator gives the tensors' memory to whoever comes next in the stream they were made in: if
+// that is another one, they are kept until all has landed.
 static hvd_status_t order_stream(handle_t *handle)
 {
     void *stream;

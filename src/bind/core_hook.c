@@ -4,8 +4,9 @@
 //
 // PyTorch calls it once for each parameter and backward pass, so it does in C what happens every
 // time: counts the pass and, at the last one, submits the allreduce of param.grad in place. What is
-// out of the ordinary (compression, groups, sparse or strided gradients, devices that the core does not know) is handed
-// to the Python function `slow`, which submits in its own way and returns a handle.
+// out of the ordinary (compression, groups, sparse or strided gradients, devices that the core does
+// not know) is handed to the Python function `slow`, which submits in its own way and returns a
+// handle.
 //
 // Runs under the GIL, on the thread that runs the backward pass. The optimizer owns the hooks.
 #include "bind/core.h"

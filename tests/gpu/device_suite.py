@@ -174,6 +174,88 @@ class Device:
         expected = sum(values((9,), torch.float32, r) for r in range(hvd.size()))
         assert torch.equal(result.cpu(), expected)
 
+    def check_channels_last(self):
+        """Dense, but not in the order of rows; and every other element of a row."""
+        host = values((2, 3, 4, 5), torch.float32, hvd.rank())
+        self.both(lambda x: hvd.allreduce(x.to(memory_format=torch.channels_last), op=hvd.Sum),
+                  host)
+        self.both(lambda x: hvd.allreduce(x[:, :, :, ::2], op=hvd.Sum), host)
+
+    def check_complex(self):
+        host = torch.complex(values((4, 3), torch.float32, hvd.rank()),
+                             values((4, 3), torch.float32, hvd.rank() + 1))
+        self.both(lambda x: hvd.allreduce(x, op=hvd.Sum), host)
+
+    def check_sparse(self):
+        """Gradients of an embedding, whose rows the ranks do not share."""
+        def gathered(words):
+            table = torch.nn.Embedding(6, 2, sparse=True)
+            with torch.no_grad():
+                table.weight.copy_(values((6, 2), torch.float32, 0))
+            table.to(words.device)(words).sum().backward()
+            handle = hvd.sparse_allreduce_async(table.weight.grad, "sparse", hvd.Average)
+            return hvd.synchronize(handle).to_dense()
+
+        self.both(gathered, torch.tensor([hvd.rank(), 3, 3, 5]), exact=False)
+
+    def check_gradients(self):
+        """Backward through a collective."""
+        def gradient(x):
+            x.requires_grad_()
+            hvd.allgather(hvd.allreduce(x, op=hvd.Sum)).sum().backward()
+            return x.grad
+
+        self.both(gradient, values((3, 2), torch.float32, hvd.rank()))
+
+    def check_sync_batch_norm(self):
+        def normalized(x):
+            layer = hvd.SyncBatchNorm(3).to(x.device)
+            x.requires_grad_()
+            y = layer(x)
+            (y * y * y).sum().backward()
+            return y.detach(), x.grad, layer.running_var
+
+        self.both(normalized, values((4, 3), torch.float32, 3 * hvd.rank()) ** 2, exact=False)
+
+    def check_mixed_precision(self):
+        """A GradScaler meets an overflow on one rank: no rank may take the step."""
+        torch.manual_seed(1)
+        model = torch.nn.Linear(4, 2).cuda()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5),
+                                             named_parameters=model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        scaler = torch.cuda.amp.GradScaler(init_scale=8.0)
+        moved = []
+        for step in range(3):
+            before = read(model.weight.detach())
+            optimizer.zero_grad()
+            inputs = values((3, 4), torch.float32, hvd.rank() + step)
+            if step == 1 and hvd.rank() == 0:
+                inputs = inputs * float("inf")
+            with torch.autocast("cuda"):
+                output = model(inputs.cuda())
+                assert output.dtype == torch.float16
+                loss = output.sum()
+            scaler.scale(loss).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            moved.append(not torch.equal(before, read(model.weight.detach())))
+        assert moved == [True, False, True]
+        weights = read(hvd.allgather(model.weight.detach().reshape(1, -1)))
+        assert all(torch.equal(row, weights[0]) for row in weights)
+
+    def check_compiled(self):
+        """A compiled function with collectives in its graph."""
+        def function(x):
+            return hvd.allreduce(x * 2, op=hvd.Sum, name="compiled") + 1
+
+        compiled = torch.compile(function, backend="aot_eager")
+        for i in range(3):
+            self.both(compiled, values((8,), torch.float32, hvd.rank() + i))
+
     def check_join(self):
         if hvd.rank() == 0:
             host = values((6,), torch.float32, 1)

@@ -6,19 +6,13 @@ Importing it is enough. Allocator, streams, events, autograd and optimizers stay
 """
 import torch
 
-OPERATORS = """
-add.Tensor add_.Tensor add.out sub.Tensor sub_.Tensor sub.out mul.Tensor mul_.Tensor mul.out
-div.Tensor div_.Tensor div.out neg fill_.Scalar fill_.Tensor relu relu_ threshold_backward
-mm mm.out addmm addmm.out bmm sum sum.dim_IntList mean mean.dim mse_loss mse_loss_backward
-_log_softmax _log_softmax_backward_data nll_loss_forward nll_loss_backward cat
-_foreach_add_.List _foreach_mul_.Scalar _foreach_add_.Scalar _foreach_mul_.List _foreach_sqrt
-_foreach_div_.List _foreach_addcmul_.Scalar _foreach_lerp_.Scalar _foreach_addcdiv_.ScalarList
-_foreach_div_.ScalarList uniform_ normal_ random_ bernoulli_.float eq.Tensor ne.Scalar abs
-isfinite sqrt rsqrt arange.start_out pow.Tensor_Scalar addcmul_ addcdiv_ lerp_.Scalar clamp_min
-clamp gt.Scalar lt.Scalar bitwise_and.Tensor logical_and logical_not any all equal zero_
-_foreach_mul.Scalar index_select native_batch_norm native_batch_norm_backward sqrt.out
-convolution_overrideable
+# What PyTorch does there itself: it takes memory, or looks at it.
+MEMORY = """
+empty.memory_format empty_strided resize_ record_stream _local_scalar_dense is_set_to set_
+set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor
 """.split()
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+ELSEWHERE = ["convolution_overrideable"]  # not a kernel of CUDA, but one that it needs
 
 
 def each(function, value):
@@ -84,9 +78,52 @@ def on_the_cpu(operator):
     return compute
 
 
+def is_view(operator):
+    return any(argument.alias_info is not None and not argument.alias_info.is_write
+               for argument in operator._schema.arguments)
+
+
+def copy_apart(output, source):
+    """A copy on the device that a kernel makes: it converts, or one of the two has gaps."""
+    if source.is_cuda:
+        memory = source.untyped_storage().cpu()
+        source = torch.empty(0, dtype=source.dtype, device="cpu").set_(
+            memory, source.storage_offset(), source.size(), source.stride())
+    if output.dim() and not output.is_contiguous():
+        for part, values in zip(output, source.expand_as(output)):
+            copy_apart(part, values)
+    elif output.numel():
+        output.copy_(source.to(output.dtype).expand_as(output).contiguous())
+
+
+def copy(keys, output, source, non_blocking=False):
+    if not isinstance(source, torch.Tensor):  # a number comes as such
+        source = torch.tensor(source, device="cpu", dtype=NUMBERS[type(source)])
+    if output.is_cuda and source.is_cuda and (
+            output.dtype != source.dtype or not output.is_contiguous()
+            or not source.is_contiguous() or output.shape != source.shape):
+        copy_apart(output, source)
+        return output
+    below = keys.remove(torch._C.DispatchKey.BackendSelect)
+    return torch.ops.aten.copy_.default.redispatch(below, output, source, non_blocking)
+
+
+def coalesce(sparse):
+    here = sparse.cpu().coalesce()
+    indices, values = (part.to(sparse.device) for part in (here.indices(), here.values()))
+    return torch.sparse_coo_tensor(indices, values, here.shape, is_coalesced=True,
+                                   check_invariants=False)
+
+
 LIBRARY = torch.library.Library("aten", "IMPL")
-for name in OPERATORS:
+LIBRARY.impl("_coalesce", coalesce, "SparseCUDA")
+LIBRARY.impl("copy_", copy, "BackendSelect", with_keyset=True)
+KERNELS = [name.partition("::")[2]
+           for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+           if name.startswith("aten::")]
+for name in KERNELS + ELSEWHERE:
     packet, _, overload = name.partition(".")
-    if hasattr(torch.ops.aten, packet):
-        LIBRARY.impl(name, on_the_cpu(getattr(getattr(torch.ops.aten, packet),
-                                              overload or "default")), "CUDA")
+    if hasattr(torch.ops.aten, packet) and name not in MEMORY:
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        if not is_view(operator):
+            LIBRARY.impl(name, on_the_cpu(operator), "CUDA")

@@ -22,6 +22,7 @@ BUILD = pathlib.Path(os.environ["HVD_BUILD"])
 CUDA = os.environ.get("GPUSIM_CUDA", "13")
 RANKS = [int(n) for n in os.environ.get("HVD_GPU_RANKS", "2").split()]
 SCHEDULES = ["random", "lazy", "user-lazy"]
+SOME_SCHEDULES = SCHEDULES if len(RANKS) > 1 else ["lazy"]  # `make test` has no time for all
 TIMEOUT_S = 240
 LONGEST_STEP_S = 0.05  # the core looks after signals, and for the end, twice as seldom
 
@@ -96,3 +97,11 @@ def test_nothing_waits_for_the_device(overlay):
 def test_horovod_is_right(overlay, schedule, size):
     weights = run_ranks(size, "../gpu/device_suite", "run", env=environment(overlay, schedule))
     assert all(one == weights[0] for one in weights)
+
+
+@pytest.mark.parametrize("operations", ["auto", "HOST"] if len(RANKS) > 1 else ["auto"])
+@pytest.mark.parametrize("schedule", SOME_SCHEDULES)
+@pytest.mark.parametrize("size", RANKS)
+def test_backend_of_torch_distributed_is_right(overlay, schedule, size, operations):
+    env = environment(overlay, schedule, HOROVOD_GPU_OPERATIONS=operations)
+    assert run_ranks(size, "../gpu/c10d_device", "run", env=env) == [True] * size

@@ -116,6 +116,8 @@ def write_back(wire, output):
         value = _as_dtype(wire, output)
         if value.data_ptr() != output.data_ptr():
             output.copy_(value)  # on a device: in the order of its current stream
+            if value.is_cuda:  # which need not be the one that the value was made in
+                value.record_stream(torch.cuda.current_stream(value.device))
     return output
 
 

@@ -4,18 +4,20 @@
     import horovod.torch.c10d
     torch.distributed.init_process_group("hvd")
 
-DistributedDataParallel, FSDP2, ZeroRedundancyOptimizer and plain torch.distributed calls on CPU
-tensors then use Horovod's collectives. Ranks may be started by horovodrun or mpirun: then no
-address needs to be given (init_method "horovod://", which also stands in for "env://" where
+DistributedDataParallel, FSDP2, ZeroRedundancyOptimizer and plain torch.distributed calls on tensors
+of the CPU and of CUDA then use Horovod's collectives. Ranks may be started by horovodrun or mpirun:
+then no address needs to be given (init_method "horovod://", which also stands in for "env://" where
 MASTER_ADDR is not set). Or by torchrun or anything else torch.distributed understands: then rank 0
 opens a rendezvous and tells the others through torch's own store, which should be trusted with the
 job's secret just as it is with the job.
 
 Collectives start at once and complete in the order a thread of this module sees them done, so DDP
-overlaps them with the backward pass. A group of some of the ranks is a job of its own beside that
-of hvd.init(). There are no point-to-point calls.
+overlaps them with the backward pass. On a GPU they complete when they are queued there: wait()
+orders the current stream behind them, and is_completed() tells when the device is done. A group of
+some of the ranks is a job of its own beside that of hvd.init(). There are no point-to-point calls.
 """
 import atexit
+import contextlib
 import datetime
 import importlib
 import os
@@ -32,7 +34,7 @@ from horovod.common import basics, communicators
 from horovod.common.objects import broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch import mpi_ops
-from horovod.torch.adapter import DTYPES, is_plain
+from horovod.torch.adapter import DTYPES, is_usable, where
 
 END_S = 30.0  # longest wait for the thread below when the process ends
 LOOK_EVERY_S = 0.0005  # at a work that is waited for with a timeout
@@ -58,6 +60,29 @@ def _reduction(options):
 # --- Completion -----------------------------------------------------------------------------------
 
 
+_streams = {}  # device -> the stream in which results are put in place there
+
+
+@contextlib.contextmanager
+def _at_work_on(device):
+    """Makes our stream of this device the current one; does nothing for the host."""
+    if device is None:
+        yield None
+        return
+    with torch.cuda.device(device):
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device, priority=-1)
+        with torch.cuda.stream(_streams[device]):
+            yield _streams[device]
+
+
+def _cuda_tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_cuda else []
+    return [tensor for item in value for tensor in _cuda_tensors(item)] \
+        if isinstance(value, (list, tuple)) else []
+
+
 class _Work(dist.Work):
     """A collective in flight: the handle it ends with, and what its future is to hold then.
 
@@ -67,10 +92,12 @@ class _Work(dist.Work):
     def __init__(self, handle, value, then):
         super().__init__()
         self._handle, self._value, self._then = handle, value, then
-        self._error = None
+        self._error = self._landed = None
+        there = _cuda_tensors(value)
+        self._device = there[0].device if there else None
         # Future.set_exception() is an error only to those who wait in Python: PyTorch's own code,
         # as DDP, would take the exception for the result. One raised by a callback is one to all.
-        self._done = torch.futures.Future()
+        self._done = torch.futures.Future(devices=[self._device] if there else None)
         self._future = self._done.then(self._result)
 
     def _result(self, _):
@@ -80,15 +107,25 @@ class _Work(dist.Work):
 
     def finish(self):
         """Waits for the handle, puts the results in place and tells whoever waits for the work."""
-        try:
-            result = self._handle.wait()
-            if self._then is not None:
-                with torch.no_grad():
-                    self._then(result)
-        except Exception as error:  # whatever it is, the waiter must get it
-            self._error = error
-        self._handle = self._then = None
-        self._done.set_result(None)
+        with _at_work_on(self._device) as stream:
+            try:
+                result = self._handle.wait()
+                if self._then is not None:
+                    with torch.no_grad():
+                        self._then(result)
+                self._keep(stream, result)
+            except Exception as error:  # whatever it is, the waiter must get it
+                self._error = error
+            self._handle = self._then = None
+            # The value tells the future on which devices it is to record where the stream stands.
+            self._done.set_result(self._value if self._error is None else None)
+
+    def _keep(self, stream, result):
+        """Nobody gets the memory of these tensors while our stream is at work on it."""
+        if stream is not None:
+            for tensor in _cuda_tensors([self._value, result]):
+                tensor.record_stream(stream)
+            self._landed = stream.record_event()
 
     def wait(self, timeout=_FOREVER):
         return _wait_for(self._future, timeout)
@@ -97,7 +134,7 @@ class _Work(dist.Work):
         return self._future
 
     def is_completed(self):
-        return self._future.done()
+        return self._future.done() and (self._landed is None or self._landed.query())
 
 
 def _wait_for(future, timeout):
@@ -169,6 +206,7 @@ class _Finisher:
         self._queue = queue.SimpleQueue()
         self._thread = None
         self._pid = None
+        self.newest = None  # work
         atexit.register(self._end)
 
     def complete(self, handle, value, then=None):
@@ -181,7 +219,8 @@ class _Finisher:
             self._start(self._thread)
         work = _Work(handle, value, then)
         self._queue.put(work)
-        return work if _patched_works is None else _create_work(work.get_future())
+        self.newest = work if _patched_works is None else _create_work(work.get_future())
+        return self.newest
 
     def _start(self, before=None):
         self._thread = threading.Thread(target=self._run, args=(before,), name="hvd-c10d",
@@ -211,10 +250,10 @@ _finisher = _Finisher()
 
 def _into(op, tensor, output, process_set, reduce=_core.SUM):
     """Starts an operation whose output has known memory; None if that cannot be used as it is."""
-    if not (is_plain(tensor) and is_plain(output)):
+    if not (is_usable(tensor) and is_usable(output) and tensor.device == output.device):
         return None
     return _core.submit(op=op, dtype=DTYPES[tensor.dtype], reduce=reduce, process_set=process_set,
-                        inputs=tensor, outputs=output)
+                        inputs=tensor, outputs=output, **where(tensor))
 
 
 class _Collectives:
@@ -380,8 +419,21 @@ class _Collectives:
         return _finisher.complete(handle, outputs, put)
 
     def barrier(self, opts=None):
+        def settle(_):
+            """What was waited for before is over on the device, too."""
+            for stream in _streams.values():
+                stream.synchronize()
+
         handle = _core.submit(op=_core.BARRIER, process_set=self._ordered_set)
-        return _finisher.complete(handle, [torch.empty(0)])
+        return _finisher.complete(handle, [torch.empty(0, device="cpu")], settle)
+
+    # --- several as one: works complete in the order they were started, so the last stands for all
+
+    def _start_coalescing(self, device=None):
+        _finisher.newest = None
+
+    def _end_coalescing(self, device=None):
+        return _finisher.newest
 
 
 class HvdBackend(_Collectives, dist.ProcessGroup):
@@ -490,4 +542,4 @@ def _stand_in_for_env():
 
 dist.register_rendezvous_handler("horovod", _rendezvous)
 _stand_in_for_env()
-dist.Backend.register_backend("hvd", _create, extended_api=True, devices=["cpu"])
+dist.Backend.register_backend("hvd", _create, extended_api=True, devices=["cpu", "cuda"])

@@ -13,6 +13,7 @@ import horovod.torch as hvd
 import horovod.torch.c10d  # noqa: F401 - registers the backend
 
 ROWS = 4
+DEVICE = "cpu"  # tests/gpu/c10d_device.py runs it on another
 
 
 def check_collectives(rank, size):
@@ -82,6 +83,8 @@ def check_works(rank, size):
     """What a work says of itself, and a wait that gives up."""
     work = dist.all_reduce(torch.ones(2), async_op=True)
     work.wait()
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()  # there wait() orders the stream
     assert work.is_completed() and work.get_future().done()
     assert dist.barrier(async_op=True).wait(datetime.timedelta(seconds=60))
     tensor = torch.ones(2)
@@ -129,13 +132,15 @@ def check_nested_works(rank, size):
 
 def make_model():
     torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    with torch.device("cpu"):  # whose random numbers it is to have
+        model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    return model.to(DEVICE)
 
 
 def data_of(step, size):
     generator = torch.Generator().manual_seed(step)
-    return (torch.randn(ROWS * size, 3, generator=generator),
-            torch.randn(ROWS * size, 2, generator=generator))
+    return tuple(torch.randn(ROWS * size, n, generator=generator, device="cpu").to(DEVICE)
+                 for n in (3, 2))
 
 
 def train(model, optimizer, rank, size, share):
@@ -162,8 +167,8 @@ def check_fsdp2(rank, size):
         from torch.distributed.fsdp import fully_shard
     except ImportError:
         return "no FSDP2 in this version"
-    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
-    if not hasattr(torch.cpu.Stream, "record_event"):
+    mesh = dist.device_mesh.init_device_mesh(DEVICE, (size,))
+    if DEVICE == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         return "FSDP2 of this version cannot run on the CPU"
     alone, ours = make_model(), make_model()
     for layer in (ours[0], ours[2]):
