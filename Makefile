@@ -14,6 +14,7 @@
 #   make bench-torch  horovod.torch beside torch.distributed: latencies, training speed
 #   make test-torch-versions  horovod.torch under older versions of PyTorch (installs them)
 #   make test-gpu     PyTorch 2.15 and 2.6 (installs it) on the simulated GPU of tests/gpu
+#   make test-gpu-tensorflow  TensorFlow's build for GPUs (installs it) on it
 #   make test-dashboard  the job page in a real Chromium (installs it)
 #   make pictures     the pictures of that page in docs/img, from real runs
 #   make test-tensorflow  the TensorFlow tests on 2.18 and 2.15 (Keras 2), in .venv-tf*
@@ -89,9 +90,12 @@ bench-torch: setup
 test-torch-versions: setup
 	@tools/test-torch-versions.sh
 
-.PHONY: test-gpu
+.PHONY: test-gpu test-gpu-tensorflow
 test-gpu: setup
 	@tools/test-gpu.sh
+
+test-gpu-tensorflow: setup
+	@tools/test-gpu-tensorflow.sh
 
 .PHONY: test-dashboard pictures
 test-dashboard: setup

@@ -93,6 +93,7 @@ typedef void (*tf_shape_fn)(TF_ShapeInferenceContext *context, TF_Status *status
       (const char *op, const char *device, tf_create_fn, tf_compute_fn, tf_delete_fn))             \
     X(TF_KernelBuilder *, NewAsyncKernelBuilder,                                                   \
       (const char *op, const char *device, tf_create_fn, tf_compute_async_fn, tf_delete_fn))       \
+    X(void, KernelBuilder_HostMemory, (TF_KernelBuilder *, const char *tensor))                    \
     X(void, RegisterKernelBuilder, (const char *name, TF_KernelBuilder *, TF_Status *))            \
     X(void, RunAsyncOpKernelDoneCallback, (tf_done_t *))                                           \
     X(tf_text_t, OpKernelConstruction_GetName, (TF_OpKernelConstruction *))                        \

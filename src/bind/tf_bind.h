@@ -38,6 +38,7 @@ typedef struct tf_question {
 // does not say which operation it creates a kernel for.
 void *tf_collective_create(TF_OpKernelConstruction *construction, const tf_collective_t *row);
 void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t *done);
+void tf_collective_compute_on_device(void *kernel, TF_OpKernelContext *context, tf_done_t *done);
 void tf_collective_delete(void *kernel);
 
 void *tf_question_create(TF_OpKernelConstruction *construction, const tf_question_t *row);

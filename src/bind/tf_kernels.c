@@ -15,6 +15,7 @@
 // is no other way to hand it over. It is read under a lock, so it can be taken away.
 #define _GNU_SOURCE // dladdr
 #include "bind/tf_bind.h"
+#include "bind/tf_device.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -256,6 +257,7 @@ typedef struct tf_run {
     TF_Tensor **outputs;
     int64_t (*shapes)[HVD_MAX_DIMS];
     TF_Tensor *splits;
+    tf_device_t device;
 } tf_run_t;
 
 static tf_run_t *job_new(const collective_kernel_t *kernel, TF_OpKernelContext *context)
@@ -401,6 +403,42 @@ static void *allocate_output(void *arg, int i, int n_dims, const int64_t *shape)
     return job->outputs[i] != NULL ? data_of(job->outputs[i]) : NULL;
 }
 
+// What the library keeps on the device, since only the agreement knew its size, goes to where
+// TensorFlow wants it, once whoever had that memory before is done with it.
+static hvd_status_t fetch_outputs(tf_run_t *job, hvd_handle_t handle)
+{
+    for (int i = 0; i < job->n; i++) {
+        void *data;
+        hvd_status_t status = hvd_output(job->ctx, handle, i, &data, job->shapes[i]);
+        if (status != HVD_OK) {
+            return status;
+        }
+        if (allocate_output(job, i, job->tensors[i].n_dims, job->shapes[i]) == NULL) {
+            return HVD_NO_MEMORY;
+        }
+    }
+    if (!tf_device_follow(&job->device)) {
+        return HVD_SYSTEM;
+    }
+    for (int i = 0; i < job->n; i++) {
+        hvd_status_t status =
+            hvd_fetch(job->ctx, handle, i, data_of(job->outputs[i]), job->device.stream);
+        if (status != HVD_OK) {
+            return status;
+        }
+    }
+    return HVD_OK;
+}
+
+// All is queued on the device: TensorFlow's streams go on behind it.
+static hvd_status_t lead_device(tf_run_t *job, hvd_handle_t handle)
+{
+    hvd_status_t status = job->kernel->row->output == OUTPUT_ALLOCATED
+                              ? fetch_outputs(job, handle)
+                              : hvd_wait_on(job->ctx, handle, job->device.stream, 0);
+    return status == HVD_OK && !tf_device_lead(&job->device) ? HVD_SYSTEM : status;
+}
+
 static void put_integers(tf_run_t *job, int output, const int32_t *values, int n_dims, int64_t n)
 {
     size_t bytes = (size_t)n * sizeof *values;
@@ -417,6 +455,9 @@ static void settle(tf_run_t *job, hvd_handle_t handle, hvd_status_t status)
 {
     hvd_result_t result = {0};
     hvd_result(job->ctx, handle, &result);
+    if (status == HVD_OK && job->device.context != NULL) {
+        status = lead_device(job, handle);
+    }
     if (status != HVD_OK) {
         fail_collective(job->context, job->kernel->row, status,
                         result.text != NULL ? result.text : hvd_status_text(status));
@@ -488,7 +529,7 @@ static bool submit(tf_run_t *job, hvd_request_t *request, hvd_handle_t *handle_p
     const tf_collective_t *row = job->kernel->row;
     pthread_rwlock_rdlock(&attached.lock);
     job->ctx = attached.ctx;
-    if (attached.ctx != NULL && hvd_size(attached.ctx) == 1) {
+    if (attached.ctx != NULL && hvd_size(attached.ctx) == 1 && job->device.context == NULL) {
         request->done = NULL;
         request->flags |= HVD_WAITS;
     }
@@ -515,7 +556,23 @@ static bool prepare(tf_run_t *job, hvd_request_t *request)
     return request->op != HVD_ALLTOALL || prepare_splits(job, request);
 }
 
-void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t *done)
+// All memory has been taken: what is queued on the device so far comes before the collective.
+static bool prepare_device(tf_run_t *job, hvd_request_t *request)
+{
+    if (!tf_device_here(&job->device) || !tf_device_follow(&job->device)) {
+        fail_context(job->context, TF_ABORTED,
+                     "Horovod cannot order its work behind TensorFlow's on this GPU: the driver "
+                     "refuses a stream or an event; call it in tf.device('/CPU:0') instead");
+        return false;
+    }
+    request->flags |= HVD_ON_DEVICE;
+    request->device = job->device.ordinal;
+    request->stream = job->device.stream;
+    request->alloc = NULL;
+    return true;
+}
+
+static void compute(void *kernel, TF_OpKernelContext *context, tf_done_t *done, bool on_device)
 {
     tf_run_t *job = job_new(kernel, context);
     if (job == NULL) {
@@ -525,7 +582,7 @@ void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t 
     }
     hvd_request_t request;
     hvd_handle_t handle = 0;
-    bool ready = prepare(job, &request);
+    bool ready = prepare(job, &request) && (!on_device || prepare_device(job, &request));
     tf_done_t taken;
     bool asynchronous = ready && take_done(done, &taken);
     if (asynchronous) {
@@ -545,6 +602,16 @@ void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t 
         memcpy(done, &taken, sizeof *done);
     }
     tf_api.RunAsyncOpKernelDoneCallback(done);
+}
+
+void tf_collective_compute(void *kernel, TF_OpKernelContext *context, tf_done_t *done)
+{
+    compute(kernel, context, done, false);
+}
+
+void tf_collective_compute_on_device(void *kernel, TF_OpKernelContext *context, tf_done_t *done)
+{
+    compute(kernel, context, done, true);
 }
 
 // --- Questions -----------------------------------------------------------------------------------

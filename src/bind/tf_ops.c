@@ -10,6 +10,7 @@
 // Every operation counts as stateful: TensorFlow would otherwise merge equal calls and compute
 // "constant" results once. Python lifts the order between stateful operations (mpi_ops.py).
 #include "bind/tf_bind.h"
+#include "bind/tf_device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -217,7 +218,21 @@ static bool register_operation(TF_OpDefinitionBuilder *builder, tf_shape_fn shap
     return registered(status, name);
 }
 
-static bool register_collective(int i, TF_Status *status)
+static bool register_kernel(int i, const char *device, tf_compute_async_fn compute,
+                            TF_Status *status)
+{
+    const tf_collective_t *row = &collectives[i];
+    TF_KernelBuilder *builder = tf_api.NewAsyncKernelBuilder(
+        row->name, device, create_collective[i], compute, tf_collective_delete);
+    if (row->op == HVD_ALLTOALL) {
+        tf_api.KernelBuilder_HostMemory(builder, "splits");
+        tf_api.KernelBuilder_HostMemory(builder, "received_splits");
+    }
+    tf_api.RegisterKernelBuilder(row->name, builder, status);
+    return registered(status, row->name);
+}
+
+static bool register_collective(int i, bool on_devices, TF_Status *status)
 {
     // tensor_name: what ranks know the tensor by; "" means the name of the node in the graph. With
     // by_order (eager calls without a name) it is the series that the calling thread counts in.
@@ -239,12 +254,9 @@ static bool register_collective(int i, TF_Status *status)
                             row->name, status)) {
         return false;
     }
-    tf_api.RegisterKernelBuilder(
-        row->name,
-        tf_api.NewAsyncKernelBuilder(row->name, "CPU", create_collective[i], tf_collective_compute,
-                                     tf_collective_delete),
-        status);
-    return registered(status, row->name);
+    return register_kernel(i, "CPU", tf_collective_compute, status) &&
+           (!on_devices || row->output == OUTPUT_NONE ||
+            register_kernel(i, "GPU", tf_collective_compute_on_device, status));
 }
 
 static bool register_question(int i, TF_Status *status)
@@ -275,8 +287,9 @@ __attribute__((constructor)) static void register_all(void)
     }
     TF_Status *status = tf_api.NewStatus();
     bool ok = true;
+    bool on_devices = tf_device_load();
     for (int i = 0; i < N_COLLECTIVES && ok; i++) {
-        ok = register_collective(i, status);
+        ok = register_collective(i, on_devices, status);
     }
     for (int i = 0; i < N_QUESTIONS && ok; i++) {
         ok = register_question(i, status);

@@ -17,6 +17,8 @@ int cuCtxSetCurrent(void *context);
 int cuCtxPushCurrent_v2(void *context);
 int cuCtxPopCurrent_v2(void **context_p);
 int cuCtxSynchronize(void);
+int cuCtxRecordEvent(void *context, void *event);
+int cuCtxWaitEvent(void *context, void *event);
 int cuMemAlloc_v2(uintptr_t *memory_p, size_t bytes);
 int cuMemFree_v2(uintptr_t memory);
 int cuMemHostAlloc(void **memory_p, size_t bytes, unsigned flags);

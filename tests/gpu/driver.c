@@ -449,6 +449,26 @@ EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
     return on != NULL ? sim_order(on, event) : code;
 }
 
+static int device_event(const void *context, const sim_event_t *event)
+{
+    int code = check_event(event);
+    return code == SIM_OK && device_of_context(context) != event->device
+               ? sim_mistake(SIM_INVALID_HANDLE, "an event is used with another device's context")
+               : code;
+}
+
+EXPORT int cuCtxRecordEvent(void *context, void *event)
+{
+    int code = device_event(context, event);
+    return code == SIM_OK ? sim_record_context(event) : code;
+}
+
+EXPORT int cuCtxWaitEvent(void *context, void *event)
+{
+    int code = device_event(context, event);
+    return code == SIM_OK ? sim_order_context(event) : code;
+}
+
 EXPORT int cuEventQuery(void *event)
 {
     int code = check_event(event);

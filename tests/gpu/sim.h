@@ -147,6 +147,8 @@ void sim_event_free(sim_event_t *event);
 bool sim_event_exists(const sim_event_t *event);
 int sim_record(sim_event_t *event, sim_stream_t *stream);
 int sim_order(sim_stream_t *stream, const sim_event_t *event);
+int sim_record_context(sim_event_t *event); // behind all that its device has been given
+int sim_order_context(const sim_event_t *event);
 int sim_query_event(sim_event_t *event);
 int sim_wait_event(sim_event_t *event); // blocks
 

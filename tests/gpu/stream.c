@@ -510,6 +510,44 @@ int sim_order(sim_stream_t *stream, const sim_event_t *event)
     return code;
 }
 
+// A stream that the program knows nothing of waits for all others of the device.
+int sim_record_context(sim_event_t *event)
+{
+    static sim_stream_t *joints[SIM_DEVICES];
+    int code = sim_device_error(event->device);
+    pthread_mutex_lock(&sim_lock);
+    if (joints[event->device] == NULL) {
+        joints[event->device] = add_stream(event->device, STREAM_NON_BLOCKING, 0);
+    }
+    sim_stream_t *joint = joints[event->device];
+    for (sim_stream_t *other = all.streams; other != NULL; other = other->next) {
+        if (other->device == event->device) {
+            code = other->capture != CAPTURE_NONE ? SIM_CAPTURE_UNSUPPORTED : code;
+            append_wait(joint, other);
+        }
+    }
+    event->on = joint;
+    event->number = joint->submitted;
+    event->captured = false;
+    pthread_mutex_unlock(&sim_lock);
+    return code;
+}
+
+int sim_order_context(const sim_event_t *event)
+{
+    int code = sim_device_error(event->device);
+    pthread_mutex_lock(&sim_lock);
+    for (sim_stream_t *stream = all.streams; stream != NULL; stream = stream->next) {
+        if (stream->device == event->device && stream != event->on && event->on != NULL &&
+            !stream->ends) {
+            code = stream->capture != CAPTURE_NONE ? SIM_CAPTURE_UNSUPPORTED : code;
+            append(stream, (work_t){.for_stream = event->on, .for_number = event->number});
+        }
+    }
+    pthread_mutex_unlock(&sim_lock);
+    return code;
+}
+
 int sim_query_event(sim_event_t *event)
 {
     if (event->captured) {

@@ -212,6 +212,38 @@ static void test_missing_waits_are_found(void **state)
     assert_int_equal(run_ranks(1, "GPUSIM_SCHEDULE=random", no_wait_for_copy), 0);
 }
 
+// The same, but nobody says which streams: the context has recorded, and waits.
+static void whole_contexts(const place_t *place)
+{
+    void *context = use_device(0);
+    void *side = new_stream(), *ready = new_event(), *done = new_event();
+    uintptr_t source = new_memory(BYTES), copy = new_memory(BYTES);
+    float *produced = new_pinned(3), *result = new_pinned(0);
+    (void)place;
+    for (int i = 0; i < 10; i++) {
+        MUST(cuMemsetD8Async(copy, 0, BYTES, side) == 0);
+        MUST(cuMemsetD8Async(source, 0, BYTES, NULL) == 0);
+        MUST(cuCtxSynchronize() == 0);
+        MUST(cuMemcpyHtoDAsync_v2(source, produced, BYTES, NULL) == 0);
+        MUST(cuCtxRecordEvent(context, ready) == 0);
+        MUST(cuStreamWaitEvent(side, ready, 0) == 0);
+        MUST(cuMemcpyDtoDAsync_v2(copy, source, BYTES, side) == 0);
+        MUST(cuEventRecord(done, side) == 0);
+        MUST(cuCtxWaitEvent(context, done) == 0);
+        MUST(cuMemcpyDtoHAsync_v2(result, copy, BYTES, NULL) == 0);
+        MUST(cuStreamSynchronize(NULL) == 0 && all_are(result, 3));
+    }
+    MUST(gpusim_mistakes() == 0);
+}
+
+static void test_contexts_record_and_wait(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof schedules / sizeof schedules[0]; i++) {
+        assert_int_equal(run_ranks(1, schedules[i], whole_contexts), 0);
+    }
+}
+
 static void touch_from_host(const place_t *place)
 {
     (void)place;
@@ -698,6 +730,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_right_order_is_right_under_every_schedule),
         cmocka_unit_test(test_missing_waits_are_found),
+        cmocka_unit_test(test_contexts_record_and_wait),
         cmocka_unit_test(test_host_access_is_a_fault),
         cmocka_unit_test(test_memory_mistakes_are_found),
         cmocka_unit_test(test_wrong_devices_and_handles_are_refused),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives as users call them: dense tensors and IndexedSlices, with compression."""
+import contextlib
 import functools
 
 import tensorflow as tf
@@ -21,6 +22,11 @@ check_num_rank_power_of_2 = num_rank_is_power_2
 def size_for(process_set, dtype):
     """The number of ranks as a factor: asked when the graph runs if it may change."""
     return tf.cast(mpi_ops.size_now(mpi_ops.id_of(process_set)), dtype)
+
+
+def on_device(device):
+    """tf.device(), but "" is where the tensors are; to an eager call that would mean the CPU."""
+    return tf.device(device) if device else contextlib.nullcontext()
 
 
 def _named(name, suffix):
@@ -51,12 +57,12 @@ def allreduce(tensor, average=None, device_dense="", device_sparse="",
     """The reduction of the tensors of all ranks, on all ranks."""
     op = handle_average_backwards_compatibility(op, average)
     if isinstance(tensor, tf.IndexedSlices):
-        with tf.device(device_sparse):
+        with on_device(device_sparse):
             return _allreduce_slices(tensor, op, prescale_factor, postscale_factor, name,
                                      process_set, ignore_name_scope)
     if op == Adasum:
         check_adasum(op, process_set, process_set.size())
-    with tf.device(device_dense):
+    with on_device(device_dense):
         wire, context = compression.compress(tf.convert_to_tensor(tensor))
         reduced = mpi_ops._allreduce(wire, name, op, prescale_factor, postscale_factor,
                                      ignore_name_scope, process_set)
@@ -75,12 +81,12 @@ def grouped_allreduce(tensors, average=None, device_dense="", device_sparse="",
         check_adasum(op, process_set, process_set.size())
     results = list(tensors)
     dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
-    with tf.device(device_sparse):
+    with on_device(device_sparse):
         for i in sorted(set(range(len(tensors))) - set(dense)):
             results[i] = _allreduce_slices(tensors[i], op, prescale_factor, postscale_factor,
                                            _named(name, str(i)), process_set, ignore_name_scope)
     if dense:
-        with tf.device(device_dense):
+        with on_device(device_dense):
             wires = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
             reduced = mpi_ops._grouped_allreduce(
                 [wire for wire, _ in wires], name, op, prescale_factor, postscale_factor,
@@ -94,7 +100,7 @@ def reducescatter(tensor, device_dense="", compression=Compression.none, op=Aver
                   process_set=global_process_set, ignore_name_scope=False, prescale_factor=1.0,
                   postscale_factor=1.0):
     """This rank's rows of the reduction of the tensors of all ranks."""
-    with tf.device(device_dense):
+    with on_device(device_dense):
         wire, context = compression.compress(tf.convert_to_tensor(tensor))
         reduced = mpi_ops._reducescatter(wire, name, op, prescale_factor, postscale_factor,
                                          ignore_name_scope, process_set)
@@ -107,7 +113,7 @@ def grouped_reducescatter(tensors, device_dense="", compression=Compression.none
     """reducescatter() of several tensors, all or none."""
     if not tensors:
         return tensors
-    with tf.device(device_dense):
+    with on_device(device_dense):
         wires = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
         reduced = mpi_ops._grouped_reducescatter(
             [wire for wire, _ in wires], None, op, prescale_factor, postscale_factor, False,

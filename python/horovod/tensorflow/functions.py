@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from horovod.common import objects
 from horovod.common.process_sets import global_process_set
-from horovod.tensorflow.collectives import as_tf_variable, broadcast_, in_one_graph
+from horovod.tensorflow.collectives import as_tf_variable, broadcast_, in_one_graph, on_device
 from horovod.tensorflow.mpi_ops import broadcast
 
 
@@ -51,7 +51,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     def begin(self):
         graph = tf.compat.v1.get_default_graph()
         if self._operation is None or self._graph is not graph:
-            with tf.device(self.device):
+            with on_device(self.device):
                 self._operation = broadcast_global_variables(self.root_rank)
             self._graph = graph
 
