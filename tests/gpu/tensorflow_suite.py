@@ -19,8 +19,10 @@ def values(shape, dtype, start):
 
 
 def there(array):
+    """A tensor on the device; one of floats is still under way, since it is a copy of another."""
     with tf.device("/GPU:0"):
-        return tf.identity(tf.constant(array))
+        first = tf.identity(tf.constant(array))
+        return tf.raw_ops.Snapshot(input=first) if array.dtype == np.float32 else first
 
 
 def everybody(function):

@@ -30,7 +30,8 @@ def environment(tmp_path_factory):
     for name in LIBRARIES:
         (folder / name).symlink_to(BUILD / "tests" / "gpu" / "libgpusim12.so")
     return {"PYTHONPATH": os.pathsep.join([str(BUILD / "python"), str(HERE)]),
-            "LD_LIBRARY_PATH": str(folder), "TF_CPP_MIN_LOG_LEVEL": "2", "GPUSIM_DEVICES": "3"}
+            "LD_LIBRARY_PATH": str(folder), "TF_CPP_MIN_LOG_LEVEL": "2", "GPUSIM_DEVICES": "3",
+            "GPUSIM_DELAY_US": "20000"}  # longer than TensorFlow itself takes
 
 
 @pytest.mark.parametrize("encrypt", ["auto", "always"])  # by NCCL, and through the host
