@@ -191,6 +191,11 @@ static void describe_tensors(TF_OpDefinitionBuilder *builder, const tf_collectiv
                                         row->grouped ? "outputs: num_tensors * T" : "output: T");
 }
 
+static bool has_splits(const tf_collective_t *row)
+{
+    return row->op == HVD_ALLTOALL;
+}
+
 static void describe_own(TF_OpDefinitionBuilder *builder, const tf_collective_t *row)
 {
     static const char *const reducing[] = {
@@ -201,7 +206,7 @@ static void describe_own(TF_OpDefinitionBuilder *builder, const tf_collective_t 
     }
     if (row->op == HVD_BROADCAST) {
         tf_api.OpDefinitionBuilderAddAttr(builder, "root_rank: int");
-    } else if (row->op == HVD_ALLTOALL) { // no splits: as many rows for everybody
+    } else if (has_splits(row)) { // none given: as many rows for everybody
         tf_api.OpDefinitionBuilderAddInput(builder, "splits: int32");
         tf_api.OpDefinitionBuilderAddOutput(builder, "received_splits: int32");
     } else if (row->op == HVD_JOIN) {
@@ -224,7 +229,7 @@ static bool register_kernel(int i, const char *device, tf_compute_async_fn compu
     const tf_collective_t *row = &collectives[i];
     TF_KernelBuilder *builder = tf_api.NewAsyncKernelBuilder(
         row->name, device, create_collective[i], compute, tf_collective_delete);
-    if (row->op == HVD_ALLTOALL) {
+    if (has_splits(row)) {
         tf_api.KernelBuilder_HostMemory(builder, "splits");
         tf_api.KernelBuilder_HostMemory(builder, "received_splits");
     }
