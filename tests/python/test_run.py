@@ -22,10 +22,13 @@ def who():
 
 
 def test_the_dashboard_is_a_word_of_horovodrun():
-    from horovod.runner import dashboard_words
-    assert dashboard_words(None) == dashboard_words(False) == []
-    assert dashboard_words(True) == ["--dashboard"] and dashboard_words(8080) == [
-        "--dashboard=8080"]
+    from horovod.runner import watching_words
+
+    title = ["--title", "horovod.run(who)"]
+    for dashboard, report, words in [
+            (None, None, []), (False, None, []), (True, None, ["--dashboard"]),
+            (8080, None, ["--dashboard=8080"]), (None, "/tmp/a.html", ["--report", "/tmp/a.html"])]:
+        assert watching_words(dashboard, report, "horovod.run", who) == title + words
 
 
 def test_results_come_by_rank():
