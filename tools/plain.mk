@@ -17,8 +17,8 @@ CFLAGS ?= -O2 -g
 VERSION := 1.0.0
 
 HARDENING := -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
-COMPILE = $(CC) -std=gnu11 -fPIC -fvisibility=hidden -Wall -Iinclude -Isrc $(HARDENING) \
-	-ffile-prefix-map=$(CURDIR)/=/ $(CPPFLAGS) $(CFLAGS) -MMD -MP
+COMPILE = $(CC) -std=gnu11 -ffp-contract=off -fPIC -fvisibility=hidden -Wall -Iinclude -Isrc \
+	$(HARDENING) -ffile-prefix-map=$(CURDIR)/=/ $(CPPFLAGS) $(CFLAGS) -MMD -MP
 LINK := $(LDFLAGS) -Wl,-z,relro,-z,now,-z,noexecstack
 LIBS := -lssl -lcrypto -lpthread -lm -ldl -lrt
 
