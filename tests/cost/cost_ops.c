@@ -104,7 +104,9 @@ static void run_once(rank_t *ranks, int size)
     }
     for (int i = 0; i < size; i++) {
         if (hvd_wait(ranks[i].ctx, ranks[i].handle, 60000) != HVD_OK) {
-            die("wait", "failed");
+            hvd_result_t result = {.text = "it is not done"};
+            hvd_result(ranks[i].ctx, ranks[i].handle, &result);
+            die("wait", result.text);
         }
         hvd_release(ranks[i].ctx, ranks[i].handle);
     }
