@@ -35,6 +35,13 @@
 #define ALL_CLAIMED (UINT64_MAX / 2)
 #define ABANDON_NS NS_PER_S
 
+// What a member tells at the end: the task's number, and
+enum {
+    WORD_REFUSED = 1 << 0, // it could not be done
+    WORD_WINDOWS = 1 << 1, // this member is for windows
+    WORD_BITS = 2
+};
+
 struct direct {
     domain_t *shm;
     coll_task_t run;
@@ -46,7 +53,9 @@ struct direct {
     bool runs;          // others may use this rank's card
     bool is_refused;    // this rank, or one it has looked at, cannot do it
     bool is_through;    // and has told so
-    vec_t theirs;       // the pieces on a peer's card: never touched, only handed to the kernel
+    bool is_for_windows;
+    int n_for_windows; // of all members
+    vec_t theirs;      // the pieces on a peer's card: never touched, only handed to the kernel
 };
 
 bool direct_serves(hvd_op_t op)
@@ -300,9 +309,10 @@ static void lay_out(direct_t *d)
     d->part_bytes = (part + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
-hvd_status_t direct_start(direct_t *d, const coll_task_t *task, err_t *err)
+hvd_status_t direct_start(direct_t *d, const coll_task_t *task, bool is_for_windows, err_t *err)
 {
     (void)err;
+    d->is_for_windows = is_for_windows;
     d->run = *task;
     d->n = task->args.size;
     d->me = task->args.member;
@@ -321,7 +331,8 @@ hvd_status_t direct_start(direct_t *d, const coll_task_t *task, err_t *err)
 
 static void tell_through(direct_t *d)
 {
-    uint64_t word = d->turn << 1 | d->is_refused;
+    uint64_t word = d->turn << WORD_BITS | (d->is_for_windows ? WORD_WINDOWS : 0) |
+                    (d->is_refused ? WORD_REFUSED : 0);
     for (int m = 0; m < d->n; m++) {
         if (m != d->me) {
             atomic_store_explicit(shm_through(d->shm, d->run.ranks[m], d->run.ranks[d->me]), word,
@@ -364,16 +375,26 @@ hvd_status_t direct_progress(direct_t *d, bool *moved_p, err_t *err)
         return status != HVD_OK ? status : HVD_IN_PROGRESS;
     }
     bool all_did_it = !d->is_refused;
+    d->n_for_windows = d->is_for_windows;
     for (int m = 0; m < d->n; m++) {
         uint64_t word = atomic_load_explicit(
             shm_through(d->shm, d->run.ranks[d->me], d->run.ranks[m]), memory_order_acquire);
-        if (m != d->me && word >> 1 < d->turn) {
+        if (m == d->me) {
+            continue;
+        }
+        if (word >> WORD_BITS < d->turn) {
             return HVD_IN_PROGRESS;
         }
-        all_did_it &= m == d->me || (word & 1) == 0;
+        all_did_it &= (word & WORD_REFUSED) == 0;
+        d->n_for_windows += (word & WORD_WINDOWS) != 0;
     }
     d->runs = false;
     return all_did_it ? HVD_OK : HVD_UNSUPPORTED;
+}
+
+int direct_n_for_windows(const direct_t *d)
+{
+    return d->n_for_windows;
 }
 
 void direct_abandon(direct_t *d)

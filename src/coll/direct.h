@@ -18,7 +18,10 @@ typedef struct direct direct_t;
 bool direct_serves(hvd_op_t op);
 hvd_status_t direct_new(domain_t *shm, int n_ranks, direct_t **direct_p, err_t *err);
 void direct_free(direct_t *direct);
-hvd_status_t direct_start(direct_t *direct, const coll_task_t *task, err_t *err);
+// The members tell each other at the end what they are for: to go on like this, or through windows.
+hvd_status_t direct_start(direct_t *direct, const coll_task_t *task, bool is_for_windows,
+                          err_t *err);
+int direct_n_for_windows(const direct_t *direct); // in the task that ended last
 // HVD_OK: finished. HVD_IN_PROGRESS: a peer is not as far yet; *moved_p tells whether anything was
 // done. HVD_UNSUPPORTED: it did not work, all members know that, and nothing but outputs was
 // touched: the task may be run in another way.

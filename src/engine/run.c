@@ -184,6 +184,12 @@ coll_task_t run_task_of(const hvd_ctx_t *ctx, const runner_t *r, const batch_t *
     };
 }
 
+// Its members are all ranks of this host, so every task of one is a task of all.
+static bool is_whole_host(hvd_ctx_t *ctx, const process_set_t *set)
+{
+    return set->n == shm_n_local(net_domain(ctx->net, &transport_shm));
+}
+
 static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b) REQUIRES(ctx->baton)
 {
     bool one_host = b->set->on_this_host;
@@ -199,7 +205,24 @@ static way_id_t choose_way(hvd_ctx_t *ctx, runner_t *r, const batch_t *b) REQUIR
         .mpi_can_run = ctx->mpi != NULL && b->set->n == ctx->job.size &&
                        mpi_can_run(&r->task.args, largest_buffer(r)),
     };
-    return way_choose(&given);
+    trial_t *trial = NULL;
+    if (way_direct_may_pay(&given) && is_whole_host(ctx, b->set)) {
+        trial = trial_of(&r->trials, r->task.args.op, given.all_bytes);
+        given.copying = trial_copying(trial);
+    }
+    way_id_t way = way_choose(&given);
+    if (trial != NULL && (way == WAY_DIRECT || way == WAY_STREAM)) {
+        r->trial = trial;
+        r->start_ns = trial_counts(trial) ? clock_ns() : 0;
+    }
+    return way;
+}
+
+static void end_trial(runner_t *r)
+{
+    uint64_t ns = trial_counts(r->trial) ? clock_ns() - r->start_ns : 0;
+    trial_ended(r->trial, ns, direct_n_for_windows(r->direct), r->task.args.size);
+    r->trial = NULL;
 }
 
 // Its tensors are on GPUs, and the members have not agreed yet what to do with them.
@@ -218,6 +241,7 @@ static hvd_status_t start_batch(hvd_ctx_t *ctx, runner_t *r, batch_t *b, err_t *
     uint64_t ticks = ticks_now();
     observe_cycle(ctx->observe, ticks);
     r->batch = b;
+    r->trial = NULL;
     way_id_t way = WAY_RIDING;
     if (!b->brings_results) {
         r->task = run_task_of(ctx, r, b);
@@ -333,6 +357,9 @@ bool run_progress(hvd_ctx_t *ctx)
         if (UNLIKELY(r->way == &ways[WAY_INIT_NCCL]) && !must_init_nccl(ctx, b)) {
             r->batch = NULL; // now it can begin
             continue;
+        }
+        if (UNLIKELY(r->trial != NULL)) {
+            end_trial(r);
         }
         finish_batch(ctx, b, HVD_OK, NULL);
     }

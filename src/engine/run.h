@@ -105,6 +105,9 @@ struct runner {
     buf_t zeros;                              // what a rank that has joined brings
     stream_t *stream;                         // NULL without shared memory, as is:
     direct_t *direct;
+    trials_t trials;
+    trial_t *trial; // the task is a part of; NULL: of none
+    uint64_t start_ns;
     plan_state_t plan;
     piece_state_t pieces;
     two_level_state_t two_level;
@@ -183,6 +186,8 @@ WAY_IN_STEPS(way_two_level);
 WAY_IN_STEPS(way_plan);
 WAY_IN_STEPS(way_nccl);
 void way_direct_abandon(runner_t *r);
+// It may be faster than windows, or not: trials.h.
+bool way_direct_may_pay(const way_case_t *given);
 void way_nccl_abandon(runner_t *r);
 // comms.c: before the first batch of a set that may use NCCL.
 hvd_status_t way_init_nccl_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)

@@ -6,8 +6,9 @@
 // and stream through shared memory instead.
 #include "engine/run.h"
 
-// What a member gets from another, at least on average: less is faster through windows (measured).
-// Where ranks share cores windows are always faster: they stay in the cache of that core.
+// What a member gets from another, at least on average: less is faster through windows everywhere.
+// Where ranks share cores windows are always faster: they stay in the cache of that core. Else it
+// is up to the machine, so trials.c tries both.
 #define LEAST_BLOCK_BYTES (32 * KIB)
 
 // Blocks that go from one member to another.
@@ -17,20 +18,30 @@ static size_t n_blocks(const coll_args_t *a)
     return a->op == HVD_ALLTOALL ? n * n : a->op == HVD_ALLGATHER ? n : 1;
 }
 
+static bool is_served(const way_case_t *given)
+{
+    return given->one_host && given->has_stream && direct_serves(given->args->op) &&
+           given->args->size > 1 && !way_is_forced_to_plan(given);
+}
+
+bool way_direct_may_pay(const way_case_t *given)
+{
+    return is_served(given) && !given->is_crowded &&
+           given->all_bytes / n_blocks(given->args) >= LEAST_BLOCK_BYTES &&
+           !way_is_forced(given, "stream") && !way_is_forced(given, "direct");
+}
+
 bool way_direct_takes(const way_case_t *given)
 {
-    bool pays = !given->is_crowded &&
-                given->all_bytes / n_blocks(given->args) >= LEAST_BLOCK_BYTES &&
-                !way_is_forced(given, "stream");
-    return given->one_host && given->has_stream && direct_serves(given->args->op) &&
-           given->args->size > 1 && !way_is_forced_to_plan(given) &&
-           (pays || way_is_forced(given, "direct"));
+    return (given->copying != COPY_BY_WINDOWS && way_direct_may_pay(given)) ||
+           (is_served(given) && way_is_forced(given, "direct"));
 }
 
 hvd_status_t way_direct_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task, err_t *err)
 {
     atomic_store(&ctx->stream_clock, task->number);
-    return direct_start(r->direct, task, err);
+    bool is_for_windows = r->trial != NULL && trial_is_for_windows(r->trial);
+    return direct_start(r->direct, task, is_for_windows, err);
 }
 
 hvd_status_t way_direct_progress(hvd_ctx_t *ctx, runner_t *r, bool *moved_p, err_t *err)

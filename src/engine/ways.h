@@ -8,6 +8,7 @@
 #define HVD_ENGINE_WAYS_H
 
 #include "coll/coll.h"
+#include "engine/trials.h"
 
 typedef struct runner runner_t; // run.h
 
@@ -22,6 +23,7 @@ typedef struct way_case {
     bool has_stream;       // through the memory of this host
     bool is_crowded;       // the host of one_host has more ranks than cores
     size_t all_bytes;      // of the blocks of all members, or of the tensor
+    copying_t copying;     // what trials say, where there have been any
     bool two_levels;       // some host has several members, and all such hosts share memory
     bool mpi_can_run;      // the job has an MPI library that serves this
 } way_case_t;

@@ -10,10 +10,12 @@
 #include "cases.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 #define TRIES 4
 #define FULL_TRIES 120
 #define CHANGES 80
+#define COPIES 200 // some trials of engine/trials.h, and what comes after them
 #define SMALL_BYTES 2048
 
 // Operation and reduction; the dtypes that go with them are found by `allowed`.
@@ -233,6 +235,52 @@ static void names_change(rank_t *r, void *arg)
     rank_close(r);
 }
 
+// Bytes are copied one way or the other, in turns at first and then as the members found best
+// (engine/trials.h): ranks that come late have other times than their peers, and still go the same
+// way.
+static void copying_changes(rank_t *r, void *arg)
+{
+    (void)arg;
+    rank_open(r);
+    static const hvd_op_t ops[] = {HVD_ALLGATHER, HVD_BROADCAST, HVD_ALLTOALL};
+    static op_run_t runs[4];
+    int members[MAX_RANKS];
+    for (int m = 0; m < r->size; m++) {
+        members[m] = m;
+    }
+    dice_t dice = {.state = r->options->seed};
+    dice_t delays = {.state = r->options->seed + (uint64_t)r->rank};
+    for (int i = 0; i < COPIES; i++) {
+        rank_step(r, "round %d", i);
+        int n = 1 + dice_below(&dice, (int)N_ELEMENTS(runs));
+        for (int k = 0; k < n; k++) {
+            op_case_t c = {
+                .op = ops[dice_below(&dice, (int)N_ELEMENTS(ops))],
+                .dtype = HVD_FLOAT32,
+                .form = (form_t)dice_below(&dice, N_FORMS),
+                .members = members,
+                .n_members = r->size,
+                .root = dice_below(&dice, r->size),
+                .n_tensors = 1,
+                .n_dims = 1,
+                .rows = (i % 4 == 0 ? 300 : 100) * KIB / 4 * (size_t)r->size,
+                .columns = 1,
+                .pre = 1,
+                .post = 1,
+                .salt = (unsigned)(4 * i + k),
+            };
+            char name[32];
+            snprintf(name, sizeof name, "copy.%d", k);
+            usleep((useconds_t)(dice_below(&delays, 3) * 300));
+            op_submit(r, &c, name, k == 0 ? HVD_WAITS : 0, &runs[k]);
+        }
+        for (int k = 0; k < n; k++) {
+            op_check(r, &runs[k]);
+        }
+    }
+    rank_close(r);
+}
+
 // Nobody may leave a barrier before everybody has come.
 static void barrier_holds(rank_t *r, void *arg)
 {
@@ -294,6 +342,7 @@ static const subtest_t subtests[] = {
     {.name = "every size", .fn = every_size},
     {.name = "every kind", .fn = every_kind},
     {.name = "names change", .fn = names_change},
+    {.name = "copying changes", .fn = copying_changes},
 };
 
 int main(int argc, char **argv)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// hip.c - the simulated GPU under the names of AMD's driver, as far as src/device/driver.c calls them.
+// hip.c - the simulated GPU under the names of AMD's driver, as far as src/device/driver.c calls
+// them.
 //
 // It stands in for libamdhip64 (tests/gpu/lib-hip) and hands each call on to the simulation, which
 // the test program has loaded: so a name of HIP's row that stands in the wrong place fails.
@@ -16,10 +17,10 @@ int cuDeviceGetUuid_v2(unsigned char uuid[16], int device);
 int cuDriverGetVersion(int *version_p);
 int cuGetErrorString(int code, const char **text_p);
 
-#define SAME(hip, parameters, cuda, arguments) \
-    EXPORT int hip parameters \
-    { \
-        return cuda arguments; \
+#define SAME(hip, parameters, cuda, arguments)                                                     \
+    EXPORT int hip parameters                                                                      \
+    {                                                                                              \
+        return cuda arguments;                                                                     \
     }
 
 SAME(hipInit, (unsigned flags), cuInit, (flags))
