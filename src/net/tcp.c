@@ -151,7 +151,7 @@ static hvd_status_t admit(void *owner, const hello_t *hello, err_t *err)
     return HVD_OK;
 }
 
-// Has proved the secret.
+// Has proved the secret, and its place was free a moment before.
 static void enter(void *owner, const guest_t *guest)
 {
     domain_t *domain = owner;
@@ -160,9 +160,8 @@ static void enter(void *owner, const guest_t *guest)
     if (conn == NULL) {
         return;
     }
-    if (is_taken(seat)) { // by another that was quicker
-        conn_close(conn);
-    } else if (seat->link != NULL) {
+    INVARIANT(!is_taken(seat));
+    if (seat->link != NULL) {
         tcp_link_ready(seat->link, conn);
     } else {
         seat->kept = conn;

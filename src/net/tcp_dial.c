@@ -4,9 +4,10 @@
 //
 // A peer offers several addresses; some are unreachable from here, some answer with silence, some
 // belong to another host altogether. So the most promising one is tried first, the next after
-// STAGGER_NS or as soon as one fails, up to N_ATTEMPTS at a time. The first attempt to finish the
-// handshake (which only the right rank of the right job can) wins, and the others are closed before
-// they can finish theirs, so that the peer never sees two. When all have failed the list is tried
+// STAGGER_NS or as soon as one fails, up to N_ATTEMPTS at a time. Several may finish the handshake,
+// which only the right rank of the right job can; that rank lets in the first and no other
+// (greeting.c), so both sides mean the same connection. One that has proved the secret may have
+// been let in already: it is not given up before it ends. When all have failed the list is tried
 // again after a pause, until the link's deadline: a full backlog looks like a refusal.
 // Cost: one socket in the usual case. The link owns its dial, the dial its attempts.
 #include "net/tcp.h"
@@ -95,12 +96,23 @@ static void give_up(dial_t *dial, conn_t *conn, const char *why)
     conn_close(conn);
 }
 
-static conn_t *oldest_attempt(const dial_t *dial)
+static bool has_attempts(const dial_t *dial)
+{
+    bool any = false;
+    for (int i = 0; i < N_ATTEMPTS; i++) {
+        any |= dial->attempts[i] != NULL;
+    }
+    return any;
+}
+
+// The oldest whom nobody can have let in yet; NULL: there is none.
+static conn_t *oldest_unproved(const dial_t *dial)
 {
     conn_t *oldest = NULL;
     for (int i = 0; i < N_ATTEMPTS; i++) {
         conn_t *conn = dial->attempts[i];
-        if (conn != NULL && (oldest == NULL || conn->started_ns < oldest->started_ns)) {
+        if (conn != NULL && !conn->greeting.has_proved &&
+            (oldest == NULL || conn->started_ns < oldest->started_ns)) {
             oldest = conn;
         }
     }
@@ -113,8 +125,8 @@ void dial_tick(tcp_link_t *link, uint64_t now_ns)
     while (dial->next < dial->offer.n_addrs && now_ns >= dial->next_ns) {
         int slot = slot_of(dial, NULL);
         if (slot < 0) {
-            conn_t *oldest = oldest_attempt(dial);
-            if (now_ns - oldest->started_ns < MUTE_NS) {
+            conn_t *oldest = oldest_unproved(dial);
+            if (oldest == NULL || now_ns - oldest->started_ns < MUTE_NS) {
                 return;
             }
             slot = slot_of(dial, oldest);
@@ -122,7 +134,7 @@ void dial_tick(tcp_link_t *link, uint64_t now_ns)
         }
         begin_attempt(link, slot, now_ns);
     }
-    if (dial->next == dial->offer.n_addrs && oldest_attempt(dial) == NULL) {
+    if (dial->next == dial->offer.n_addrs && !has_attempts(dial)) {
         dial->next = 0;
         dial->next_ns = now_ns + dial->pause_ns;
         dial->pause_ns = MIN(2 * dial->pause_ns, LONGEST_PAUSE_NS);

@@ -31,7 +31,7 @@
 
 typedef struct stranger {
     greeting_t greeting;
-    uint64_t since_ns;
+    uint64_t since_ns, expires_ns;
     uint32_t events; // what epoll watches
     char address[DOOR_ADDRESS_BYTES];
     struct stranger *prev, *next;
@@ -46,6 +46,7 @@ struct door {
     bool is_paused;           // no room for strangers, or no descriptors: until the next tick
     stranger_t *first, *last; // the oldest first
     int n_strangers;
+    uint64_t looked_ns; // when the owner last came
     atomic_uint_fast64_t n_refused;
     uint64_t refused_logged_ns, full_logged_ns;
     int n_quiet; // cut without a line in the log
@@ -78,6 +79,7 @@ static void admit(door_t *door, int fd)
                                .owner = rules->owner};
     s->events = EPOLLIN;
     s->since_ns = clock_ns();
+    s->expires_ns = s->since_ns + rules->patience_ns;
     secure_peer_name(fd, s->address, sizeof s->address);
     s->prev = door->last;
     *(s->prev != NULL ? &s->prev->next : &door->first) = s;
@@ -166,13 +168,24 @@ static bool advance(door_t *door, stranger_t *s)
     return status == HVD_IN_PROGRESS;
 }
 
+// The owner is called every tick while there are strangers. What it is late, because its process
+// was held up, is not theirs to answer for; a tick of it is, so nobody stays for ever.
+static void forgive(door_t *door, uint64_t now_ns)
+{
+    uint64_t gap_ns = now_ns - door->looked_ns;
+    for (stranger_t *s = door->first; s != NULL && gap_ns > 2 * TICK_NS; s = s->next) {
+        s->expires_ns += gap_ns - TICK_NS;
+    }
+    door->looked_ns = now_ns;
+}
+
 // A peer believes in its connection once it has sent the last bytes of the handshake. They may have
 // come while this process was held up: they are read before anybody is cut.
 static void expire(door_t *door, uint64_t now_ns)
 {
     err_t err;
     stranger_t *s;
-    while ((s = door->first) != NULL && now_ns - s->since_ns >= door->rules.patience_ns) {
+    while ((s = door->first) != NULL && now_ns >= s->expires_ns) {
         if (!advance(door, s)) {
             continue;
         }
@@ -273,6 +286,7 @@ int door_progress(door_t *door)
     struct epoll_event events[EVENTS_AT_ONCE];
     uint64_t n_ticks;
     bool is_called = false; // by the timer or at a listener
+    forgive(door, clock_ns());
     int n = epoll_wait(door->epoll_fd, events, EVENTS_AT_ONCE, 0);
     for (int i = 0; i < n; i++) {
         is_called |= events[i].data.ptr == NULL;

@@ -32,8 +32,10 @@ typedef struct greeting {
     bool is_server;
     bool is_silent; // server: another job is cut without an answer
     secure_keys_t *keys;
-    hello_t hello;  // server: what it must be until it has come, of which role is compared
-    admit_fn admit; // server, may be NULL: whether a hello of this job and role is welcome
+    hello_t hello; // server: what it must be until it has come, of which role is compared
+    // Server, may be NULL: whether a hello of this job and role is welcome. Asked when it has come,
+    // and again when its sender has proved the secret and is about to be let in.
+    admit_fn admit;
     void *owner;
     uint8_t bytes[HELLO_BYTES];
     size_t n_bytes;   // of the hello, sent or received
@@ -53,7 +55,8 @@ bool greeting_wants_write(const greeting_t *greeting);
 
 #define DOOR_STRANGERS 256              // at a time
 #define DOOR_GRACE_NS (100 * NS_PER_MS) // a stranger is not pushed out before
-#define DOOR_PATIENCE_NS (2 * NS_PER_S) // from being accepted to the proof of the secret
+// From being accepted to the proof of the secret; not counting when the owner was held up.
+#define DOOR_PATIENCE_NS (2 * NS_PER_S)
 #define DOOR_ADDRESS_BYTES 64
 #define DOOR_LISTENERS 64
 

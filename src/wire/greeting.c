@@ -4,7 +4,9 @@
 //
 // The side that connected is through with the handshake before the other one is: its last words may
 // come too late for that one. So it also waits for a byte that says that they have been heard; what
-// ends before that byte can be tried again, since nothing has been sent on it.
+// ends before that byte can be tried again, since nothing has been sent on it. The other side asks
+// once more whether this one is still welcome before it sends that byte: of two connections that
+// were begun for one purpose, the first to be let in is the only one that gets it.
 //
 // Each step goes on as far as the socket allows. The descriptor is the caller's, and so is the
 // secure_t that the hello has led to, whatever came of it. One thread at a time.
@@ -43,6 +45,11 @@ static hvd_status_t move_hello(greeting_t *g, err_t *err)
     return HVD_OK;
 }
 
+static hvd_status_t ask_owner(const greeting_t *g, err_t *err)
+{
+    return g->admit != NULL ? g->admit(g->owner, &g->hello, err) : HVD_OK;
+}
+
 static hvd_status_t check_hello(greeting_t *g, err_t *err)
 {
     hello_role_t role = g->hello.role;
@@ -57,13 +64,17 @@ static hvd_status_t check_hello(greeting_t *g, err_t *err)
         }
         return fail(err, HVD_UNAUTHENTICATED, "it belongs to another job, or called a wrong port");
     }
-    return g->admit != NULL ? g->admit(g->owner, &g->hello, err) : HVD_OK;
+    return ask_owner(g, err);
 }
 
 // The byte needs no proof: who forges it gains what cutting the connection gives.
 static hvd_status_t confirm(greeting_t *g, err_t *err)
 {
+    hvd_status_t status = g->is_server ? ask_owner(g, err) : HVD_OK;
     uint8_t byte = WELCOME;
+    if (status != HVD_OK) {
+        return status;
+    }
     ssize_t n = g->is_server ? send(g->fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
                              : recv(g->fd, &byte, 1, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
