@@ -10,8 +10,10 @@
 // neighbour and interval, and nothing at all in between.
 //
 // A rank that was itself stopped finds that everybody else has been silent. It knows better from
-// its own clock: heartbeats it should have sent long ago. It then blames nobody and says so, and
-// the engine explains with it what the rank is told next: that the others have gone on without it.
+// its own clock: heartbeats it should have sent long ago. The time by which it is late is nobody's
+// silence; it says so, and the engine explains with it what the rank is told next: that the others
+// have gone on without it. No more than that time is forgiven: a rank that is held up over and over
+// gives up a silent neighbour all the same, after as many heartbeats as any other.
 //
 // No clock of its own and no I/O, like all of coord/. The holder of the engine calls.
 #include "coord/internal.h"
@@ -70,12 +72,17 @@ static void report(coord_t *coord, int rank, hvd_status_t status, uint64_t silen
     }
 }
 
+static uint64_t late_by_ns(const coord_t *coord, uint64_t now_ns)
+{
+    return now_ns - MIN(coord->heartbeat.due_ns, now_ns);
+}
+
 // Heartbeats are due every heartbeat_ns. One that is this late was held up by more than a busy
 // core.
 static bool was_away(const coord_t *coord, uint64_t now_ns, uint64_t *away_ns_p)
 {
     const coord_params_t *params = &coord->params;
-    uint64_t late_ns = now_ns - MIN(coord->heartbeat.due_ns, now_ns);
+    uint64_t late_ns = late_by_ns(coord, now_ns);
     *away_ns_p = late_ns + params->heartbeat_ns;
     return coord->heartbeat.due_ns > 0 && late_ns > params->heartbeat_warn_ns / 2;
 }
@@ -125,20 +132,19 @@ static void check_neighbour(coord_t *coord, int i)
 void heartbeat_tick(coord_t *coord)
 {
     int n = coord_n_neighbours(coord);
-    uint64_t away_ns;
+    uint64_t away_ns, forgiven_ns = coord->heartbeat.due_ns == 0 ? coord->now_ns : 0;
     if (coord->now_ns < heartbeat_next_ns(coord)) {
         return;
     }
     if (was_away(coord, coord->now_ns, &away_ns)) {
+        forgiven_ns = late_by_ns(coord, coord->now_ns);
         coord->heartbeat.away_ns = away_ns;
         coord->heartbeat.back_ns = coord->now_ns;
         report(coord, coord->params.rank, HVD_IN_PROGRESS, away_ns, &coord->heartbeat.activity);
     }
     for (int i = 0; i < n; i++) {
-        bool is_first = coord->heartbeat.due_ns == 0 || coord->heartbeat.back_ns == coord->now_ns;
-        if (is_first) {
-            coord->neighbours[i].heard_ns = coord->now_ns;
-        }
+        uint64_t *heard_ns = &coord->neighbours[i].heard_ns;
+        *heard_ns = MIN(*heard_ns + forgiven_ns, coord->now_ns);
         send_heartbeat(coord, i);
         check_neighbour(coord, i);
     }

@@ -177,10 +177,13 @@ void report_silence(hvd_ctx_t *ctx, const decision_t *d)
     HELD(ctx);
     char who[PEER_TEXT_BYTES], text[HVD_TEXT_BYTES - 256];
     double seconds = (double)d->silent_ns / (double)NS_PER_S;
+    uint64_t heartbeat_ns = (uint64_t)(ctx->config.heartbeat_interval * (double)NS_PER_S);
     err_t err;
     if (d->rank == ctx->job.rank) {
         warn_of_absence(ctx, d->silent_ns);
-        ctx->moved_ns = ctx->now_ns; // nothing could move meanwhile: that is no sign of lost data
+        // Nothing could move meanwhile: that is no sign of lost data. A heartbeat's time counts.
+        uint64_t late_ns = d->silent_ns - MIN(d->silent_ns, heartbeat_ns);
+        ctx->moved_ns = MIN(ctx->moved_ns + late_ns, ctx->now_ns);
         return;
     }
     if (d->status == HVD_OK) {

@@ -374,6 +374,7 @@ void keep_house(hvd_ctx_t *ctx, uint64_t now_ns)
         engine_wake_waiters(ctx);
     }
     if (now_ns >= coord_next_tick(ctx->coord)) {
+        receive_frames(ctx, now_ns); // nobody is silent whose words have come
         coord_tick(ctx->coord, now_ns);
     }
     observe_gather(ctx->observe, ctx->coord, net_n_foreign(ctx->net), now_ns);

@@ -1694,6 +1694,34 @@ static void a_rank_that_was_away_knows_it(void **state)
     world_free(world);
 }
 
+// What a rank forgives for its own absence is that absence only: on a busy machine, too, whoever is
+// silent for good is given up, and whoever is heard in between is not.
+static void a_rank_that_is_held_up_over_and_over_waits_for_nobody_for_ever(void **state)
+{
+    coord_params_t params = heartbeat_params();
+    uint64_t held_up_ns = params.heartbeat_ns + params.heartbeat_warn_ns;
+    int n_beats = 0;
+    const seen_t *seen;
+    (void)state;
+    world_t *world = world_new(2, params);
+    beat_for(world, 4);
+    for (int i = 0; i < 60; i++) {
+        world_tick(world, held_up_ns);
+    }
+    for (int i = 0; (seen = silence_on(world, 0, i)) != NULL; i++) {
+        assert_int_equal(seen->rank, 0); // nobody else is blamed
+    }
+    world->is_dead[1] = true;
+    do {
+        world_tick(world, held_up_ns);
+        seen = &world->seen[0][world->n_seen[0] - 1];
+        n_beats++;
+        assert_true(n_beats <= 25);
+    } while (seen->kind != DECIDE_SILENT || seen->rank != 1 || seen->status != HVD_PEER_LOST);
+    assert_true(n_beats >= 20); // 10 s, of half a second each
+    world_free(world);
+}
+
 // Links may take long to be made: a rank that was never heard has more time, but not for ever.
 static void one_that_was_never_heard_has_more_time(void **state)
 {
@@ -2199,6 +2227,7 @@ int main(void)
         cmocka_unit_test(while_somebody_moves_nobody_is_stuck),
         cmocka_unit_test(silence_is_no_standstill),
         cmocka_unit_test(a_rank_that_was_away_knows_it),
+        cmocka_unit_test(a_rank_that_is_held_up_over_and_over_waits_for_nobody_for_ever),
         cmocka_unit_test(one_that_was_never_heard_has_more_time),
         cmocka_unit_test(frames_are_cut_off_a_stream),
         cmocka_unit_test(nonsense_is_refused),
