@@ -29,13 +29,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FATAL_STOP_MS 8000
-#define END_SECONDS 20 // from a fatal fault to the end of every rank
+#define FATAL_STOP_MS 8000 // at least
+#define END_SECONDS 20     // from a fatal fault to the end of every rank
 
 // What ranks and injector see together.
 static struct {
     atomic_int pids[MAX_RANKS];
     atomic_int n_ready;
+    atomic_int n_over; // ranks that work no more
     atomic_int must_die[MAX_RANKS];
     atomic_int is_over;    // the plan has been carried out, and all live
     atomic_llong fatal_ns; // when the fatal fault was made
@@ -73,6 +74,21 @@ static void stop_for(int rank, int ms)
     kill(pid, SIGCONT);
 }
 
+// Until the others have given it up. How long that takes is for them to say: whoever did not run
+// meanwhile, as on a busy machine, has less silence to complain of than a clock on the wall.
+static void stop_until_given_up(const chaos_plan_t *job, int rank)
+{
+    pid_t pid = (pid_t)atomic_load(&board->pids[rank]);
+    double start = fault_now();
+    kill(pid, SIGSTOP);
+    pause_ms(FATAL_STOP_MS);
+    while (atomic_load(&board->n_over) < job->n_ranks - 1 &&
+           fault_now() - start < END_SECONDS * LOADED) {
+        pause_ms(2);
+    }
+    kill(pid, SIGCONT);
+}
+
 static bool make_fault(const chaos_plan_t *job, const planned_t *fault)
 {
     bool ok = true;
@@ -85,7 +101,7 @@ static bool make_fault(const chaos_plan_t *job, const planned_t *fault)
         stop_for(fault->victim, fault->lasts_ms);
         break;
     case FAULT_LONG_STOP:
-        stop_for(fault->victim, FATAL_STOP_MS);
+        stop_until_given_up(job, fault->victim);
         break;
     case FAULT_KILL_TWO:
         atomic_store(&board->must_die[(fault->victim + 1) % job->n_ranks], 1);
@@ -232,6 +248,7 @@ static void chaos_rank(rank_t *r, void *arg)
                          END_SECONDS * LOADED);
         }
     }
+    atomic_fetch_add(&board->n_over, 1);
     check_ending(f, job, status);
     outlive_victims(r);
     fault_leave(f);

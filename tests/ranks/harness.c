@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define JOB_SECONDS 60
+#define JOB_SECONDS 90            // more than any test of a job allows itself
 #define GRACE_NS (10 * NS_PER_S)  // for the other ranks, after one has failed
 #define LEFT_MS (6000 * PATIENCE) // for what is about to go: 2 s, times 3 on a busy machine
 #define CALL_MS (60000 * PATIENCE)
@@ -431,18 +431,28 @@ static void reap_ended(const job_t *job, children_t *children)
     }
 }
 
+static void show_steps(const job_t *job, int rank, const char *why)
+{
+    fprintf(stderr, "rank %d %s, in:", rank, why);
+    for (int t = 0; t < MAX_THREADS; t++) {
+        const char *step = job->board->steps[rank][t];
+        fprintf(stderr, "%s%s", step[0] != '\0' && t > 0 ? " | " : " ", step);
+    }
+    fprintf(stderr, "\n");
+}
+
+// All are looked at before the first is killed: from then on the others are told of its end.
 static void kill_rest(const job_t *job, children_t *children, const char *why)
 {
+    for (int i = 0; i < children->n; i++) {
+        if (children->pids[i] != 0) {
+            show_steps(job, i, why);
+        }
+    }
     for (int i = 0; i < children->n; i++) {
         if (children->pids[i] == 0) {
             continue;
         }
-        fprintf(stderr, "rank %d %s, in:", i, why);
-        for (int t = 0; t < MAX_THREADS; t++) {
-            const char *step = job->board->steps[i][t];
-            fprintf(stderr, "%s%s", step[0] != '\0' && t > 0 ? " | " : " ", step);
-        }
-        fprintf(stderr, "\n");
         kill(children->pids[i], SIGKILL);
         waitpid(children->pids[i], NULL, 0);
         children->pids[i] = 0;
