@@ -210,7 +210,7 @@ static void close_inquiry(coord_t *coord)
         return;
     }
     if (report.must_end) {
-        coord_abort(coord, HVD_STALLED, -1, report.text);
+        coord_abort(coord, HVD_STALLED, report.rank, report.text);
         return;
     }
     sequence_report(coord, kind == REPORT_FULL ? HVD_STALLED : HVD_TIMEOUT, report.text);

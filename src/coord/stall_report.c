@@ -93,26 +93,39 @@ static void report_rank(const coord_t *coord, report_t *report, entry_t *const *
     }
 }
 
-// "0-3, 7": the ranks that have an entry.
-static void report_ready(const coord_t *coord, report_t *report, int asked)
+typedef bool (*is_listed_fn)(const coord_t *coord, int asked, int rank);
+
+// "0-3, 7"
+static void report_ranks(const coord_t *coord, report_t *report, is_listed_fn is_listed, int asked,
+                         int from)
 {
-    const uint8_t *bitmap = asked_bitmap_of(coord, asked);
     int size = coord->params.size, n_shown = 0;
-    report_add(report, "\n[");
-    report_name(report, &coord->stall.inquiry.asked[asked]);
-    report_add(report, "]");
-    for (int rank = 0; rank < size && n_shown < MAX_RANKS_SHOWN; rank++) {
+    for (int rank = from; rank < size && n_shown < MAX_RANKS_SHOWN; rank++) {
         int last = rank;
-        if (!bit_is_set(bitmap, rank)) {
+        if (!is_listed(coord, asked, rank)) {
             continue;
         }
-        while (last + 1 < size && bit_is_set(bitmap, last + 1)) {
+        while (last + 1 < size && is_listed(coord, asked, last + 1)) {
             last++;
         }
         report_add(report, last > rank ? "%s %d-%d" : "%s %d", n_shown > 0 ? "," : "", rank, last);
         n_shown++;
         rank = last;
     }
+}
+
+static bool has_it(const coord_t *coord, int asked, int rank)
+{
+    return bit_is_set(asked_bitmap_of(coord, asked), rank);
+}
+
+// The ranks that have an entry.
+static void report_ready(const coord_t *coord, report_t *report, int asked)
+{
+    report_add(report, "\n[");
+    report_name(report, &coord->stall.inquiry.asked[asked]);
+    report_add(report, "]");
+    report_ranks(coord, report, has_it, asked, 0);
 }
 
 // What only the answers know: who has the entries, and what the others were doing.
@@ -194,12 +207,7 @@ static void report_mixed_up(const coord_t *coord, report_t *report, entry_t *con
 static void report_end(const coord_t *coord, report_t *report)
 {
     double limit_s = (double)coord->params.stall_fail_ns / (double)NS_PER_S;
-    if (report->must_end) {
-        report_add(report,
-                   "\nThe job ends now: the longest allowed wait is %g seconds "
-                   "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
-                   limit_s);
-    } else if (limit_s > 0) {
+    if (limit_s > 0) {
         report_add(report,
                    "\nThe job ends when the wait has lasted %g seconds "
                    "(HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
@@ -208,6 +216,80 @@ static void report_end(const coord_t *coord, report_t *report)
         report_add(report, "\nThe job does not end by itself; with "
                            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS it would.");
     }
+}
+
+// --- The end -------------------------------------------------------------------------------------
+
+static bool has_answered(const coord_t *coord, int rank)
+{
+    int branch = coord->branch_of[rank];
+    return branch == 0 || (branch > 0 && coord->stall.inquiry.answered[branch - 1]);
+}
+
+static bool lacks_it(const coord_t *coord, int asked, int rank)
+{
+    return is_missing(coord, asked, asked_entry(coord, &coord->stall.inquiry.asked[asked]), rank);
+}
+
+// Not only because it does not answer: that one may have it, and lack a core.
+static bool surely_lacks_it(const coord_t *coord, int asked, int rank)
+{
+    return has_answered(coord, rank) && lacks_it(coord, asked, rank);
+}
+
+static int n_that(const coord_t *coord, is_listed_fn is_listed, int asked)
+{
+    int n = 0;
+    for (int rank = 0; rank < coord->params.size; rank++) {
+        n += is_listed(coord, asked, rank);
+    }
+    return n;
+}
+
+// The tensor that has waited longest, and longer than the job may; -1: none.
+static int find_overdue(const coord_t *coord, entry_t *const *entries)
+{
+    uint64_t limit_ns = coord->params.stall_fail_ns;
+    int found = -1;
+    for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
+        const entry_t *entry = entries[i];
+        bool is_late = entry != NULL && coord->now_ns - entry->since_ns >= limit_ns &&
+                       n_that(coord, lacks_it, i) > 0;
+        if (is_late && (found < 0 || entry->since_ns < entries[found]->since_ns)) {
+            found = i;
+        }
+    }
+    return limit_ns > 0 ? found : -1;
+}
+
+static void report_waiting(const coord_t *coord, report_t *report, int asked)
+{
+    report_add(report, n_that(coord, has_it, asked) == 1 ? ", while rank" : ", while ranks");
+    report_ranks(coord, report, has_it, asked, 0);
+    report_add(report, " waited");
+}
+
+// Whom the job ends for, and at what, in a line that also stands by itself: errors and the launcher
+// show it without the rest.
+static void write_end(const coord_t *coord, report_t *report, int asked)
+{
+    is_listed_fn is_listed =
+        n_that(coord, surely_lacks_it, asked) > 0 ? surely_lacks_it : lacks_it;
+    int n = n_that(coord, is_listed, asked), rank = 0;
+    while (!is_listed(coord, asked, rank)) {
+        rank++;
+    }
+    report->rank = rank;
+    report_add(report, "Rank %d did not submit '", rank);
+    report_name(report, &coord->stall.inquiry.asked[asked]);
+    report_add(report, "' within %g seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)",
+               (double)coord->params.stall_fail_ns / (double)NS_PER_S);
+    if (n > 1) {
+        report_add(report, n == 2 ? ", nor did rank" : ", nor did ranks");
+        report_ranks(coord, report, is_listed, asked, rank + 1);
+    }
+    report_waiting(coord, report, asked);
+    report_add(report, ".\n");
 }
 
 // What was asked about and still waits; NULL for the others.
@@ -226,12 +308,14 @@ static void write_report(coord_t *coord, report_t *report)
     entry_t *entries[CONTROL_MAX_ASKED];
     find_entries(coord, entries);
     for (int i = 0; i < coord->stall.inquiry.n_asked; i++) {
-        entry_t *entry = entries[i];
-        if (entry != NULL) {
-            entry->asked_ns = coord->now_ns;
-            report->must_end |= params->stall_fail_ns > 0 &&
-                                coord->now_ns - entry->since_ns >= params->stall_fail_ns;
+        if (entries[i] != NULL) {
+            entries[i]->asked_ns = coord->now_ns;
         }
+    }
+    int overdue = find_overdue(coord, entries);
+    report->must_end = overdue >= 0;
+    if (overdue >= 0) {
+        write_end(coord, report, overdue);
     }
     report_add(report,
                "One or more tensors were submitted to be reduced, gathered or broadcasted by "
@@ -249,7 +333,9 @@ static void write_report(coord_t *coord, report_t *report)
         report_doings(coord, report, entries);
         report_mixed_up(coord, report, entries);
     }
-    report_end(coord, report);
+    if (overdue < 0) {
+        report_end(coord, report);
+    }
 }
 
 // Every rank, when asked, could only wait, and nothing was agreed meanwhile.
@@ -307,6 +393,7 @@ bool stall_write(coord_t *coord, report_kind_t kind, report_t *report)
     report->text[0] = '\0';
     report->n_ranks = report->n_more = 0;
     report->must_end = false;
+    report->rank = -1;
     if (kind == REPORT_DEADLOCK) {
         bool is_told = is_deadlock(coord);
         if (is_told) {

@@ -19,6 +19,7 @@ typedef struct report {
     size_t len;
     int n_ranks, n_more;
     bool must_end; // some entry waits longer than the job may
+    int rank;      // for that one, perhaps among others; -1: it need not end
 } report_t;
 
 // From the answers of the open inquiry. False: there is nothing to say any more.

@@ -338,21 +338,35 @@ static void explain_shutdown(hvd_ctx_t *ctx, int rank, const char *name, err_t *
                       "it was not meant to end, look for an error in its output");
 }
 
+// "did not submit 'loss' ...", of the first line of a stall that ends the job.
+static void keep_omission(blame_t *blame, const char *text)
+{
+    char who[32];
+    int len = snprintf(who, sizeof who, "Rank %d ", blame->rank);
+    if (strncmp(text, who, (size_t)len) == 0) {
+        snprintf(blame->what, sizeof blame->what, "%.*s", (int)strcspn(text + len, "\n"),
+                 text + len);
+    }
+}
+
 // Keeps who ended the job, and how, for the launcher; tells it at once if an operation fails.
-static void keep_blame(hvd_ctx_t *ctx, int rank, hvd_status_t status, const char *name)
+static void keep_blame(hvd_ctx_t *ctx, int rank, const err_t *end, const char *name)
     REQUIRES(ctx->baton) EXCLUDES(ctx->lock)
 {
     const char *reason = coord_end_reason(ctx->coord);
     blame_t *blame = &ctx->blame;
     lock_take(&ctx->lock);
     blame->rank = rank;
-    if (status == HVD_SHUTDOWN) {
+    if (end->status == HVD_STALLED) {
+        keep_omission(blame, end->text);
+    }
+    if (end->status == HVD_SHUTDOWN) {
         snprintf(blame->what, sizeof blame->what, "%s%s%s%s%s",
                  reason[0] != '\0' ? "raised " : "left the job", reason,
                  name[0] != '\0' ? " while others waited in '" : "", name,
                  name[0] != '\0' ? "'" : "");
     }
-    if (status != HVD_SHUTDOWN || name[0] != '\0') {
+    if (end->status != HVD_SHUTDOWN || name[0] != '\0') {
         note_blame(ctx);
     }
     lock_release(&ctx->lock);
@@ -366,7 +380,8 @@ void explain_end(hvd_ctx_t *ctx, err_t *end)
     bool is_shutdown = end->status == HVD_SHUTDOWN;
     bool waits = find_waiting(ctx, !is_shutdown, name, sizeof name);
     uint64_t away_ns = coord_absence_ns(ctx->coord, clock_ns());
-    if (!is_shutdown && away_ns > 0) {
+    bool is_others = end->status == HVD_STALLED && rank != ctx->job.rank; // the tensor is missing
+    if (!is_shutdown && !is_others && away_ns > 0) {
         explain_absence(ctx, away_ns, end);
         return;
     }
@@ -377,5 +392,5 @@ void explain_end(hvd_ctx_t *ctx, err_t *end)
     } else if (is_shutdown && rank >= 0 && rank != ctx->job.rank) {
         explain_shutdown(ctx, rank, name, end);
     }
-    keep_blame(ctx, rank, end->status, name);
+    keep_blame(ctx, rank, end, name);
 }

@@ -345,6 +345,10 @@ static const char *advice_for(const rank_end_t *end, const splitter_t *tail)
     if (hint != NULL) {
         return hint;
     }
+    if (end->was_stopped) { // it went on while the others gave up
+        return "all ranks must call the same operations: look for a branch that depends on the "
+               "rank, or for what it was busy with";
+    }
     for (size_t i = 0; i < N_ELEMENTS(advices); i++) {
         if (advices[i].signo != 0 ? advices[i].signo == end->signo
                                   : end->signo == 0 && advices[i].code == end->code) {
@@ -374,6 +378,8 @@ static void describe(const rank_end_t *end, char *text, size_t bytes)
     char name[16];
     if (end->was_halted) {
         snprintf(text, bytes, "its process was halted (state T)");
+    } else if (end->was_stopped) {
+        snprintf(text, bytes, "stopped by %s", PROGRAM);
     } else if (end->signo != 0) {
         snprintf(text, bytes, "killed by %s%s", signal_name(end->signo, name),
                  end->was_oom ? ": the host ran out of memory" : "");

@@ -399,6 +399,9 @@ static void never_comes(rank_t *r, void *arg)
     CHECK_WITHIN(f, start, 4);
     CHECK_HAS(r, r->text, "Missing ranks:");
     CHECK_HAS(r, r->text, "[waited for]");
+    char verdict[64];
+    snprintf(verdict, sizeof verdict, "ank %d did not submit 'waited for' within 2 sec", victim);
+    CHECK_HAS(r, r->text, verdict);
     CHECK_HAS(r, r->text, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS");
     fault_leave(f);
 }

@@ -70,6 +70,12 @@ elif rank == 1:
 else:
     spin()
 """
+ABSENT = HEAD + """\
+allgather_object(1, name="together")
+if rank == int(sys.argv[1]):
+    time.sleep(100)
+allgather_object(1, name="loss")
+"""
 
 
 def start(directory, size, script, *words, options=()):
@@ -165,6 +171,27 @@ class Deadlock(Case):
         lines = self.run_epochs(14)
         self.assertEqual(len(lines), 1, lines)
         self.assertTrue(re.search(r"Rank 0 has not submitted '[^']*' for 1\d s", lines[0]), lines)
+
+    def check_absent(self, size, absent):
+        with tempfile.TemporaryDirectory() as directory:
+            job = start(directory, size, ABSENT, str(absent),
+                        options=["--stall-check-warning-time-seconds", "2",
+                                 "--stall-check-shutdown-time-seconds", "6"])
+            said = job.communicate(timeout=120)[1]
+        others = [str(rank) for rank in range(size) if rank != absent]
+        self.assertEqual(job.returncode, 1, said)
+        block = said[said.index("horovodrun: the job failed"):]
+        deed = r"did not submit 'allgather\.loss[^']*' within 6 seconds"
+        self.assertRegex(block.split("\n")[0],
+                         rf"because of rank {absent}: it {deed}.*; stopped by horovodrun$")
+        self.assertLessEqual(block.count("\n"), 25)
+        for rank in others:
+            self.assertRegex(said, rf"\[[^]]*\]<stderr>:.*Rank {absent} {deed}")
+            self.assertIn(f"rank {rank}: exit code 1", block)
+
+    def test_past_the_limit_the_missing_rank_is_blamed(self):
+        self.check_absent(2, 0)
+        self.check_absent(4, 2)
 
     def check_stopped(self, signo):
         with tempfile.TemporaryDirectory() as directory:

@@ -1298,6 +1298,9 @@ static const seen_t *report_on(const world_t *world, int rank, int which)
     return NULL;
 }
 
+#define STALL_END_TEXT                                                                             \
+    "Rank 0 did not submit 'x' within 100 seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS), nor did " \
+    "ranks 1-4, while rank 5 waited.\n"
 #define STALL_TEXT                                                                                 \
     "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of "      \
     "ranks and are "                                                                               \
@@ -1456,9 +1459,10 @@ static void a_stall_beyond_the_second_limit_ends_the_job(void **state)
         world_tick(world, NS_PER_S);
     }
     for (int rank = 0; rank < 6; rank++) {
-        expect_end(world, rank, HVD_STALLED, STALL_TEXT);
+        expect_end(world, rank, HVD_STALLED, STALL_END_TEXT STALL_TEXT);
+        assert_int_equal(coord_end_rank(world->ranks[rank]), 0);
     }
-    assert_failed(world, 5, tag, HVD_STALLED, STALL_TEXT);
+    assert_failed(world, 5, tag, HVD_STALLED, STALL_END_TEXT STALL_TEXT);
     assert_has(seen_tag(world, 5, tag)->text, "\n4: [x]");
     world_free(world);
 }
