@@ -127,12 +127,39 @@ static void examine_clock(const exam_t *exam)
            "synchronise the clocks with NTP; until then, times in logs and timelines do not match");
 }
 
-// Prints a line for each package: its name, version ("-": none, "!": broken) and what was found.
+// Prints a line for each package: its name, version ("-": none, "!": broken) and what was found;
+// before them one for the script or, behind -m, the module, if there is one. A folder or an archive
+// is left to Python.
 static const char python_check[] =
-    "import importlib, importlib.metadata, importlib.util, sys\n"
+    "import importlib, importlib.metadata, importlib.util, os, sys, tokenize\n"
     "def report(name, version, found):\n"
     "    words = ' '.join(str(found).split())\n"
     "    print('hvd', name, version, words, sep='\\t', flush=True)\n"
+    "def look_for(script):\n"
+    "    place = os.getcwd()\n"
+    "    if not os.path.exists(script):\n"
+    "        report('script', '-', 'no file %s in %s' % (script, place))\n"
+    "        return\n"
+    "    try:\n"
+    "        if not os.path.isdir(script) and open(script, 'rb').read(2) != b'PK':\n"
+    "            compile(tokenize.open(script).read(), script, 'exec', dont_inherit=True)\n"
+    "        report('script', '+', '%s in %s' % (script, place))\n"
+    "    except OSError as error:\n"
+    "        report('script', '-', '%s in %s: %s' % (script, place, error.strerror))\n"
+    "    except (SyntaxError, ValueError) as error:\n"
+    "        report('script', '!', '%s in %s is no Python script: %s' % (script, place, error))\n"
+    "def look_for_module(name):\n"
+    "    try:\n"
+    "        is_there = importlib.util.find_spec(name) is not None\n"
+    "    except Exception:\n"
+    "        is_there = False\n"
+    "    found = '' if is_there else 'no module '\n"
+    "    report('script', '+' if is_there else '-', '%s%s for python -m in %s' %\n"
+    "           (found, name, os.getcwd()))\n"
+    "if sys.argv[1] == '-m':\n"
+    "    look_for_module(sys.argv[2])\n"
+    "elif sys.argv[2]:\n"
+    "    look_for(sys.argv[2])\n"
     "report('Python', '%d.%d' % sys.version_info[:2], sys.version.split()[0] + ' at ' +\n"
     "       sys.executable)\n"
     "for name, binding, extra in (('horovod', '', ''), ('torch', 'horovod.torch', ''),\n"
@@ -178,6 +205,15 @@ static void report_package(const exam_t *exam, const char *name, const char *ver
     exam->report(exam->arg, &finding);
 }
 
+static void report_script(const exam_t *exam, const char *verdict, const char *found)
+{
+    report(exam, verdict[0] != '+', "script", found,
+           verdict[0] == '!'
+               ? "correct it, or name the file that is to be run"
+               : "start " PROGRAM " in the folder that has it, give the whole path, or copy it to "
+                 "that host");
+}
+
 // The lines of the check; how many packages it got to.
 static size_t report_packages(const exam_t *exam, char *text)
 {
@@ -191,7 +227,10 @@ static size_t report_packages(const exam_t *exam, char *text)
             *tab++ = '\0';
             fields[n_fields++] = tab;
         }
-        if (n_fields == 4 && strcmp(fields[0], "hvd") == 0) { // packages print things, too
+        bool is_ours = n_fields == 4 && strcmp(fields[0], "hvd") == 0; // packages print, too
+        if (is_ours && strcmp(fields[1], "script") == 0) {
+            report_script(exam, fields[2], fields[3]);
+        } else if (is_ours) {
             report_package(exam, fields[1], fields[2], fields[3]);
             n++;
         }
@@ -202,7 +241,9 @@ static size_t report_packages(const exam_t *exam, char *text)
 // false: there is no such program.
 static bool try_python(const exam_t *exam, const char *name)
 {
-    char *argv[] = {(char *)name, "-c", (char *)python_check, NULL};
+    char *argv[] = {(char *)name, "-c", (char *)python_check,
+                    exam->asked->examine.is_module ? "-m" : "",
+                    (char *)exam->asked->examine.script, NULL};
     char text[8192], found[128];
     bytes_t changes = exam->asked->examine.env;
     char **env = environ_merge(environ, changes.data, changes.len);

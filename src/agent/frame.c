@@ -65,6 +65,7 @@ static const struct {
                        {HAS(TEXT, examine.addresses), HAS(INT, examine.port),
                         HAS(LONG, examine.time_s), HAS(TEXT, examine.directory),
                         HAS(LIST, examine.env), HAS(TEXT, examine.python),
+                        HAS(TEXT, examine.script), HAS(FLAG, examine.is_module),
                         HAS(FLAG, examine.needs_horovod)}},
     [FRAME_FINDING] = {false,
                        {HAS(FLAG, finding.is_fault), HAS(TEXT, finding.what),

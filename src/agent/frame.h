@@ -112,7 +112,9 @@ typedef struct frame {
             const char *directory; // of the ranks, and their environment
             bytes_t env;           // a list
             const char *python;    // the command's; "": the first in PATH
-            bool needs_horovod;    // in that Python
+            const char *script;    // that it runs, or the module; "": none that is known
+            bool is_module;
+            bool needs_horovod; // in that Python
         } examine;
         finding_t finding;
         struct {

@@ -80,7 +80,8 @@ typedef struct doctor {
     session_t session; // first: the policy finds the doctor by it
     const char *addresses;
     const char *python; // the command's, see FRAME_EXAMINE
-    bool needs_horovod;
+    const char *script;
+    bool is_module, needs_horovod;
     int port, n_faults;
     uint64_t deadline_ns;
     buf_t *findings; // by host
@@ -126,6 +127,8 @@ static void on_ready(session_t *session, agent_link_t *link)
                                                  .directory = session->directory,
                                                  .env = {session->env.data, session->env.len},
                                                  .python = doctor->python,
+                                                 .script = doctor->script,
+                                                 .is_module = doctor->is_module,
                                                  .needs_horovod = doctor->needs_horovod}});
 }
 
@@ -254,6 +257,34 @@ static hvd_status_t choose_hosts(const options_t *options, hosts_t *hosts_p, err
                    : hosts_choose(options, hosts_p, err);
 }
 
+// What Python runs: the first word behind its options, or what follows -m; those may share a word,
+// as in -um. Nothing for -c and standard input.
+static void choose_script(doctor_t *doctor, char *const *words, int n)
+{
+    doctor->script = "";
+    for (int i = 1; i < n; i++) {
+        const char *letters = words[i] + 1;
+        const char *takes_value = strpbrk(letters, "cmWX");
+        if (words[i][0] != '-') {
+            doctor->script = words[i];
+            return;
+        }
+        if (letters[0] == '\0') {
+            return;
+        }
+        if (letters[0] == '-' || takes_value == NULL) {
+            i += strcmp(words[i], "--check-hash-based-pycs") == 0;
+            continue;
+        }
+        const char *value = takes_value[1] != '\0' ? takes_value + 1 : i + 1 < n ? words[++i] : "";
+        if (*takes_value == 'c' || *takes_value == 'm') {
+            doctor->is_module = *takes_value == 'm';
+            doctor->script = doctor->is_module ? value : "";
+            return;
+        }
+    }
+}
+
 // A command that is no Python may still start one, but need not have Horovod for it.
 static void choose_python(doctor_t *doctor, const options_t *options)
 {
@@ -262,6 +293,10 @@ static void choose_python(doctor_t *doctor, const options_t *options)
     bool is_python = strncmp(slash != NULL ? slash + 1 : first, "python", 6) == 0;
     doctor->python = is_python ? first : "";
     doctor->needs_horovod = is_python || first[0] == '\0';
+    doctor->script = "";
+    if (is_python) {
+        choose_script(doctor, options->command, options->n_command);
+    }
 }
 
 // As the ranks of a job have it.

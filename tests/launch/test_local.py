@@ -491,7 +491,8 @@ class Doctor(Case):
         path.chmod(0o755)
 
     def examine(self, *command, expect=0, **packages):
-        write_packages(self.packages, **packages)
+        if not any(self.packages.iterdir()):
+            write_packages(self.packages, **packages)
         return run("--doctor", *command, expect=expect,
                    env={"PATH": f"{self.place}:{os.environ['PATH']}"})
 
@@ -518,10 +519,27 @@ class Doctor(Case):
         bare = self.place / "python3.99"
         bare.write_text(f"#!/bin/sh\nexec {sys.executable} -S -E \"$@\"\n")
         bare.chmod(0o755)
-        out, _ = self.examine(bare, "train.py", expect=1)
+        out, _ = self.examine(bare, expect=1)
         self.assertIn("FAULT  horovod: not installed", out)
         out, _ = run("--doctor", "/no/such/python", expect=1)
         self.assertIn("FAULT  Python: /no/such/python cannot be started there", out)
+
+    def test_the_script_of_the_command(self):
+        script = self.place / "train.py"
+        for words in [[], ["-u"], ["-W", "ignore"], ["-uX", "dev"]]:
+            out, _ = self.examine("python", *words, script, expect=1)
+            self.assertIn(f"FAULT  script: no file {script} in {os.getcwd()}\n         fix: ", out)
+            self.assertTrue(out.endswith("1 fault found\n"), out)
+        script.write_text("if True\n")
+        out, _ = self.examine("python", script, expect=1)
+        self.assertIn(f"FAULT  script: {script} in {os.getcwd()} is no Python script: ", out)
+        script.write_text("import sys\n")
+        for words in [["python", script], ["python", "-um", "json.tool"], ["python", "-c", "1/0"]]:
+            out, _ = self.examine(*words)
+            self.assertIn("no faults found", out)
+            self.assertEqual("ok     script: " in out, "-c" not in words)
+        out, _ = self.examine("python", "-m", "nobody.trains", expect=1)
+        self.assertIn("FAULT  script: no module nobody.trains for python -m in ", out)
 
     def test_broken_packages(self):
         out, _ = self.examine(torch="raise ImportError('libcudart.so: cannot open\\nit')",

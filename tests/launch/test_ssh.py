@@ -395,7 +395,9 @@ class Faults(Ssh):
         """--doctor with a Python that has a horovod, and this text as torch."""
         with tempfile.TemporaryDirectory() as place:
             write_packages(pathlib.Path(place), torch=torch)
-            return self.run_job("--doctor", "-H", hosts, sys.executable, "train.py", expect=expect,
+            script = pathlib.Path(place, "train.py")
+            script.write_text("import horovod\n")
+            return self.run_job("--doctor", "-H", hosts, sys.executable, script, expect=expect,
                                 env={"PYTHONPATH": place})
 
     def test_doctor_finds_nothing_wrong(self):

@@ -847,6 +847,8 @@ static const frame_t all_frames[] = {
                  .directory = "/d",
                  .env = {(const uint8_t *)"A=1", 4},
                  .python = "p",
+                 .script = "s.py",
+                 .is_module = true,
                  .needs_horovod = true}},
     {.kind = FRAME_FINDING,
      .finding = {.is_fault = true, .what = "a", .found = "bb", .fix = "ccc", .version = "4"}},
