@@ -253,7 +253,8 @@ progress_t observe_progress(observe_t *o)
 
 // --- Summary -------------------------------------------------------------------------------------
 
-// ", waited for the last rank 12 % of the time, mostly for rank 3 (last in 300 of 480 steps)"; ""
+// ", waited for the last rank 12 % of the time, mostly for rank 3 (last in 300 of 480 agreed
+// steps)"; ""
 // where this rank has nobody below it.
 static void describe_waiting(const observe_t *o, uint64_t elapsed_ns, char *text, size_t bytes)
     REQUIRES(*o->job.lock)
@@ -268,11 +269,25 @@ static void describe_waiting(const observe_t *o, uint64_t elapsed_ns, char *text
     if (o->job.n_branches > 1 && slowest->n_steps > 0) {
         snprintf(text, bytes,
                  "; waited for the last rank %.0f %% of the time, mostly for rank %d%s (last in "
-                 "%llu of %llu step%s)",
+                 "%llu of %llu agreed step%s)",
                  MIN((double)waited_ns * 100 / (double)elapsed_ns, 100.0), slowest->rank,
                  slowest->n_ranks > 1 ? " or one below it in the tree" : "",
                  (unsigned long long)slowest->n_last, (unsigned long long)slowest->n_steps,
                  plural(slowest->n_steps));
+    }
+}
+
+// The program knows its steps; names that come again in the agreement tell of some. "": neither.
+static void describe_steps(const observe_t *o, uint64_t n_agreed, char *text, size_t bytes)
+    REQUIRES(*o->job.lock)
+{
+    const progress_t *progress = &o->counters->progress;
+    text[0] = '\0';
+    if (progress->has_step) {
+        snprintf(text, bytes, ", the last reported step %lld", (long long)progress->step);
+    } else if (n_agreed > 0) {
+        snprintf(text, bytes, ", at least %llu step%s", (unsigned long long)n_agreed,
+                 plural(n_agreed));
     }
 }
 
@@ -281,7 +296,7 @@ void observe_summarize(observe_t *o, coord_t *coord)
     uint64_t now_ns = clock_ns(), elapsed_ns = MAX(now_ns - o->opened_ns, 1);
     double seconds = (double)elapsed_ns / (double)NS_PER_S;
     uint64_t n_operations = 0, n_bytes = 0;
-    char waiting[256];
+    char waiting[256], steps[64];
     o->counters->next_gathering_ns = 0;
     observe_gather(o, coord, o->counters->strangers, now_ns);
     hvd_counters_t counters = observe_counters(o);
@@ -291,12 +306,11 @@ void observe_summarize(observe_t *o, coord_t *coord)
     }
     lock_take(o->job.lock);
     describe_waiting(o, elapsed_ns, waiting, sizeof waiting);
+    describe_steps(o, counters.steps, steps, sizeof steps);
     lock_release(o->job.lock);
     log_write(o->job.log, LOG_INFO, "summary",
-              "%.1f s on %d rank%s: %llu operation%s of rank 0 (%.4g per second), %llu step%s "
-              "(%.4g per second), %.4g MB%s",
+              "%.1f s on %d rank%s: %llu operation%s of rank 0 (%.4g per second)%s, %.4g MB%s",
               seconds, o->job.size, plural(o->job.size), (unsigned long long)n_operations,
-              plural(n_operations), (double)n_operations / seconds,
-              (unsigned long long)counters.steps, plural(counters.steps),
-              (double)counters.steps / seconds, (double)n_bytes / 1e6, waiting);
+              plural(n_operations), (double)n_operations / seconds, steps, (double)n_bytes / 1e6,
+              waiting);
 }
