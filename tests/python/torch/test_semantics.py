@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,34 @@ def scaled_sums(dtypes, factors):
 def test_scaled_sums_have_the_frameworks_bits(size, hosts, dtypes, env):
     factors = FACTORS if size == 2 else FACTORS[:2]
     run_ranks(size, "torch/test_semantics", "scaled_sums", dtypes, factors, hosts=hosts, env=env)
+
+
+def averages_of_halves():
+    """Against NumPy: added in float32, divided there, rounded once. The values are such that no sum
+    in float32 depends on its order."""
+    hvd.init()
+    members, me = hvd.size(), hvd.rank()
+    for dtype, quantum in ((torch.float16, 2**-9), (torch.bfloat16, 2**-6)):
+        for n in SIZES:
+            every = np.random.default_rng(n).integers(-2000, 2000, (members, n))
+            every = [torch.from_numpy(one * np.float32(quantum)).to(dtype) for one in every]
+            total = sum(one.float().numpy().astype(np.float64) for one in every)
+            want = torch.from_numpy((total / members).astype(np.float32)).to(dtype)
+            rows = n // members + (me < n % members)
+            start = sum(n // members + (rank < n % members) for rank in range(me))
+            for _ in range(3):  # agreed, and on the board
+                _check("average", hvd.allreduce(every[me], name=f"{dtype}.{n}"), want)
+            _check("scatter", hvd.reducescatter(every[me]), want[start:start + rows])
+            for one in hvd.grouped_allreduce([every[me], every[me].clone()]):
+                _check("grouped", one, want)
+
+
+@pytest.mark.parametrize("size, hosts, env", [
+    (2, 1, {}), (3, 1, {}), (4, 1, {}), (3, 2, {}), (4, 2, {}),
+    (3, 1, {"HOROVOD_TRANSPORTS": "tcp", "HOROVOD_INLINE_BYTES": "0"}),
+], ids=["two", "three", "four", "three_on_two_hosts", "four_on_two_hosts", "three_by_tcp"])
+def test_averages_of_halves_are_rounded_once(size, hosts, env):
+    run_ranks(size, "torch/test_semantics", "averages_of_halves", hosts=hosts, env=env)
 
 
 # --- What does not exist --------------------------------------------------------------------------
