@@ -4,12 +4,15 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 import horovod
 from horovod.common import basics, util
 from horovod.runner.common.util import env, hosts, secret, settings, timeout
+from horovod.runner.elastic import discovery
+from horovod.runner.elastic.settings import ElasticSettings
 from horovod.runner.http.http_server import RendezvousServer
 from horovod.runner.launch import find_launcher
 
@@ -138,6 +141,73 @@ def test_secrets_and_settings():
     assert key.hex() not in repr(made) and "key" not in repr(made)
     with pytest.raises(TypeError, match="BaseSettings has no setting hosts"):
         settings.BaseSettings(hosts="a:1")
+
+
+def wait_for(script, expected):
+    """Until it prints that."""
+    end = time.monotonic() + 60
+    said = None
+    while said != expected:
+        assert time.monotonic() < end, said
+        said = subprocess.run([script], capture_output=True, text=True, check=True).stdout
+        time.sleep(0.05)
+
+
+def test_discovery_from_a_class_of_the_program(caplog):
+    fixed = discovery.FixedHosts({"a": 2, "b": 0})
+    made = ElasticSettings(discovery=fixed, min_num_proc=1, max_num_proc=4, num_proc=2)
+    assert made.discovery is fixed and made.elastic is True and made.reset_limit is None
+    with discovery.script_of(made.discovery) as script:
+        wait_for(script, "a:2\n")
+        fixed.set({"a": 2, "c": 1})
+        wait_for(script, "a:2\nc:1\n")
+        fixed.set(None)  # the launcher keeps what it knew
+        end = time.monotonic() + 60
+        while "FixedHosts does not say which hosts there are" not in caplog.text:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        wait_for(script, "a:2\nc:1\n")
+    assert not os.path.exists(script)
+    with discovery.script_of("./hosts.sh") as script:
+        assert script == "./hosts.sh"
+    with pytest.raises(NotImplementedError, match="HostDiscovery must say which hosts"):
+        with discovery.script_of(discovery.HostDiscovery()):
+            pass
+
+
+def test_discovery_script():
+    found = discovery.HostDiscoveryScript("printf 'a:4\\nb\\n'", 3)
+    assert found.find_available_hosts_and_slots() == {"a": 4, "b": 3}
+    with pytest.raises(RuntimeError, match="ended with exit code 7: broken"):
+        discovery.HostDiscoveryScript("echo broken >&2; exit 7",
+                                      1).find_available_hosts_and_slots()
+
+
+def test_a_job_on_the_hosts_of_such_a_class():
+    def task():
+        basics.init()
+        return basics.rank(), basics.size()
+
+    assert horovod.run(task, num_proc=2, min_num_proc=2, max_num_proc=2,
+                       host_discovery_script=discovery.FixedHosts({"localhost": 2})) == [
+                           (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("module, name", [("driver", "ElasticDriver"),
+                                          ("rendezvous", "create_rendezvous_handler"),
+                                          ("registration", "WorkerStateRegistry")])
+def test_the_elastic_driver_is_the_launcher(module, name):
+    made = getattr(importlib.import_module(f"horovod.runner.elastic.{module}"), name)
+    with pytest.raises(NotImplementedError, match=f"^{name}: .* host_discovery_script"):
+        made(None)
+
+
+def test_the_launchers_inside():
+    from horovod.runner import gloo_run
+
+    assert gloo_run.__name__ and not hasattr(gloo_run, "__wrapped__")
+    with pytest.raises(ImportError, match="no create_slot_env_vars: .*RendezvousServer"):
+        from horovod.runner.gloo_run import create_slot_env_vars  # noqa: F401
 
 
 def test_timeouts():

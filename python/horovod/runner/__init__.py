@@ -22,6 +22,7 @@ from typing import Any, Dict, List, Optional
 
 import cloudpickle
 
+from horovod.runner.elastic.discovery import script_of
 from horovod.runner.script import Function, call_of
 
 FAILED = ("Horovod detected that one or more processes exited with non-zero status, thus causing "
@@ -100,7 +101,8 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     scheduler's allocation, or else this machine. What the ranks print comes out here, with the rank
     in front. An exception on a rank is a RuntimeError here that ends with the remote traceback.
     With min_num_proc or host_discovery_script the job is elastic, and the results are those of the
-    first min_num_proc ranks. dashboard: True shows the job on a page, whose address is printed; a
+    first min_num_proc ranks; the script may also be a HostDiscovery
+    (horovod.runner.elastic.discovery). dashboard: True shows the job on a page, whose address is printed; a
     number is its port. report: file for that page when the job is over.
     """
     num_proc = renamed("np", np, "num_proc", num_proc)
@@ -114,19 +116,24 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
         raise ValueError("Argument use_gloo and use_mpi only allow one set True.")
     if isinstance(network_interfaces, (list, tuple, set)):
         network_interfaces = ",".join(network_interfaces)
-    said = dict(locals())
+    with script_of(host_discovery_script) as host_discovery_script:
+        return _run_words(dict(locals()), func, args, kwargs)
+
+
+def _run_words(said: dict, func: Function, args, kwargs) -> List[Any]:
+    """run() with its arguments by name."""
     words = []
     for name, flag in _FLAGS.items():
         if said[name] is not None:
             words += [flag, str(said[name])]
     words += [flag for name, flag in _SWITCHES.items() if said[name]]
-    if cooldown_range is not None:
-        words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
-    words += watching_words(dashboard, report, "horovod.run", func)
+    if said["cooldown_range"] is not None:
+        words += ["--blacklist-cooldown-range", *map(str, said["cooldown_range"])]
+    words += watching_words(said["dashboard"], said["report"], "horovod.run", func)
     payload = cloudpickle.dumps(call_of(func, args, kwargs))
     # An elastic job may end with fewer ranks than it began with, but no fewer than these.
-    n_results = min(num_proc, min_num_proc or num_proc)
-    return _run_payload(payload, n_results, words, executable or sys.executable)
+    n_results = min(said["num_proc"], said["min_num_proc"] or said["num_proc"])
+    return _run_payload(payload, n_results, words, said["executable"] or sys.executable)
 
 
 def watching_words(dashboard, report, caller: str, func: Function) -> List[str]:
