@@ -178,6 +178,34 @@ class Output(Case):
         self.assertNotIn("/common/basics.py", err)  # the traceback ends where the user called
         self.assertNotIn("    | ", err)
 
+    def test_a_rank_that_fails_before_init_is_named(self):
+        code = ("import os, time; from horovod.common import basics\n"
+                "if os.environ['HOROVOD_RANK'] == '1': open('/no/data')\n"
+                "time.sleep(20)")
+        _, err = run("-np", 3, sys.executable, "-c", code, expect=1, env=WITH_PACKAGE)
+        self.assertRegex(err, r"because of rank 1: it raised FileNotFoundError: .*'/no/data' ")
+
+    def test_a_child_of_a_rank_is_not_the_rank(self):
+        code = ("import multiprocessing\nfrom horovod.common import basics\n\n"
+                "def child():\n    raise KeyError('mine')\n\n"
+                "if __name__ == '__main__':\n"
+                "    process = multiprocessing.get_context('spawn').Process(target=child)\n"
+                "    process.start(), process.join()\n"
+                "    raise ValueError('all the same')\n")
+        with tempfile.TemporaryDirectory() as directory:
+            script = pathlib.Path(directory, "train.py")
+            script.write_text(code)
+            _, err = run("-np", 1, sys.executable, script, expect=1, env=WITH_PACKAGE)
+        self.assertIn("KeyError: 'mine'", err)
+        self.assertIn("because of rank 0: it raised ValueError: all the same", err)
+
+    def test_a_loaders_worker_says_what_it_met(self):
+        failure = ("raise OSError('Caught OSError in DataLoader worker process 0.\\nOriginal "
+                   "Traceback (most recent call last):\\n  File x\\nOSError: picture 40 is broken\\n')")
+        _, err = fail_once(2, 1, failure)
+        self.assertIn("it raised OSError: picture 40 is broken, in DataLoader worker process 0 "
+                      "(train.py:17)", err)
+
     def test_a_rank_that_wrote_nothing_has_no_traceback_above(self):
         for failure, is_there in (("os._exit(5)", False), ("raise KeyError(1)", True)):
             _, err = fail_once(2, 1, failure)

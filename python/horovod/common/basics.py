@@ -23,6 +23,8 @@ __all__ = [
     "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
 ]
 
+_uncaught.install_before_init()
+
 Average = _core.AVERAGE
 Sum = _core.SUM
 Adasum = _core.ADASUM

@@ -24,16 +24,25 @@ _NOT_THE_USERS = (PACKAGE_FOLDER, *(sysconfig.get_path(name) + os.sep for name i
                                     ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen ")
 # What a node of TensorFlow says of an operation that failed.
 _OF_A_GRAPH = re.compile(r"Horovod[A-Z]\w+: .*")
+_OF_A_WORKER = re.compile(r"Caught \w+ in ([\w ]+)\.$")
 _of_thread = None  # what a thread raised, in words
 _hooks_of = None   # the process that has them
 
 
 def describe(error):
     """In a line, as "RuntimeError: no data (train.py:17)"."""
-    lines = str(error).strip().splitlines() or [""]
-    text = lines[0][:MESSAGE_CHARACTERS]
+    text = _text_of(error)[:MESSAGE_CHARACTERS]
     place = _place_of(error.__traceback__)
     return type(error).__name__ + (f": {text}" if text else "") + (f" ({place})" if place else "")
+
+
+def _text_of(error):
+    """The first line; of an error that a worker of PyTorch's DataLoader passed on, that one's."""
+    lines = str(error).strip().splitlines() or [""]
+    passed_on = _OF_A_WORKER.match(lines[0])
+    if passed_on is None or len(lines) == 1:
+        return lines[0]
+    return f"{lines[-1].removeprefix(type(error).__name__ + ': ')}, in {passed_on.group(1)}"
 
 
 def _place_of(trace):
@@ -142,6 +151,14 @@ def _is_ours(link):
 
 def _shows_all():
     return os.environ.get("HOROVOD_LOG_LEVEL", "").lower() in ("trace", "debug")
+
+
+def install_before_init():
+    """A rank may fail before init(). A child of a rank may fail without harm, and is no rank."""
+    processes = sys.modules.get("multiprocessing.process")
+    is_child = processes is not None and processes.parent_process() is not None
+    if os.environ.get("HOROVOD_BLAME_FILE") and not is_child:
+        install_hooks()
 
 
 def install_hooks():
