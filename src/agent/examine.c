@@ -208,10 +208,10 @@ static void report_package(const exam_t *exam, const char *name, const char *ver
 static void report_script(const exam_t *exam, const char *verdict, const char *found)
 {
     report(exam, verdict[0] != '+', "script", found,
-           verdict[0] == '!'
-               ? "correct it, or name the file that is to be run"
-               : "start " PROGRAM " in the folder that has it, give the whole path, or copy it to "
-                 "that host");
+           verdict[0] == '!' ? "correct it, or name the file that is to be run"
+                             : "start " PROGRAM
+                               " in the folder that has it, give the whole path, or copy it to "
+                               "that host");
 }
 
 // The lines of the check; how many packages it got to.
@@ -241,9 +241,12 @@ static size_t report_packages(const exam_t *exam, char *text)
 // false: there is no such program.
 static bool try_python(const exam_t *exam, const char *name)
 {
-    char *argv[] = {(char *)name, "-c", (char *)python_check,
+    char *argv[] = {(char *)name,
+                    "-c",
+                    (char *)python_check,
                     exam->asked->examine.is_module ? "-m" : "",
-                    (char *)exam->asked->examine.script, NULL};
+                    (char *)exam->asked->examine.script,
+                    NULL};
     char text[8192], found[128];
     bytes_t changes = exam->asked->examine.env;
     char **env = environ_merge(environ, changes.data, changes.len);

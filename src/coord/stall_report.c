@@ -273,8 +273,7 @@ static void report_waiting(const coord_t *coord, report_t *report, int asked)
 // show it without the rest.
 static void write_end(const coord_t *coord, report_t *report, int asked)
 {
-    is_listed_fn is_listed =
-        n_that(coord, surely_lacks_it, asked) > 0 ? surely_lacks_it : lacks_it;
+    is_listed_fn is_listed = n_that(coord, surely_lacks_it, asked) > 0 ? surely_lacks_it : lacks_it;
     int n = n_that(coord, is_listed, asked), rank = 0;
     while (!is_listed(coord, asked, rank)) {
         rank++;

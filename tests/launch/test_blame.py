@@ -200,8 +200,9 @@ class Output(Case):
         self.assertIn("because of rank 0: it raised ValueError: all the same", err)
 
     def test_a_loaders_worker_says_what_it_met(self):
-        failure = ("raise OSError('Caught OSError in DataLoader worker process 0.\\nOriginal "
-                   "Traceback (most recent call last):\\n  File x\\nOSError: picture 40 is broken\\n')")
+        failure = ("raise OSError('Caught OSError in DataLoader worker process 0.\\n"
+                   "Original Traceback (most recent call last):\\n  File x\\n"
+                   "OSError: picture 40 is broken\\n')")
         _, err = fail_once(2, 1, failure)
         self.assertIn("it raised OSError: picture 40 is broken, in DataLoader worker process 0 "
                       "(train.py:17)", err)

@@ -102,8 +102,8 @@ def run(func: Function, args=(), kwargs=None, num_proc=1, min_num_proc=None, max
     in front. An exception on a rank is a RuntimeError here that ends with the remote traceback.
     With min_num_proc or host_discovery_script the job is elastic, and the results are those of the
     first min_num_proc ranks; the script may also be a HostDiscovery
-    (horovod.runner.elastic.discovery). dashboard: True shows the job on a page, whose address is printed; a
-    number is its port. report: file for that page when the job is over.
+    (horovod.runner.elastic.discovery). dashboard: True shows the job on a page, whose address is
+    printed; a number is its port. report: file for that page when the job is over.
     """
     num_proc = renamed("np", np, "num_proc", num_proc)
     min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)

@@ -73,8 +73,8 @@ class _Publisher:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="horovod-discovery", daemon=True)
         self._publish()
-        pathlib.Path(self.script).write_text(f"#!/bin/sh\nexec cat {shlex.quote(str(self._hosts))}\n",
-                                             encoding="utf-8")
+        program = f"#!/bin/sh\nexec cat {shlex.quote(str(self._hosts))}\n"
+        pathlib.Path(self.script).write_text(program, encoding="utf-8")
         os.chmod(self.script, 0o700)
         self._thread.start()
 
