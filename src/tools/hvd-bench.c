@@ -2,24 +2,19 @@
 //
 // hvd-bench - measures the library the way users meet it: submit, agree, run, wait.
 //
-// Starts its own ranks by fork (on this machine, as one host or several), or is one rank of a job
+// Starts its own ranks by fork (ranks.c; as one host or several), or is one rank of a job
 // that somebody else started (--no-fork). bench.c measures.
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "tools/bench.h"
-#include "wire/secret.h"
+#include "tools/ranks.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_RANKS 512
 #define MAX_BYTES (1ULL << 40) // of a size to measure
 #define MAX_SIMULATED_RANKS 1000000
 
@@ -53,108 +48,21 @@ static int run_rank(const bench_options_t *o, const char *const *env)
     return code;
 }
 
-// The child waits for the port, then is a rank.
-static int child_main(const bench_options_t *o, int rank, int from_parent)
+static int run_forked(void *options, int rank, const char *const *env)
 {
-    char hello[128];
-    ssize_t n = read(from_parent, hello, sizeof hello - 1);
-    if (n <= 65) {
-        return 1; // the parent is gone
-    }
-    hello[n] = '\0';
-    int per_host = (o->ranks + o->hosts - 1) / o->hosts;
-    int secret[2];
-    if (pipe(secret) != 0 || write(secret[1], hello, 64) != 64) {
-        return 1;
-    }
-    close(secret[1]);
-    static char text[12][96];
-    const char *env[64];
-    int k = 0;
-    int local_size = MIN(per_host, o->ranks - rank / per_host * per_host);
-    snprintf(text[0], sizeof text[0], "HOROVOD_RANK=%d", rank);
-    snprintf(text[1], sizeof text[1], "HOROVOD_SIZE=%d", o->ranks);
-    snprintf(text[2], sizeof text[2], "HOROVOD_LOCAL_RANK=%d", rank % per_host);
-    snprintf(text[3], sizeof text[3], "HOROVOD_LOCAL_SIZE=%d", local_size);
-    snprintf(text[4], sizeof text[4], "HOROVOD_CROSS_RANK=%d", rank / per_host);
-    snprintf(text[5], sizeof text[5], "HOROVOD_CROSS_SIZE=%d", o->hosts);
-    snprintf(text[6], sizeof text[6], "HOROVOD_HOSTNAME=bench%d", rank / per_host);
-    snprintf(text[7], sizeof text[7], "HOROVOD_RENDEZVOUS_ADDR=127.0.0.1");
-    snprintf(text[8], sizeof text[8], "HOROVOD_RENDEZVOUS_PORT=%s", hello + 65);
-    snprintf(text[9], sizeof text[9], "HOROVOD_SECRET_FD=%d", secret[0]);
-    while (k < 10) {
-        env[k] = text[k];
-        k++;
-    }
-    for (int i = 0; i < o->n_env; i++) {
-        env[k++] = o->env[i];
-    }
-    env[k] = NULL;
-    return run_rank(o, env);
+    (void)rank;
+    return run_rank(options, env);
 }
 
-static int reap(const pid_t *pids, int n)
+static int fork_ranks(bench_options_t *o)
 {
-    int worst = 0;
-    for (int left = n; left > 0; left--) {
-        int state;
-        pid_t pid = wait(&state);
-        int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
-        if (pid > 0 && code != 0 && worst == 0) {
-            worst = code;
-            for (int i = 0; i < n; i++) {
-                if (pids[i] != pid) {
-                    kill(pids[i], SIGTERM);
-                }
-            }
-        }
-    }
-    return worst;
-}
-
-static int fork_ranks(const bench_options_t *o)
-{
-    uint8_t secret[32];
-    char hex[SECRET_DIGITS + 1];
-    err_t err;
-    pid_t pids[MAX_RANKS];
-    int to_child[MAX_RANKS];
-    if (random_bytes(secret, sizeof secret, &err) != HVD_OK) {
-        fprintf(stderr, "hvd-bench: %s\n", err.text);
-        return 1;
-    }
-    secret_encode(secret, hex);
-    for (int i = 0; i < o->ranks; i++) {
-        int ends[2];
-        if (pipe(ends) != 0 || (pids[i] = fork()) < 0) {
-            fprintf(stderr, "hvd-bench: cannot start rank %d: %s\n", i, strerror(errno));
-            return 1;
-        }
-        if (pids[i] == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL); // who kills us means them too
-            close(ends[1]);
-            exit(child_main(o, i, ends[0]));
-        }
-        close(ends[0]);
-        to_child[i] = ends[1];
-    }
-    hvd_rendezvous_t *server;
-    char text[HVD_TEXT_BYTES];
-    if (hvd_rendezvous_start(NULL, 0, secret, &server, text, sizeof text) != HVD_OK) {
-        fprintf(stderr, "hvd-bench: %s\n", text);
-        return 1;
-    }
-    for (int i = 0; i < o->ranks; i++) {
-        char hello[128];
-        int n = snprintf(hello, sizeof hello, "%s %d", hex, hvd_rendezvous_port(server));
-        if (write(to_child[i], hello, (size_t)n) != n) {
-            fprintf(stderr, "hvd-bench: rank %d has died\n", i);
-        }
-        close(to_child[i]);
-    }
-    int code = reap(pids, o->ranks);
-    hvd_rendezvous_stop(server);
-    return code;
+    return ranks_run(&(rank_job_t){.tool = "hvd-bench",
+                                   .ranks = o->ranks,
+                                   .hosts = o->hosts,
+                                   .env = o->env,
+                                   .n_env = o->n_env,
+                                   .run = run_forked,
+                                   .arg = o});
 }
 
 // One rank of a job somebody else started; with --serve-rendezvous it also runs the rendezvous.
@@ -377,9 +285,9 @@ static bool parse_one(bench_options_t *o, int code, char *value)
     case TENSORS:
         return parse_tensors(o, value);
     case RANKS:
-        return parse_count(value, MAX_RANKS, &o->ranks);
+        return parse_count(value, RANKS_MOST, &o->ranks);
     case HOSTS:
-        return parse_count(value, MAX_RANKS, &o->hosts);
+        return parse_count(value, RANKS_MOST, &o->hosts);
     case TRANSPORT:
         add_env(o, "HOROVOD_TRANSPORTS", value);
         return true;
