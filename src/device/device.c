@@ -136,6 +136,17 @@ void device_close(device_t *device)
     free(device);
 }
 
+hvd_status_t device_count(int *n_p, err_t *err)
+{
+    gpu_driver_t driver;
+    hvd_status_t status = driver_open(&driver, err);
+    if (status == HVD_OK && driver.count(n_p) != 0) {
+        status = fail(err, HVD_SYSTEM, "the GPU driver (%s) does not say how many GPUs there are",
+                      driver.name);
+    }
+    return status;
+}
+
 int device_ordinal(const device_t *device)
 {
     return device->ordinal;
@@ -144,6 +155,13 @@ int device_ordinal(const device_t *device)
 const char *device_driver_name(const device_t *device)
 {
     return device->driver.name;
+}
+
+void device_name(const device_t *device, char *name, size_t bytes)
+{
+    if (device->driver.name_of(name, (int)bytes, device->ordinal) != 0) {
+        name[0] = '\0';
+    }
 }
 
 void device_uuid(const device_t *device, uint8_t uuid[16])

@@ -35,6 +35,8 @@ typedef struct mark {
     struct mark *next;
 } mark_t;
 
+// How many there are. Starts the driver: a process must not fork afterwards.
+hvd_status_t device_count(int *n_p, err_t *err);
 // Opens the driver that this process has loaded, or the system's, and the device of this number.
 hvd_status_t device_open(int ordinal, device_t **device_p, err_t *err);
 // Everything it has given out has come back. Safe on NULL.
@@ -42,6 +44,7 @@ void device_close(device_t *device);
 int device_ordinal(const device_t *device);
 const char *device_driver_name(const device_t *device); // "CUDA", "HIP"
 
+void device_name(const device_t *device, char *name, size_t bytes); // as its maker calls it
 // Of the GPU, whichever process asks. All zero: it has none.
 void device_uuid(const device_t *device, uint8_t uuid[16]);
 

@@ -10,7 +10,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 
-enum { N_FUNCTIONS = 26 };
+enum { N_FUNCTIONS = 28 };
 
 typedef struct maker {
     const char *name;
@@ -44,6 +44,8 @@ static const maker_t makers[] = {
                    "cuMemAlloc_v2",
                    "cuMemFree_v2",
                    "cuLaunchHostFunc",
+                   "cuDeviceGetCount",
+                   "cuDeviceGetName",
                    "cuDeviceGetUuid_v2",
                    "cuDriverGetVersion",
                    "cuGetErrorString"}},
@@ -72,6 +74,8 @@ static const maker_t makers[] = {
                    "hipMalloc",
                    "hipFree",
                    "hipLaunchHostFunc",
+                   "hipGetDeviceCount",
+                   "hipDeviceGetName",
                    "hipDeviceGetUuid",
                    "hipDriverGetVersion",
                    "hipDrvGetErrorString"}},

@@ -38,6 +38,8 @@ typedef struct driver {
     int (*memory_take)(void **memory_p, size_t bytes);
     int (*memory_free)(void *memory);
     int (*call_host)(void *stream, void (*call)(void *arg), void *arg);
+    int (*count)(int *n_p);
+    int (*name_of)(char *name, int bytes, int device);
     int (*uuid)(uint8_t uuid[16], int device);
     int (*version)(int *version_p); // 13020: CUDA 13.2
     int (*error_text)(int code, const char **text_p);

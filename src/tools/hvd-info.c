@@ -383,6 +383,8 @@ static const view_t views[] = {
     {"--algorithms", print_algorithms, "what there is, and which is chosen for which size"},
     {"--launcher", print_launcher, "what started this process, and what it passed on"},
     {"--transports", info_transports, "which can be used here, and why the others cannot"},
+    {"--gpu-selftest", info_gpu_selftest,
+     "every operation on the GPUs of this machine, by NCCL and by the host"},
     {"--live", print_live_view, "what every rank of this host is doing now"},
 };
 
@@ -454,6 +456,7 @@ int main(int argc, char **argv)
         int *count_p = strcmp(argv[i], "--ranks") == 0   ? &options.ranks
                        : strcmp(argv[i], "--hosts") == 0 ? &options.hosts
                                                          : NULL;
+        options.has_ranks |= count_p == &options.ranks;
         if (view != NULL && n_wanted < N_ELEMENTS(wanted)) {
             wanted[n_wanted++] = view;
             if (view->print == print_live_view && argv[i + 1] != NULL && argv[i + 1][0] != '-') {

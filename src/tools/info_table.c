@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define MAX_COLUMNS 8
+#define MAX_COLUMNS 12
 
 void table_add(table_t *table, const char *format, ...)
 {

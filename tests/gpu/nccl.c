@@ -153,6 +153,9 @@ static void run_collective(request_t *r)
     }
     if (arrived) {
         give(comm, call, out, bytes);
+        if (writes && sim_call_fails("nccl_wrong")) {
+            out[bytes / 2] ^= 1;
+        }
         arrived = nccl_barrier(comm, call); // the slots are free again
     }
     if (!arrived && writes) {

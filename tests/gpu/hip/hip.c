@@ -13,6 +13,7 @@ int cuDevicePrimaryCtxRelease_v2(int device);
 int cuStreamCreateWithPriority(void **stream_p, unsigned flags, int priority);
 int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags);
 int cuMemHostUnregister(void *memory);
+int cuDeviceGetName(char *name, int bytes, int device);
 int cuDeviceGetUuid_v2(unsigned char uuid[16], int device);
 int cuDriverGetVersion(int *version_p);
 int cuGetErrorString(int code, const char **text_p);
@@ -25,6 +26,8 @@ int cuGetErrorString(int code, const char **text_p);
 
 SAME(hipInit, (unsigned flags), cuInit, (flags))
 SAME(hipDriverGetVersion, (int *version_p), cuDriverGetVersion, (version_p))
+SAME(hipGetDeviceCount, (int *n_p), cuDeviceGetCount, (n_p))
+SAME(hipDeviceGetName, (char *name, int bytes, int device), cuDeviceGetName, (name, bytes, device))
 SAME(hipDeviceGetUuid, (unsigned char uuid[16], int device), cuDeviceGetUuid_v2, (uuid, device))
 SAME(hipDrvGetErrorString, (int code, const char **text_p), cuGetErrorString, (code, text_p))
 
