@@ -55,6 +55,11 @@ static void report_done(agent_t *agent)
     agent->is_done = true;
 }
 
+bool agent_has_room(const agent_t *agent)
+{
+    return agent->channel.out.len - agent->channel.out_sent < BACKLOG_BYTES;
+}
+
 // --- Ending --------------------------------------------------------------------------------------
 
 static bool has_open_output(const agent_t *agent)
@@ -172,7 +177,6 @@ static void on_stop(agent_t *agent, int id, int signo, int grace_ms)
 static void on_frame(agent_t *agent, const frame_t *frame)
 {
     bool is_elastic = agent->mailbox_fd >= 0, is_noted = true;
-    agent->heard_ns = clock_ns();
     switch (frame->kind) {
     case FRAME_PLAN:
         if (!agent->has_plan) {
@@ -254,7 +258,8 @@ static void on_time(agent_t *agent)
         agent->ping_at_ns = now_ns + agent->ping_ns;
     }
     agent_watch_on_time(agent, now_ns);
-    bool is_silent = agent->silence_ns > 0 && now_ns - agent->heard_ns > agent->silence_ns;
+    bool is_silent = agent->silence_ns > 0 && agent->looked_ns > agent->heard_ns &&
+                     agent->looked_ns - agent->heard_ns > agent->silence_ns;
     if (agent->channel.is_closed || is_silent) {
         agent->channel.is_closed = true;
         if (!agent->is_stopping) {
@@ -274,7 +279,7 @@ static int next_wait_ms(const agent_t *agent)
 
 static void poll_once(agent_t *agent, struct pollfd *polled)
 {
-    bool reads_ranks = agent->channel.out.len - agent->channel.out_sent < BACKLOG_BYTES;
+    bool reads_ranks = agent_has_room(agent);
     bool is_open = !agent->channel.is_closed;
     int n = N_OWN_FDS;
     polled[0] = (struct pollfd){.fd = agent->signal_fd, .events = POLLIN};
@@ -291,6 +296,7 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
         }
     }
     bool has_more = channel_has_more(&agent->channel);
+    agent->looked_ns = clock_ns();
     if (poll(polled, (nfds_t)n, has_more ? 0 : next_wait_ms(agent)) < 0) {
         return;
     }
@@ -314,7 +320,9 @@ static void poll_once(agent_t *agent, struct pollfd *polled)
     }
     if (polled[1].revents != 0 || has_more) {
         frame_t frame;
-        channel_receive(&agent->channel);
+        if (channel_receive(&agent->channel)) {
+            agent->heard_ns = clock_ns(); // part of a long frame is a sign of life too
+        }
         while (channel_next(&agent->channel, &frame)) {
             on_frame(agent, &frame);
         }
@@ -347,6 +355,7 @@ static int serve(agent_t *agent)
         }
         poll_once(agent, polled);
         on_time(agent);
+        agent_report_ends(agent);
         if (agent->has_plan && agent->n_running == 0 && !agent->is_done) {
             finish(agent);
         }

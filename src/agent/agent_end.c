@@ -10,6 +10,7 @@
 
 #include "base/peer.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -113,14 +114,30 @@ void agent_reap(agent_t *agent)
             continue; // an orphan
         }
         rank->is_running = false;
+        rank->status = status;
         agent_watch_forget(rank);
-        agent->n_running--;
-        agent_forward_rest(agent, rank);
-        report_exit(agent, rank, status);
-        agent->has_failed |= has_failed(agent, rank, status);
+        if (rank->result[0] != '\0') {
+            rank->result_fd = open(rank->result, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        }
         if (group_is_empty(pid)) {
             supervisor_remove(&agent->supervisor, pid);
             rank->child.pid = 0; // the number may be given to somebody else
+        }
+    }
+    agent_report_ends(agent);
+}
+
+// All at once where there is room, so that what happens later does not change what is reported.
+void agent_report_ends(agent_t *agent)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        agent_rank_t *rank = &agent->ranks[i];
+        bool is_due = !rank->is_running && !rank->is_told;
+        if (is_due && agent_forward_rest(agent, rank)) {
+            rank->is_told = true;
+            agent->n_running--;
+            report_exit(agent, rank, rank->status);
+            agent->has_failed |= has_failed(agent, rank, rank->status);
         }
     }
 }

@@ -110,8 +110,8 @@ static bool start_rank(agent_t *agent, const frame_t *plan, char *const *argv, c
 {
     misfortune_t misfortune = {.step = STEP_MEMORY, .code = ENOMEM};
     agent_rank_t *rank = &agent->ranks[agent->n_ranks++];
-    *rank =
-        (agent_rank_t){.rank = place->place.rank, .child = {.fds = {-1, -1}}, .live = {.fd = -1}};
+    *rank = (agent_rank_t){
+        .rank = place->place.rank, .child = {.fds = {-1, -1}}, .live = {.fd = -1}, .result_fd = -1};
     snprintf(rank->blame, sizeof rank->blame, "%s/blame.%d", agent->directory, rank->rank);
     if (plan->plan.wants_results) {
         snprintf(rank->result, sizeof rank->result, "%s/result.%d", agent->directory, rank->rank);
@@ -121,6 +121,7 @@ static bool start_rank(agent_t *agent, const frame_t *plan, char *const *argv, c
         env != NULL && spawn_rank(argv, env, plan->plan.directory, &rank->child, &misfortune);
     free(env);
     if (!rank->is_running) {
+        rank->is_told = true;
         report_misfortune(agent, plan->plan.directory, argv[0], rank->rank, misfortune);
         return false;
     }
@@ -220,31 +221,43 @@ bool agent_forward(agent_t *agent, agent_rank_t *rank, int stream)
     return n > 0 || (n < 0 && errno == EINTR);
 }
 
-static void forward_all(agent_t *agent, agent_rank_t *rank)
+static void close_result(agent_rank_t *rank)
+{
+    close(rank->result_fd);
+    rank->result_fd = -1;
+}
+
+// False: something is left.
+static bool forward_output(agent_t *agent, agent_rank_t *rank)
 {
     for (int stream = 0; stream < N_STREAMS; stream++) {
-        while (rank->child.fds[stream] >= 0 && agent_forward(agent, rank, stream)) {
+        while (rank->child.fds[stream] >= 0 && agent_has_room(agent) &&
+               agent_forward(agent, rank, stream)) {
         }
     }
+    return agent_has_room(agent);
 }
 
-static void forward_result(agent_t *agent, agent_rank_t *rank)
+static bool forward_result(agent_t *agent, agent_rank_t *rank)
 {
     uint8_t data[OUTPUT_CHUNK];
-    int fd = rank->result[0] == '\0' ? -1 : open(rank->result, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    ssize_t n;
-    while (fd >= 0 && (n = read(fd, data, sizeof data)) > 0) {
-        agent_report(agent, &(frame_t){.kind = FRAME_RESULT,
-                                       .result = {.rank = rank->rank,
-                                                  .data = {.data = data, .len = (size_t)n}}});
+    while (rank->result_fd >= 0 && agent_has_room(agent)) {
+        ssize_t n = read(rank->result_fd, data, sizeof data);
+        if (n > 0) {
+            agent_report(agent, &(frame_t){.kind = FRAME_RESULT,
+                                           .result = {.rank = rank->rank,
+                                                      .data = {.data = data, .len = (size_t)n}}});
+        } else if (n == 0 || errno != EINTR) {
+            close_result(rank);
+        }
     }
-    if (fd >= 0) {
-        close(fd);
-    }
+    return rank->result_fd < 0;
 }
 
-void agent_forward_rest(agent_t *agent, agent_rank_t *rank)
+bool agent_forward_rest(agent_t *agent, agent_rank_t *rank)
 {
-    forward_all(agent, rank);
-    forward_result(agent, rank);
+    if (agent->channel.is_closed && rank->result_fd >= 0) {
+        close_result(rank);
+    }
+    return agent->channel.is_closed || (forward_output(agent, rank) && forward_result(agent, rank));
 }

@@ -20,6 +20,7 @@
 
 #define HEAD_BYTES 5
 #define READ_BYTES (256 * KIB)
+#define SEND_BYTES (256 * KIB) // at once: a reader that is fast enough must not keep us
 
 typedef enum field_type {
     FIELD_NONE,
@@ -270,9 +271,10 @@ static int64_t moved(ssize_t n)
 void channel_send(channel_t *channel)
 {
     int64_t n = 1;
+    size_t end = MIN(channel->out.len, channel->out_sent + SEND_BYTES);
     while (n > 0 && channel_wants_write(channel)) {
         const uint8_t *data = channel->out.data + channel->out_sent;
-        size_t bytes = channel->out.len - channel->out_sent;
+        size_t bytes = end - channel->out_sent;
         n = channel->secure != NULL ? hvd_channel_send(channel->secure, data, bytes, NULL, 0)
                                     : moved(write(channel->out_fd, data, bytes));
         channel->is_closed |= n < 0;
@@ -280,7 +282,7 @@ void channel_send(channel_t *channel)
     }
     if (channel->out_sent == channel->out.len) {
         channel->out.len = channel->out_sent = 0;
-    } else if (channel->out_sent > MIB) {
+    } else if (channel->out_sent > MAX(MIB, channel->out.len / 2)) { // fewer to move than were sent
         memmove(channel->out.data, channel->out.data + channel->out_sent,
                 channel->out.len - channel->out_sent);
         channel->out.len -= channel->out_sent;
@@ -288,7 +290,7 @@ void channel_send(channel_t *channel)
     }
 }
 
-void channel_receive(channel_t *channel)
+bool channel_receive(channel_t *channel)
 {
     if (channel->in_used > 0) {
         memmove(channel->in.data, channel->in.data + channel->in_used,
@@ -298,7 +300,7 @@ void channel_receive(channel_t *channel)
     }
     if (!buf_reserve(&channel->in, READ_BYTES)) {
         channel->is_closed = true;
-        return;
+        return false;
     }
     uint8_t *place = channel->in.data + channel->in.len;
     int64_t n;
@@ -310,6 +312,7 @@ void channel_receive(channel_t *channel)
     }
     channel->in.len += n > 0 ? (size_t)n : 0;
     channel->is_closed |= n < 0;
+    return n > 0;
 }
 
 bool channel_next(channel_t *channel, frame_t *frame_p)

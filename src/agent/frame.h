@@ -168,8 +168,10 @@ void channel_close(channel_t *channel); // closes the descriptors
 void channel_put(channel_t *channel, const frame_t *frame);
 bool channel_wants_write(const channel_t *channel);
 bool channel_has_more(const channel_t *channel); // to receive, which poll() does not show
-void channel_send(channel_t *channel);           // what can be written now
-void channel_receive(channel_t *channel);        // what can be read now
+// What can be moved now, a piece at most: who has more, or whom others may want meanwhile, comes
+// back. channel_receive: something has come.
+void channel_send(channel_t *channel);
+bool channel_receive(channel_t *channel);
 // false: no whole frame is there; a malformed one sets is_closed. Until the next channel_receive.
 bool channel_next(channel_t *channel, frame_t *frame_p);
 

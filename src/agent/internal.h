@@ -46,6 +46,8 @@ typedef struct agent_rank {
     int rank;
     child_t child;                // fds -1 once at their end
     bool is_running, was_halted;  // halted: as by SIGSTOP, when it was to end
+    bool is_told;                 // how it has ended, after all it has left
+    int status, result_fd;        // once it has ended; result_fd -1: nothing more of its result
     char result[128], blame[128]; // paths; result "": not wanted
     live_rank_t live;             // its socket; name "": not known
     bool was_found;               // it was known
@@ -68,7 +70,7 @@ typedef struct agent {
     char dialled[64];     // the same, if we have dialled
     const char *keeps;    // --keep-env
     agent_rank_t *ranks;
-    int n_ranks, n_running;
+    int n_ranks, n_running; // running: the launcher does not know yet that they have ended
     bool has_plan, is_stopping, was_killed, is_done;
     bool is_leaving;     // somebody wants the host back; the launcher knows
     bool has_failed;     // one of its ranks has
@@ -76,15 +78,19 @@ typedef struct agent {
     int end_code;
     uint64_t kill_at_ns, close_at_ns;                   // NEVER_NS: not
     uint64_t silence_ns, heard_ns, ping_ns, ping_at_ns; // silence 0: any
+    uint64_t looked_ns;                                 // what had come by then has been heard
     uint64_t oom_at_start;
     agent_watch_t watch;
 } agent_t;
 
 void agent_report(agent_t *agent, const frame_t *frame);
 void agent_report_problem(agent_t *agent, int rank, int code, const char *text);
+// Will the launcher take more? Memory is bounded, and the loop goes round often enough.
+bool agent_has_room(const agent_t *agent);
 // Output of a rank. agent_forward: one read; false: nothing more for now.
 bool agent_forward(agent_t *agent, agent_rank_t *rank, int stream);
-void agent_forward_rest(agent_t *agent, agent_rank_t *rank); // with its result
+// Of one that has ended, with its result. False: there is no room, call it again.
+bool agent_forward_rest(agent_t *agent, agent_rank_t *rank);
 // Whether the process belongs to a rank; arg: the agent.
 bool agent_has_process(void *arg, int pid);
 
@@ -94,9 +100,11 @@ void agent_watch_hear(agent_t *agent);           // epoll_fd is readable
 void agent_watch_on_time(agent_t *agent, uint64_t now_ns);
 // FRAME_PLAN: starts the ranks, or reports why not.
 void agent_start_plan(agent_t *agent, const frame_t *frame);
-// The end of ranks: those that have ended are reaped and reported; the others are sent a signal,
-// and SIGKILL after grace_ms, by whoever watches kill_at_ns.
+// The end of ranks: those that have ended are reaped, and reported when all they have left has been
+// passed on; the others are sent a signal, and SIGKILL after grace_ms, by whoever watches
+// kill_at_ns.
 void agent_reap(agent_t *agent);
+void agent_report_ends(agent_t *agent);
 void agent_signal_ranks(agent_t *agent, int signo);
 void agent_stop_ranks(agent_t *agent, int signo, int grace_ms);
 void agent_kill_leftovers(agent_t *agent);

@@ -169,7 +169,6 @@ static void on_problem(session_t *session, agent_link_t *link, const frame_t *fr
 void session_hear(session_t *session, agent_link_t *link, const frame_t *frame)
 {
     worker_t *worker;
-    link->heard_ns = clock_ns();
     switch (frame->kind) {
     case FRAME_STARTED:
         if ((worker = worker_of(session, link, frame->started.rank)) != NULL) {

@@ -254,7 +254,7 @@ static void hear_link(session_t *session, agent_link_t *link)
         link_hear_hello(link, session->options, session->sink);
         look_at(session, link);
     } else if (link->phase == LINK_READY) {
-        channel_receive(&link->channel);
+        link->heard_ns = channel_receive(&link->channel) ? clock_ns() : link->heard_ns;
     }
     while (link->phase == LINK_READY && channel_next(&link->channel, &frame)) {
         session_hear(session, link, &frame);
@@ -287,13 +287,14 @@ static uint64_t ping_ns(const session_t *session)
     return MIN(PING_MS * NS_PER_MS, (uint64_t)(session->options->peer_timeout * 1e9 / 4));
 }
 
+// What it sent before the last look has been read: time that we were busy since is not its silence.
 static void look_after(session_t *session, agent_link_t *link, bool pings, uint64_t now_ns)
 {
     if (pings) {
         command_ping(link);
     }
-    if (!link->host->is_local && now_ns > link->heard_ns &&
-        now_ns - link->heard_ns > session->silence_ns) {
+    if (!link->host->is_local && session->looked_ns > link->heard_ns &&
+        session->looked_ns - link->heard_ns > session->silence_ns) {
         session_lose(session, link, "no sign of life for --gloo-timeout-seconds");
     } else if (now_ns >= session->late_at_ns) {
         session_lose(session, link, "it did not end");
@@ -386,6 +387,7 @@ static void poll_once(session_t *session, uint64_t policy_ns)
         return;
     }
     struct pollfd *polled = session->polled;
+    session->looked_ns = clock_ns();
     if (poll(polled, 2 * (nfds_t)n + N_OWN_FDS, next_wait_ms(session, reads, policy_ns)) >= 0) {
         for (int i = 0; i < n; i++) {
             serve_link(session, session->links[i], &polled[2 * i], reads);

@@ -126,7 +126,7 @@ struct session {
     bool is_finishing;   // nothing new is started: the session ends with the agents that run
     uint64_t failed_ns;  // when a rank, or something else, failed first; 0: nothing has
     uint64_t fold_at_ns; // NEVER_NS: nothing is held
-    uint64_t stop_at_ns, late_at_ns, ping_at_ns, silence_ns;
+    uint64_t stop_at_ns, late_at_ns, ping_at_ns, silence_ns, looked_ns;
     int signal_fd, signo; // signo: that asked us to end
     job_watch_t *watch;   // NULL: not a job to look at
     int problem_code;     // 0: none

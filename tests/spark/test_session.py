@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -112,6 +113,34 @@ def test_results_and_output():
     assert job.results() == [("0", b"x" * 3000000, "blue"), ("1", b"x" * 3000000, "blue")]
     assert job.close() == [0, 0]
     assert sorted(job.out.getvalue().split("\n")) == ["", "rank 0 of 2", "rank 1 of 2"]
+
+
+def test_a_large_result_passes_in_pieces():
+    """The agent has little of it at a time, and so time for whom it must hear meanwhile."""
+    def fn(folder):
+        say_who(folder)
+        with open(f"{folder}/agent.tmp", "w") as file:
+            file.write(str(os.getppid()))
+        os.rename(f"{folder}/agent.tmp", f"{folder}/agent")
+        return bytes(256 << 20)
+
+    def most_memory(pid):
+        try:
+            with open(f"/proc/{pid}/status") as file:
+                return max(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+        except (OSError, ValueError):  # it has ended
+            return 0
+
+    with tempfile.TemporaryDirectory() as folder:
+        job, most = Job(1, fn, (folder,)), 0
+        wait_for(lambda: os.path.exists(f"{folder}/agent"))
+        with open(f"{folder}/agent") as file:
+            agent = int(file.read())
+        while not job.session.finished.wait(0.002):
+            most = max(most, most_memory(agent))
+    assert [len(result) for result in job.results()] == [256 << 20]
+    assert job.close() == [0]
+    assert 0 < most < 64 << 10, f"{most} KiB"
 
 
 def test_folders_the_user_wants_first(tmp_path):

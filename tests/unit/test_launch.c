@@ -13,6 +13,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -965,6 +966,28 @@ static void test_channel(void **state)
     channel_close(&other);
 }
 
+// Nobody is kept by a reader that takes all there is: to a file, which never has enough.
+static void test_a_channel_sends_a_piece_at_a_time(void **state)
+{
+    static uint8_t data[3 * MIB];
+    channel_t channel;
+    off_t sent = 0;
+    int file = memfd_create("test", MFD_CLOEXEC), n_sent = 0;
+    (void)state;
+    assert_true(file >= 0);
+    channel_open(&channel, -1, file);
+    channel_put(&channel, &(frame_t){.kind = FRAME_RESULT,
+                                     .result = {.data = {.data = data, .len = sizeof data}}});
+    for (; channel_wants_write(&channel); n_sent++) {
+        channel_send(&channel);
+        off_t end = lseek(file, 0, SEEK_END);
+        assert_in_range(end - sent, 1, MIB / 2);
+        sent = end;
+    }
+    assert_true(sent > (off_t)sizeof data && n_sent >= 6);
+    channel_close(&channel);
+}
+
 // --- Other launchers -----------------------------------------------------------------------------
 
 static void test_what_ssh_says_is_understood(void **state)
@@ -1136,6 +1159,7 @@ int main(void)
         cmocka_unit_test(test_no_other_frame_is_read),
         cmocka_unit_test(test_a_hello_of_another_version),
         cmocka_unit_test(test_channel),
+        cmocka_unit_test(test_a_channel_sends_a_piece_at_a_time),
         cmocka_unit_test(test_what_ssh_says_is_understood),
         cmocka_unit_test(test_mpi_commands),
         cmocka_unit_test(test_ssh_command),
