@@ -37,6 +37,8 @@ CANCEL_SECONDS = 10.0
 MOMENT_SECONDS = 0.5
 # After the end of Spark's job: a rank's failure may be its cause, and is about to be told.
 SETTLE_SECONDS = 3.0
+# Tasks that have all ended well have told the session everything, and it may be busy with that.
+DRAIN_SECONDS = 60.0
 # How long to wait for Spark's own words about a task that is gone.
 SPARK_WORDS_SECONDS = 3.0
 
@@ -266,8 +268,10 @@ class SparkRun:
     def check(self, session: Session, n: int) -> None:
         """Raises if Spark's job has ended, or has not begun in time."""
         assert self.thread is not None
-        if not self.thread.is_alive() and not session.finished.wait(SETTLE_SECONDS):
-            raise self.spark_failure()
+        if not self.thread.is_alive():
+            seconds = DRAIN_SECONDS if self._spark_error is None else SETTLE_SECONDS
+            if not session.finished.wait(seconds):
+                raise self.spark_failure()
         if session.counts["running"] < n and time.monotonic() >= self.deadline:
             raise slots.timed_out(self._how_far(session, n), self.start_timeout)
         if session.counts["running"] >= n:
