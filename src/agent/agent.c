@@ -445,10 +445,11 @@ static int run(const options_t *options, bool stays, bool *is_told_p)
     channel_close(&agent.channel);
     free(agent.ranks);
     *is_told_p = agent.is_told;
+    bool is_cut_short = agent.has_failed || (agent.is_leaving && agent.is_stopping);
     // Whoever holds its life line is told.
-    return agent.is_told                                         ? agent.end_code
-           : code == 0 && agent.has_failed && agent.life_fd >= 0 ? EXIT_FAILURE
-                                                                 : code;
+    return agent.is_told                                     ? agent.end_code
+           : code == 0 && is_cut_short && agent.life_fd >= 0 ? EXIT_FAILURE
+                                                             : code;
 }
 
 int agent_main(const options_t *options)

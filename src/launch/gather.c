@@ -304,14 +304,47 @@ static bool has_begun(const arrival_t *a)
     return has_rank(a) && a->has_begun;
 }
 
+static bool has_left(const gathering_t *g, const arrival_t *a)
+{
+    return has_rank(a) && a->worker->has_left == g->generation;
+}
+
 static bool all_have_left(const gathering_t *g)
 {
     for (int i = 0; i < g->n_arrivals; i++) {
-        if (has_rank(g->arrivals[i]) && g->arrivals[i]->worker->has_left != g->generation) {
+        if (has_rank(g->arrivals[i]) && !has_left(g, g->arrivals[i])) {
             return false;
         }
     }
     return true;
+}
+
+static bool stays(const arrival_t *a)
+{
+    return has_rank(a) && !a->is_leaving;
+}
+
+// It has left its generation; its task fails now, so that its platform starts another.
+static void let_go(gathering_t *g, arrival_t *a)
+{
+    a->worker->is_leaving = a->has_failed = true;
+    session_stop_link(a->link, SIGTERM, LEAVE_MS);
+    gather_tell(g, "gone %d\n", gather_count(g, is_alive));
+    pass_slot_on(g, a);
+}
+
+// Its task is about to be ended, and another one comes in its place. Others that have the state go
+// on with it, after the step that they all finish; without any there is nothing to wait for.
+static void on_leaving(gathering_t *g, arrival_t *a)
+{
+    a->is_leaving = true;
+    if (!is_elastic(g) || gather_count(g, stays) == 0) {
+        session_stop_link(a->link, SIGTERM, LEAVE_MS);
+    } else if (has_left(g, a)) {
+        let_go(g, a);
+    } else if (!g->session.is_finishing) { // else it ends by itself
+        tell_news(g);
+    }
 }
 
 // A rank has begun, or has left a generation.
@@ -319,8 +352,8 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
 {
     gathering_t *g = gathering_of(session);
     arrival_t *a = gather_arrival(g, link);
-    if (frame->kind == FRAME_LEAVING) { // its task is ended; another one comes
-        session_stop_link(link, SIGTERM, LEAVE_MS);
+    if (frame->kind == FRAME_LEAVING && a != NULL) {
+        on_leaving(g, a);
     }
     if (a == NULL || a->worker == NULL || frame->kind != FRAME_READY ||
         frame->ready.rank != a->worker->id) {
@@ -332,7 +365,10 @@ static void on_frame(session_t *session, agent_link_t *link, const frame_t *fram
         return;
     }
     a->worker->has_left = (uint32_t)frame->ready.generation;
-    if (a->worker->has_left == g->generation && is_alive(a)) {
+    if (has_left(g, a)) {
+        if (a->is_leaving) {
+            let_go(g, a);
+        }
         form_in_ms(g, all_have_left(g) ? 0 : LEFT_MS);
     }
 }

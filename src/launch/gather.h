@@ -19,6 +19,7 @@ typedef struct arrival {
     uint32_t generation; // the last in which it has a place; 0: none
     bool is_spare;       // another has its slot
     bool has_begun;      // its rank has called the function it was started for
+    bool is_leaving;     // its task is about to be ended: its rank is to leave at the end of a step
     bool has_failed, is_done;
 } arrival_t;
 

@@ -129,6 +129,50 @@ def test_a_second_copy_takes_over(tmp_path):
     job.close()
 
 
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_a_task_that_is_told_in_advance_leaves_after_its_step(tmp_path, leaving):
+    """Its agent gets SIGTERM: no step is done twice, and Spark hears that the task has failed."""
+    def fn(folder, leaving):
+        from horovod.common import basics
+        from horovod.common.elastic import ObjectState, run_fn
+        from horovod.common.objects import broadcast_object
+
+        basics.init()
+        me = int(os.environ["HOROVOD_RANK"])  # of the first generation
+        state = ObjectState(lambda value: broadcast_object(value, 0), basics.rank, step=0, sizes=[])
+
+        def loop(state):
+            while state.step < N_STEPS:
+                with open(f"{folder}/{me}.{basics.size()}.steps", "a") as file:
+                    file.write(f"{state.step} ")
+                if me == leaving and basics.size() == 3 and state.step == 2:
+                    os.kill(os.getppid(), signal.SIGTERM)
+                while state.step == 3 and basics.size() == 3:  # until it is told
+                    time.sleep(0.02)
+                    broadcast_object(0, 0)
+                    state.check_host_updates()
+                state.sizes = state.sizes + [basics.size()]
+                state.step += 1
+                state.commit()
+            return basics.rank(), basics.size(), state.sizes
+
+        return run_fn(loop, basics.rejoin)(state)
+
+    job = Job(fn, (str(tmp_path), leaving), 3, n_min=2)
+    index = job.failed_agent()
+    assert "RankFailed" in job.agents[index].stderr.read()
+    results = job.results()
+    assert results == [(rank, 2, [3] * 3 + [2] * 3) for rank in range(2)]
+    # The step in which it heard of it may have been begun; all others were done once.
+    others = [str(rank) for rank in range(3) if rank != leaving]
+    for rank in others:
+        began = [int(step) for size in (3, 2)
+                 for step in (tmp_path / f"{rank}.{size}.steps").read_text().split()]
+        assert sorted(set(began)) == list(range(N_STEPS)) and len(began) <= N_STEPS + 1
+    assert job.session.failure is None
+    job.close()
+
+
 def test_a_copy_of_a_rank_that_ended_well_is_not_started(tmp_path):
     def fn(folder):
         from horovod.common import basics

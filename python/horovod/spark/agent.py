@@ -41,7 +41,8 @@ class RankFailed(Exception):
 
 
 def serve(spec: JobSpec, index: int, attempt: int, devices: List[str]) -> int:
-    """The whole life of one task; the exit status of its agent, 1 if its rank has failed."""
+    """The whole life of one task; the exit status of its agent, 1 if its rank has failed or was
+    taken away."""
     # The host's name wherever there is talk of it, with a mark that is equal for tasks on one
     # machine in the same namespaces: containers are their own hosts.
     parts = [platform.node(), os.environ.get("CONTAINER_ID", "")]
