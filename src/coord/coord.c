@@ -532,6 +532,9 @@ void coord_tick(coord_t *coord, uint64_t now_ns)
 {
     SOUND(coord);
     set_time(coord, now_ns);
+    if (coord->ending.has_ended) { // by what has come since the caller looked
+        return;
+    }
     stall_tick(coord);
     heartbeat_tick(coord);
 }

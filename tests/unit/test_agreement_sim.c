@@ -16,7 +16,8 @@
 // Everything follows from a seed and a number of ranks. A failure prints what repeats it:
 //   test_agreement_sim --seed 17 --ranks 64
 // The plans of tests/fault/chaos_plan.h, which tests/fault/test_chaos.c does to real processes, run
-// here as well, a thousand times as fast: --chaos 17.
+// here as well, a thousand times as fast: --chaos 17. In half of them one rank gets a core only now
+// and then.
 #define _GNU_SOURCE
 #include "coord_world.h"
 
@@ -239,6 +240,8 @@ typedef struct sim {
     int silent[2]; // who may be found silent: a frozen rank, or the ends of a cut link; -1: none
     int frozen;    // a rank that does not run until thaw_ns; -1: none
     uint64_t thaw_ns;
+    int busy; // a rank that gets a core only now and then: not before busy_until_ns; -1: none
+    uint64_t busy_until_ns;
     const chaos_plan_t *chaos; // NULL: none
     int n_chaos;               // faults made
     uint64_t excused;          // ranks that chaos may have kept from hearing or being heard
@@ -1565,7 +1568,8 @@ static void freeze_rank(sim_t *sim, int rank)
     sim->may_end = true;
     sim->end_status = HVD_PEER_LOST;
     sim->frozen = sim->silent[0] = rank;
-    sim->thaw_ns = sim->now_ns + 2 * sim->params.heartbeat_fail_ns;
+    // Whoever watches it and is held up itself takes longer to be sure.
+    sim->thaw_ns = sim->now_ns + (sim->busy >= 0 ? 40 : 2) * sim->params.heartbeat_fail_ns;
 }
 
 static void cut_link(sim_t *sim, int rank)
@@ -1667,6 +1671,20 @@ static void make_fault(sim_t *sim)
     }
 }
 
+// Mostly for long enough to be noticed by the rank itself, often by others, never by so much that
+// it may be given up.
+static uint64_t held_up_until(sim_t *sim)
+{
+    return sim->now_ns + (uint64_t)below(&sim->chance, CHAOS_TIMEOUT_MS / 2) * CHAOS_MS;
+}
+
+// Before that time what happens to the rank has to wait; a time that is over: it runs.
+static uint64_t runs_from(const sim_t *sim, int rank)
+{
+    uint64_t frozen_until_ns = rank == sim->frozen ? sim->thaw_ns : 0;
+    return MAX(frozen_until_ns, rank == sim->busy ? sim->busy_until_ns : 0);
+}
+
 static void handle(sim_t *sim, const event_t *event)
 {
     int rank = event->what;
@@ -1681,8 +1699,8 @@ static void handle(sim_t *sim, const event_t *event)
         return;
     }
 
-    if (whose == sim->frozen && sim->now_ns < sim->thaw_ns) {
-        schedule(sim, sim->thaw_ns, event->kind, event->what);
+    if (sim->now_ns < runs_from(sim, whose)) {
+        schedule(sim, runs_from(sim, whose), event->kind, event->what);
         return;
     }
 
@@ -1704,6 +1722,7 @@ static void handle(sim_t *sim, const event_t *event)
     case EVENT_TICK:
         self->tick_ns = 0;
         coord_tick(self->coord, sim->now_ns);
+        sim->busy_until_ns = rank == sim->busy ? held_up_until(sim) : sim->busy_until_ns;
         break;
     case EVENT_PUMP:
         break;
@@ -1860,6 +1879,10 @@ static void choose_chaos(sim_t *sim, const chaos_plan_t *chaos)
     sim->params.heartbeat_ns = CHAOS_HEARTBEAT_MS * CHAOS_MS;
     sim->params.heartbeat_warn_ns = CHAOS_WARNING_MS * CHAOS_MS;
     sim->params.heartbeat_fail_ns = CHAOS_TIMEOUT_MS * CHAOS_MS;
+    if (chance(&sim->chance, 50)) {
+        sim->busy = below(&sim->chance, sim->size);
+        sim->excused = UINT64_C(1) << sim->busy;
+    }
     if (chaos->n_faults > 0) {
         schedule(sim, (uint64_t)chaos->faults[0].after_ms * CHAOS_MS, EVENT_CHAOS, 0);
     }
@@ -1877,7 +1900,7 @@ static sim_t *sim_new(uint64_t seed, int size, int n_steps, int max_items, bool 
                    .keeps_sets = is_plain};
     sim->parent = zeros((size_t)size, sizeof(int));
     make_tree(sim->parent, size, below(&sim->chance, N_TREES), &sim->chance);
-    sim->frozen = sim->silent[0] = sim->silent[1] = -1;
+    sim->frozen = sim->busy = sim->silent[0] = sim->silent[1] = -1;
     choose_params(sim);
     plan(sim);
     if (!is_plain) {
