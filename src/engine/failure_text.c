@@ -344,8 +344,9 @@ static void keep_omission(blame_t *blame, const char *text)
     char who[32];
     int len = snprintf(who, sizeof who, "Rank %d ", blame->rank);
     if (strncmp(text, who, (size_t)len) == 0) {
-        snprintf(blame->what, sizeof blame->what, "%.*s", (int)strcspn(text + len, "\n"),
-                 text + len);
+        int bytes = (int)strcspn(text + len, "\n");
+        bytes -= bytes > 0 && text[len + bytes - 1] == '.';
+        snprintf(blame->what, sizeof blame->what, "%.*s", bytes, text + len);
     }
 }
 

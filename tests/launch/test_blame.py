@@ -220,6 +220,17 @@ class Output(Case):
             self.assertIn("because of rank 1: it raised NotInitializedError", err)
             self.assertEqual("/common/objects.py" in err, shows_all, err)
 
+    def test_calls_that_are_refused_end_at_the_users_line(self):
+        refused = "hvd.start_timeline('/no/such/folder/t.json')"  # ValueError
+        in_thread = f"t = threading.Thread(target=lambda: {refused}); t.start(); t.join(); 1 / 0"
+        for failure in (refused, in_thread):
+            _, err = fail_once(2, 1, failure)
+            self.assertRegex(err, r"\[1\]<stderr>:ValueError: ")
+            self.assertNotIn("/common/basics.py", err)
+        self.assertIn("it raised ZeroDivisionError", err)
+        _, err = fail_once(2, 1, f"raise ValueError('long ' * 100)")
+        self.assertRegex(err, r"it raised ValueError: (long )+lo\.\.\. \(train.py:17\)")
+
     def test_a_graph_that_fails_in_consequence_says_one_line(self):
         _, err = run("-np", 2, sys.executable, "-c", GRAPH, expect=1, env=WITH_PACKAGE)
         self.assertIn("because of rank 1: it raised KeyError: 'mine'", err)

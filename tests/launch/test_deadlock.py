@@ -183,7 +183,7 @@ class Deadlock(Case):
         block = said[said.index("horovodrun: the job failed"):]
         deed = r"did not submit 'allgather\.loss[^']*' within 6 seconds"
         self.assertRegex(block.split("\n")[0],
-                         rf"because of rank {absent}: it {deed}.*; stopped by horovodrun$")
+                         rf"because of rank {absent}: it {deed}.* waited; stopped by horovodrun$")
         self.assertLessEqual(block.count("\n"), 25)
         for rank in others:
             self.assertRegex(said, rf"\[[^]]*\]<stderr>:.*Rank {absent} {deed}")

@@ -25,13 +25,16 @@ _NOT_THE_USERS = (PACKAGE_FOLDER, *(sysconfig.get_path(name) + os.sep for name i
 # What a node of TensorFlow says of an operation that failed.
 _OF_A_GRAPH = re.compile(r"Horovod[A-Z]\w+: .*")
 _OF_A_WORKER = re.compile(r"Caught \w+ in ([\w ]+)\.$")
+_OF_A_CALL = (HorovodInternalError, ValueError, NotImplementedError)
 _of_thread = None  # what a thread raised, in words
 _hooks_of = None   # the process that has them
 
 
 def describe(error):
     """In a line, as "RuntimeError: no data (train.py:17)"."""
-    text = _text_of(error)[:MESSAGE_CHARACTERS]
+    text = _text_of(error)
+    if len(text) > MESSAGE_CHARACTERS:
+        text = text[:MESSAGE_CHARACTERS - 3] + "..."
     place = _place_of(error.__traceback__)
     return type(error).__name__ + (f": {text}" if text else "") + (f" ({place})" if place else "")
 
@@ -132,12 +135,12 @@ def _without_graph(lines):
 
 
 def _without_ours(error, trace):
-    """The traceback down to the user's call, which is what a failed operation is about."""
+    """The traceback down to the user's call, which is what a failed or refused one is about."""
     links = []
     while trace is not None:
         links.append(trace)
         trace = trace.tb_next
-    if isinstance(error, HorovodInternalError) and not _shows_all():
+    if isinstance(error, _OF_A_CALL) and not _shows_all():
         n_ours = next((i for i, link in enumerate(reversed(links)) if not _is_ours(link)), 0)
         links = links[:len(links) - n_ours]
     for link in reversed(links):
@@ -187,6 +190,9 @@ def install_hooks():
         if _of_thread is None and _ends_badly(args.exc_value):
             name = args.thread.name if args.thread is not None else "?"
             _of_thread = f"{describe(args.exc_value)} in thread {name!r}"
+        if args.exc_value is not None and thread_before is threading.__excepthook__:
+            error = _without_ours(args.exc_value, args.exc_traceback)
+            args = threading.ExceptHookArgs((args.exc_type, error, error.__traceback__, args.thread))
         thread_before(args)
 
     sys.excepthook, threading.excepthook = on_exception, on_thread_exception
