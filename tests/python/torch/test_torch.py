@@ -123,6 +123,12 @@ def test_the_script_of_the_page_continues_from_its_checkpoint(tmp_path):
     assert "epoch 5" in output and "epoch 2" not in output, output
 
 
+def test_the_script_of_ddp_on_this_backend(tmp_path):
+    script, = whole_scripts("docs/from-ddp.md")
+    found = losses(run_script(script, tmp_path))
+    assert len(found) == 20 and found[-1] < found[0] / 2, found
+
+
 def test_the_script_with_checkpoints(tmp_path):
     script, = whole_scripts("docs/checkpoints.md")
     learns(run_script(script, tmp_path))
