@@ -212,6 +212,9 @@ const char *link_last_words(agent_link_t *link)
     while ((newline = strrchr(text, '\n')) != NULL && is_noise(newline + 1)) {
         *newline = '\0'; // those before it are as old as it is
     }
+    for (size_t n = strlen(text); n > 0 && text[n - 1] == ' '; n--) {
+        text[n - 1] = '\0';
+    }
     const char *line = newline != NULL ? newline + 1 : text;
     return is_noise(line) ? "" : line;
 }

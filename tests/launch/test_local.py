@@ -651,6 +651,7 @@ class StandIns(Case):
         _, err = run("-H", "elsewhere.invalid:1", "--ssh-attempts", 1, "x", expect=69)
         self.assertIn("elsewhere.invalid", err)
         self.assertIn("the name cannot be resolved here", err)
+        self.assertRegex(err, r"\(.*[^ ]\); check its spelling")  # what ssh said, without its CR
 
     def test_not_installed_there(self):
         said = "horovodrun-agent: not installed"
