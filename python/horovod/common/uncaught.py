@@ -192,7 +192,8 @@ def install_hooks():
             _of_thread = f"{describe(args.exc_value)} in thread {name!r}"
         if args.exc_value is not None and thread_before is threading.__excepthook__:
             error = _without_ours(args.exc_value, args.exc_traceback)
-            args = threading.ExceptHookArgs((args.exc_type, error, error.__traceback__, args.thread))
+            args = threading.ExceptHookArgs(
+                (args.exc_type, error, error.__traceback__, args.thread))
         thread_before(args)
 
     sys.excepthook, threading.excepthook = on_exception, on_thread_exception
