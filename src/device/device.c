@@ -20,10 +20,11 @@
 #include <time.h>
 
 #define LEAST_BLOCK_BYTES ((size_t)4096)
-#define NON_BLOCKING 1u // a stream that the default stream does not wait for
-#define NO_TIMING 2u    // an event that only orders
-#define NO_MEMORY 2     // the driver's number for it
-#define PORTABLE 1u     // pinned for all contexts
+#define NON_BLOCKING 1u          // a stream that the default stream does not wait for
+#define NO_TIMING 2u             // an event that only orders
+#define NO_MEMORY 2              // the driver's number for it
+#define PORTABLE 1u              // pinned for all contexts
+#define MOMENT_NS (5 * NS_PER_S) // so long clocks do not drift apart by much
 #define FIRST_NAP_NS 20000
 #define LONGEST_NAP_NS 1000000
 
@@ -115,6 +116,7 @@ void device_close(device_t *device)
             free_data(device, block); // after all that is queued
             free(block);
         }
+        device_unmark(device, device->moment);
         while (device->marks != NULL) {
             mark_t *mark = device->marks;
             device->marks = mark->next;
@@ -123,6 +125,9 @@ void device_close(device_t *device)
         }
         if (device->out != NULL) {
             device->driver.stream_destroy(device->out);
+        }
+        if (device->clock != NULL) {
+            device->driver.stream_destroy(device->clock);
         }
         if (device->in != NULL) {
             device->driver.stream_destroy(device->in);
@@ -291,13 +296,17 @@ out:
 }
 
 // An event, its own or one that has served before.
-static hvd_status_t take_mark(device_t *device, mark_t **mark_p, err_t *err)
+static hvd_status_t take_mark(device_t *device, bool has_time, mark_t **mark_p, err_t *err)
 {
     hvd_status_t status = HVD_OK;
     lock_take(&device->pool_lock);
-    mark_t *mark = device->marks;
+    mark_t **link = &device->marks;
+    while (*link != NULL && (*link)->has_time != has_time) {
+        link = &(*link)->next;
+    }
+    mark_t *mark = *link;
     if (mark != NULL) {
-        device->marks = mark->next;
+        *link = mark->next;
     }
     lock_release(&device->pool_lock);
     if (mark == NULL) {
@@ -305,7 +314,8 @@ static hvd_status_t take_mark(device_t *device, mark_t **mark_p, err_t *err)
         if (mark == NULL) {
             return fail(err, HVD_NO_MEMORY, "no memory for an event of GPU %d", device->ordinal);
         }
-        CALL(device, "making an event", event_create(&mark->event, NO_TIMING));
+        mark->has_time = has_time;
+        CALL(device, "making an event", event_create(&mark->event, has_time ? 0 : NO_TIMING));
     }
     atomic_store(&mark->n_holders, 1);
     atomic_store(&mark->is_spoiled, false);
@@ -316,21 +326,73 @@ out:
     return status;
 }
 
-hvd_status_t device_mark(device_t *device, void *stream, mark_t **mark_p, err_t *err)
+// What times are counted from: an event in a stream that has nothing else to do, and so happens at
+// once. The device's clock and the host's drift apart, so it is made anew now and then.
+static hvd_status_t hold_moment(device_t *device, mark_t **moment_p, err_t *err)
+{
+    hvd_status_t status = HVD_OK;
+    mark_t *made = NULL, *before = NULL;
+    lock_take(&device->pool_lock);
+    bool is_fresh = device->moment != NULL && clock_ns() - device->moment_ns < MOMENT_NS;
+    *moment_p = is_fresh ? mark_hold(device->moment) : NULL;
+    lock_release(&device->pool_lock);
+    if (is_fresh) {
+        return HVD_OK;
+    }
+    TRY(take_mark(device, true, &made, err), out);
+    lock_take(&device->pool_lock);
+    int code =
+        device->clock == NULL ? device->driver.stream_create(&device->clock, NON_BLOCKING, 0) : 0;
+    made->ticks = ticks_now();
+    code = code == 0 ? device->driver.event_record(made->event, device->clock) : code;
+    if (code == 0) {
+        before = device->moment;
+        device->moment = mark_hold(made);
+        device->moment_ns = clock_ns();
+    }
+    lock_release(&device->pool_lock);
+    device_unmark(device, before);
+    if (code != 0) {
+        status = device_refused(device, code, "recording a moment", err);
+        goto out;
+    }
+    *moment_p = made;
+    made = NULL;
+out:
+    device_unmark(device, made);
+    return status;
+}
+
+// In its context.
+static hvd_status_t record(device_t *device, void *stream, bool has_time, mark_t **mark_p,
+                           err_t *err)
 {
     mark_t *mark = NULL;
+    hvd_status_t status = take_mark(device, has_time, &mark, err);
+    if (status == HVD_OK && has_time) {
+        status = hold_moment(device, &mark->since, err);
+    }
+    if (status != HVD_OK) {
+        goto out;
+    }
+    CALL(device, "recording an event", event_record(mark->event, stream));
+    *mark_p = mark;
+    mark = NULL;
+out:
+    device_unmark(device, mark);
+    return status;
+}
+
+hvd_status_t device_mark(device_t *device, void *stream, bool has_time, mark_t **mark_p, err_t *err)
+{
     hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
     TRY(check_capture(device, stream, err), out);
-    TRY(take_mark(device, &mark, err), out);
-    CALL(device, "recording an event", event_record(mark->event, stream));
-    *mark_p = mark;
-    mark = NULL;
+    TRY(record(device, stream, has_time, mark_p, err), out);
 out:
     device_leave(device);
-    device_unmark(device, mark);
     return status;
 }
 
@@ -345,33 +407,69 @@ void device_unmark(device_t *device, mark_t *mark)
     if (mark == NULL || atomic_fetch_sub(&mark->n_holders, 1) > 1) {
         return;
     }
+    mark_t *since = mark->since;
+    mark->since = NULL;
     lock_take(&device->pool_lock);
     mark->next = device->marks;
     device->marks = mark;
     lock_release(&device->pool_lock);
+    device_unmark(device, since); // which counts from none
+}
+
+hvd_status_t device_when(device_t *device, const mark_t *mark, uint64_t *ticks_p,
+                         uint64_t *after_ns_p, err_t *err)
+{
+    float ms = 0;
+    hvd_status_t status = device_enter(device, err);
+    if (status != HVD_OK) {
+        return status;
+    }
+    int code = device->driver.event_elapsed(&ms, mark->since->event, mark->event);
+    device_leave(device);
+    if (code != 0) {
+        return code == DRIVER_NOT_READY ? HVD_IN_PROGRESS
+                                        : device_refused(device, code, "work on the device", err);
+    }
+    *ticks_p = mark->since->ticks;
+    *after_ns_p = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0;
+    return HVD_OK;
 }
 
 // --- Copies --------------------------------------------------------------------------------------
 
 hvd_status_t device_fetch(device_t *device, const mark_t *ready, const device_copy_t *copies, int n,
-                          void (*arrived)(void *arg), void *arg, err_t *err)
+                          void (*arrived)(void *arg), void *arg, device_times_t *times_p,
+                          err_t *err)
 {
+    device_times_t times = {NULL, NULL};
     hvd_status_t status = device_enter(device, err);
     if (status != HVD_OK) {
         return status;
     }
     lock_take(&device->in_lock);
     CALL(device, "waiting for an event", stream_wait(device->in, ready->event, 0));
+    if (times_p != NULL) {
+        TRY(record(device, device->in, true, &times.begun, err), out);
+    }
     for (int i = 0; i < n; i++) {
         if (copies[i].device != NULL && copies[i].bytes > 0) {
             CALL(device, "copying to the host",
                  copy_to_host(copies[i].host, copies[i].device, copies[i].bytes, device->in));
         }
     }
+    if (times_p != NULL) {
+        TRY(record(device, device->in, true, &times.done, err), out);
+    }
     CALL(device, "queueing a call", call_host(device->in, arrived, arg));
+    if (times_p != NULL) {
+        *times_p = times;
+        times = (device_times_t){NULL, NULL};
+    }
 out:
     lock_release(&device->in_lock);
     device_leave(device);
+    device_unmark(device, times.begun);
+    device_unmark(device, times.done);
     return status;
 }
 
@@ -402,15 +500,28 @@ out:
 }
 
 hvd_status_t device_store(device_t *device, const device_copy_t *copies, int n, block_t *block,
-                          err_t *err)
+                          device_times_t *times_p, err_t *err)
 {
+    device_times_t times = {NULL, NULL};
     hvd_status_t status = device_enter(device, err);
-    if (status == HVD_OK) {
-        lock_take(&device->out_lock);
-        status = queue_copies(device, copies, n, device->out, block, err);
-        lock_release(&device->out_lock);
-        device_leave(device);
+    if (status != HVD_OK) {
+        return status;
     }
+    lock_take(&device->out_lock);
+    if (times_p != NULL) {
+        TRY(record(device, device->out, true, &times.begun, err), out);
+    }
+    TRY(queue_copies(device, copies, n, device->out, block, err), out);
+    if (times_p != NULL) {
+        TRY(record(device, device->out, true, &times.done, err), out);
+        *times_p = times;
+        times = (device_times_t){NULL, NULL};
+    }
+out:
+    lock_release(&device->out_lock);
+    device_leave(device);
+    device_unmark(device, times.begun);
+    device_unmark(device, times.done);
     return status;
 }
 

@@ -32,8 +32,16 @@ typedef struct mark {
     void *event;
     atomic_int n_holders;
     atomic_bool is_spoiled; // for whoever holds it: it will come, but not well
+    bool has_time;          // device_when() tells it
+    struct mark *since;     // its time is counted from this one, a moment of the host, too:
+    uint64_t ticks;
     struct mark *next;
 } mark_t;
+
+// When what was queued between them has begun, and when it was over.
+typedef struct device_times {
+    mark_t *begun, *done;
+} device_times_t;
 
 // How many there are. Starts the driver: a process must not fork afterwards.
 hvd_status_t device_count(int *n_p, err_t *err);
@@ -56,9 +64,14 @@ void device_give_back(device_t *device, block_t *block); // safe on NULL
 
 // For what `stream`, one of the user's, has queued so far. Refused while it is captured. It has one
 // holder.
-hvd_status_t device_mark(device_t *device, void *stream, mark_t **mark_p, err_t *err);
+hvd_status_t device_mark(device_t *device, void *stream, bool has_time, mark_t **mark_p,
+                         err_t *err);
 mark_t *mark_hold(mark_t *mark);
 void device_unmark(device_t *device, mark_t *mark); // one holder less; safe on NULL
+// When a mark that has a time has happened: so long after that moment of the host, in ticks.
+// HVD_IN_PROGRESS: it has not yet.
+hvd_status_t device_when(device_t *device, const mark_t *mark, uint64_t *ticks_p,
+                         uint64_t *after_ns_p, err_t *err);
 
 typedef struct device_copy {
     void *host;
@@ -68,12 +81,14 @@ typedef struct device_copy {
 
 // Copies to the host behind the mark, and calls arrived(arg) then, on a thread of the driver's,
 // which may neither use the device nor block for long. Returns at once. It is not called if this
-// fails, nor if the device breaks before.
+// fails, nor if the device breaks before. times_p: NULL, or where to put marks, which are the
+// caller's if this succeeds.
 hvd_status_t device_fetch(device_t *device, const mark_t *ready, const device_copy_t *copies, int n,
-                          void (*arrived)(void *arg), void *arg, err_t *err);
+                          void (*arrived)(void *arg), void *arg, device_times_t *times_p,
+                          err_t *err);
 // Copies to the device in the stream `out`; the block's event is behind them. Returns at once.
 hvd_status_t device_store(device_t *device, const device_copy_t *copies, int n, block_t *block,
-                          err_t *err);
+                          device_times_t *times_p, err_t *err);
 // The same in a stream of the user's, from either kind of block.
 hvd_status_t device_store_on(device_t *device, const device_copy_t *copy, void *stream,
                              block_t *block, err_t *err);

@@ -10,7 +10,7 @@
 #include <dlfcn.h>
 #include <stddef.h>
 
-enum { N_FUNCTIONS = 28 };
+enum { N_FUNCTIONS = 29 };
 
 typedef struct maker {
     const char *name;
@@ -35,6 +35,7 @@ static const maker_t makers[] = {
                    "cuEventDestroy_v2",
                    "cuEventRecord",
                    "cuEventQuery",
+                   "cuEventElapsedTime",
                    "cuMemHostRegister_v2",
                    "cuMemHostUnregister",
                    "cuMemcpyHtoDAsync_v2",
@@ -65,6 +66,7 @@ static const maker_t makers[] = {
                    "hipEventDestroy",
                    "hipEventRecord",
                    "hipEventQuery",
+                   "hipEventElapsedTime",
                    "hipHostRegister",
                    "hipHostUnregister",
                    "hipMemcpyHtoDAsync",

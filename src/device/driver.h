@@ -29,6 +29,7 @@ typedef struct driver {
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
+    int (*event_elapsed)(float *ms_p, void *from, void *to);
     int (*host_register)(void *memory, size_t bytes, unsigned flags);
     int (*host_unregister)(void *memory);
     int (*copy_to_device)(void *device, const void *host, size_t bytes, void *stream);

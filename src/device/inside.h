@@ -18,8 +18,11 @@ struct device {
     lock_t in_lock;  // what a fetch queues stays together
     lock_t out_lock; // the same for a store
     lock_t pool_lock;
-    block_t *pool; // not in use; some may still be read
-    mark_t *marks; // not in use
+    block_t *pool;  // not in use; some may still be read
+    mark_t *marks;  // not in use
+    void *clock;    // a stream for moments; NULL: no time has been asked for
+    mark_t *moment; // the last of them, which times are counted from; under pool_lock
+    uint64_t moment_ns;
 };
 
 // Makes the device's context current; leave() undoes it.

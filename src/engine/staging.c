@@ -60,6 +60,7 @@ hvd_status_t staging_new(staging_t **staging_p, err_t *err)
     }
     lock_init(&(*staging_p)->lock);
     (*staging_p)->last_launch = &(*staging_p)->launches;
+    (*staging_p)->last_timed = &(*staging_p)->timed;
     return HVD_OK;
 }
 
@@ -101,6 +102,10 @@ void staging_close(hvd_ctx_t *ctx, bool ended_well)
         ended_well =
             device_settle(staging->device, launch->done->event, deadline_ns, NULL) == HVD_OK;
     }
+    while (ended_well && atomic_load(&staging->n_timed) > 0 && clock_ns() < deadline_ns) {
+        times_sweep(ctx); // copies that are still under way are in the timeline, too
+        nanosleep(&(struct timespec){.tv_nsec = (long)NS_PER_MS}, NULL);
+    }
     if (ended_well) {
         sweep_launches(staging);
         comms_end(staging, -1, true);
@@ -124,6 +129,7 @@ void staging_free(staging_t *staging)
             free(comm);
         }
         if (staging->device != NULL) {
+            times_drop(staging);
             device_unmark(staging->device, staging->newest);
         }
         nccl_close(staging->nccl);
@@ -281,16 +287,34 @@ static void on_arrived(void *arg)
     }
 }
 
+static device_work_t copies_of(const staged_t *staged, device_lane_t lane)
+{
+    const request_t *request = staged->request;
+    device_work_t work = {
+        .lane = lane, .op = request->signature.op, .n_fused = 1, .queued = ticks_now()};
+    for (int t = 0; t < staged->n; t++) {
+        work.bytes += staged->copies[t].device != NULL ? staged->copies[t].bytes : 0;
+    }
+    snprintf(work.name, sizeof work.name, "%s", request->name);
+    return work;
+}
+
 static hvd_status_t go_by_host(staged_t *staged, err_t *err)
 {
+    hvd_ctx_t *ctx = staged->ctx;
     staging_t *staging = staged->staging;
+    device_times_t times, *times_p = times_wanted(ctx, &times);
     hvd_status_t status = lay_out(staged, staging->device, err);
     if (status != HVD_OK) {
         return status;
     }
+    device_work_t work = copies_of(staged, LANE_TO_HOST);
     hold(staged);
     status = device_fetch(staging->device, staged->ready, staged->copies, staged->n, on_arrived,
-                          staged, err);
+                          staged, times_p, err); // it may be over already
+    if (status == HVD_OK && times_p != NULL) {
+        times_note(ctx, &work, times);
+    }
     if (status != HVD_OK && !claim(staged)) {
         return HVD_OK; // housekeeping has seen that the device is broken, and completed it
     }
@@ -313,7 +337,7 @@ hvd_status_t staging_begin(hvd_ctx_t *ctx, const hvd_request_t *asked, request_t
         return fail(err, HVD_NO_MEMORY, "no memory to submit '%s'", request->name);
     }
     request->staged = staged;
-    status = device_mark(device, asked->stream, &staged->ready, err);
+    status = device_mark(device, asked->stream, false, &staged->ready, err);
     if (status != HVD_OK) {
         return status;
     }
@@ -379,13 +403,18 @@ hvd_status_t staging_end(request_t *request, err_t *err)
                                             .device = staged->targets[t],
                                             .bytes = tensor_bytes(request, t)};
     }
-    hvd_status_t status =
-        device_store(staged->staging->device, staged->copies, staged->n, staged->block, err);
+    device_times_t times, *times_p = times_wanted(staged->ctx, &times);
+    device_work_t work = copies_of(staged, LANE_TO_DEVICE);
+    hvd_status_t status = device_store(staged->staging->device, staged->copies, staged->n,
+                                       staged->block, times_p, err);
+    if (status == HVD_OK && times_p != NULL) {
+        times_note(staged->ctx, &work, times);
+    }
     staged->is_launched = status == HVD_OK;
     for (int t = 0; status == HVD_OK && t < staged->n; t++) {
         if (staged->outputs[t] != NULL && staged->targets[t] != NULL) {
             // Its own event: a block is used again when what reads it is over.
-            status = device_store(staged->staging->device, NULL, 0, staged->outputs[t], err);
+            status = device_store(staged->staging->device, NULL, 0, staged->outputs[t], NULL, err);
         }
     }
     return status;
@@ -458,6 +487,7 @@ uint64_t staging_next_look(const staging_t *staging)
         return clock_ns() + POLL_NS;
     }
     bool is_busy = staging->launches != NULL ||
+                   atomic_load_explicit(&staging->n_timed, memory_order_relaxed) > 0 ||
                    atomic_load_explicit(&staging->n_held, memory_order_relaxed) > 0;
     return UNLIKELY(is_busy) ? clock_ns() + LOOK_NS : NEVER_NS;
 }
@@ -510,6 +540,7 @@ void staging_watch(hvd_ctx_t *ctx)
     HELD(ctx);
     err_t err;
     staging_t *staging = ctx->staging;
+    times_sweep(ctx);
     if (LIKELY(atomic_load_explicit(&staging->n_held, memory_order_relaxed) == 0 &&
                staging->launches == NULL)) {
         return;

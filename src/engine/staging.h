@@ -15,6 +15,7 @@ typedef struct launch {
     mark_t *begun, *done; // all that it waits for has happened; it is over
     uint64_t batch;
     uint64_t launched_ns;
+    uint64_t launched; // the same in ticks
     uint64_t begun_ns; // as far as housekeeping has seen; 0: not yet
     bool is_late;      // that its tensors are not there has been told
     char name[64];     // of its first operation
@@ -46,6 +47,10 @@ struct staging {
     launch_t *launches, **last_launch; // oldest first
     bool asks_nccl;                    // something is in progress: look again soon
     atomic_int n_ending;               // threads that end communicators
+
+    // staging_times.c: what the timeline is to be told of; under lock.
+    struct timed *timed, **last_timed; // oldest first
+    atomic_int n_timed;
 };
 
 hvd_status_t staging_new(staging_t **staging_p, err_t *err);
@@ -72,6 +77,16 @@ bool staging_progress(const hvd_ctx_t *ctx, uint64_t now_ns, coord_progress_t *p
     REQUIRES(ctx->baton);
 // submit.c: for what rides along, if it does: tensors that stay with the device do not.
 void request_make_room(const hvd_ctx_t *ctx, request_t *request) REQUIRES(ctx->lock);
+
+// --- staging_times.c: when the device has done what was queued, for timelines --------------------
+
+// NULL: nobody wants to know; else `times`, which is to be filled.
+device_times_t *times_wanted(const hvd_ctx_t *ctx, device_times_t *times);
+// Takes the marks. `work` has all but these times.
+void times_note(hvd_ctx_t *ctx, const device_work_t *work, device_times_t times);
+// Tells the timeline what has landed since.
+void times_sweep(hvd_ctx_t *ctx) EXCLUDES(ctx->lock);
+void times_drop(staging_t *staging);
 
 enum { GPU_OPERATIONS_AUTO, GPU_OPERATIONS_HOST, GPU_OPERATIONS_NCCL }; // HOROVOD_GPU_OPERATIONS
 

@@ -265,6 +265,20 @@ static hvd_status_t await_tensors(hvd_ctx_t *ctx, runner_t *r, err_t *err)
     return status;
 }
 
+static void note_times(hvd_ctx_t *ctx, const runner_t *r, const launch_t *launch)
+{
+    const batch_t *b = r->batch;
+    device_work_t work = {.lane = LANE_NCCL,
+                          .op = r->task.args.op,
+                          .n_fused = b->n_entries,
+                          .bytes = r->task.args.bytes,
+                          .queued = launch->launched};
+    if (launch->done->has_time) {
+        snprintf(work.name, sizeof work.name, "%s", launch->name);
+        times_note(ctx, &work, (device_times_t){mark_hold(launch->begun), mark_hold(launch->done)});
+    }
+}
+
 // All is queued: its requests are launched.
 static hvd_status_t end_launch(hvd_ctx_t *ctx, runner_t *r, err_t *err)
 {
@@ -273,11 +287,13 @@ static hvd_status_t end_launch(hvd_ctx_t *ctx, runner_t *r, err_t *err)
     launch_t *launch = r->nccl.launch;
     hvd_status_t status = unpack(ctx, r, err);
     if (status == HVD_OK) {
-        status = device_mark(staging->device, nccl_stream(staging->nccl), &launch->done, err);
+        status = device_mark(staging->device, nccl_stream(staging->nccl), launch->begun->has_time,
+                             &launch->done, err);
     }
     if (status != HVD_OK) {
         return status;
     }
+    note_times(ctx, r, launch);
     r->nccl.launch = NULL;
     for (int i = 0; i < b->n_entries; i++) {
         if (b->requests[i] != NULL) {
@@ -310,10 +326,13 @@ hvd_status_t way_nccl_start(hvd_ctx_t *ctx, runner_t *r, const coll_task_t *task
     }
     n->launch->batch = r->batch->number;
     n->launch->launched_ns = clock_ns();
+    n->launch->launched = ticks_now();
     snprintf(n->launch->name, sizeof n->launch->name, "%s", r->batch->entries[0].name);
     hvd_status_t status = await_tensors(ctx, r, err);
     if (status == HVD_OK) {
-        status = device_mark(staging->device, nccl_stream(staging->nccl), &n->launch->begun, err);
+        bool has_time = observe_has_timeline(ctx->observe);
+        status = device_mark(staging->device, nccl_stream(staging->nccl), has_time,
+                             &n->launch->begun, err);
     }
     if (status == HVD_OK) {
         status = find_calls(ctx, r, err);

@@ -104,6 +104,8 @@ void timeline_add(observe_t *observe, timeline_t *timeline, const trace_t *trace
 // A batch starts.
 void timeline_add_cycle(observe_t *observe, timeline_t *timeline, uint64_t ticks)
     REQUIRES(*observe->job.lock);
+void timeline_add_device(observe_t *observe, timeline_t *timeline, const device_work_t *work)
+    REQUIRES(*observe->job.lock);
 // A rank's share of a tensor has come to rank 0.
 void timeline_add_arrival(observe_t *observe, timeline_t *timeline, const char *tensor, int rank,
                           uint64_t ticks) REQUIRES(*observe->job.lock);
@@ -113,6 +115,13 @@ bool timeline_is_filling(const observe_t *observe, const timeline_t *timeline)
 // By the monitor thread.
 void timeline_write(observe_t *observe, timeline_t *timeline);
 void timeline_close(observe_t *observe, timeline_t *timeline); // writes the rest; safe on NULL
+
+// --- escape.c ------------------------------------------------------------------------------------
+
+// A name as a JSON string without its quotes, cut if it does not fit. Bytes that are no UTF-8 are
+// shown as numbers.
+void escape_name(const char *name, char *out, size_t bytes);
+void upper_case(const char *text, char *out, size_t bytes);
 
 // --- monitor.c ----------------------------------------------------------------------------------
 

@@ -135,6 +135,26 @@ static inline bool observe_has_timeline(const observe_t *observe)
     return UNLIKELY(atomic_load_explicit(&observe->timeline_on, memory_order_relaxed));
 }
 
+// Work of this rank's GPU, told when it has landed. By where it ran: a row of timelines each.
+typedef enum device_lane { LANE_NCCL, LANE_TO_HOST, LANE_TO_DEVICE, N_DEVICE_LANES } device_lane_t;
+
+typedef struct device_moment { // so long after that, which is in ticks
+    uint64_t ticks, after_ns;
+} device_moment_t;
+
+typedef struct device_work {
+    device_lane_t lane;
+    hvd_op_t op;
+    int n_fused;
+    uint64_t bytes;
+    uint64_t queued; // ticks
+    device_moment_t begun, done;
+    char name[32]; // of the first operation; longer ones are cut
+} device_work_t;
+
+// Only if there is a timeline.
+void observe_device(observe_t *observe, const device_work_t *work) EXCLUDES(*observe->job.lock);
+
 void observe_mark_cycle(observe_t *observe, uint64_t ticks) EXCLUDES(*observe->job.lock);
 
 // By the holder: a batch starts.

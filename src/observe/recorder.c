@@ -106,6 +106,15 @@ void observe_completed(observe_t *o, const trace_t *trace, hvd_status_t status)
     }
 }
 
+void observe_device(observe_t *o, const device_work_t *work)
+{
+    lock_take(o->job.lock);
+    if (o->timeline != NULL) {
+        timeline_add_device(o, o->timeline, work);
+    }
+    lock_release(o->job.lock);
+}
+
 void observe_mark_cycle(observe_t *o, uint64_t ticks)
 {
     lock_take(o->job.lock);

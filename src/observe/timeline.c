@@ -2,13 +2,14 @@
 //
 // timeline.c - what happened to each tensor, as a trace that Perfetto shows. Written by rank 0.
 //
-// A JSON array of events on three groups of tracks ("processes" of the trace). "rank 0" has one, of
+// A JSON array of events on groups of tracks ("processes" of the trace). "rank 0" has one, of
 // the program itself: COMPUTE from the end of one operation to the submission of the next.
 // "tensors" has one for each name, with two spans per operation: NEGOTIATE_<OP> until all ranks had
 // submitted it, with a mark for each rank whose share came; then <OP>, with how long it queued and
-// how it ran inside. "ranks" has one for each rank, with the same marks. Operations are noted as
-// small structs under the engine's lock, which costs about as much as a lookup of the name; the
-// monitor thread turns them into text and writes.
+// how it ran inside. "ranks" has one for each rank, with the same marks. "GPU", which is there if
+// there is one, has when the device was at work, by its own clock. Operations are noted as small
+// structs under the engine's lock, which costs about as much as a lookup of the name; the monitor
+// thread turns them into text and writes.
 //
 // Spans are complete events in whole nanoseconds, their ends computed from rounded times: so what
 // is inside another never ends after it, and nobody has to pair beginnings with ends.
@@ -26,7 +27,6 @@
 #define _GNU_SOURCE
 #include "observe/internal.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -50,9 +50,15 @@
 #define NAME_SHOWN 500
 
 // Groups of tracks.
-enum { GROUP_PROGRAM, GROUP_TENSORS, GROUP_RANKS };
+enum { GROUP_PROGRAM, GROUP_TENSORS, GROUP_RANKS, GROUP_GPU };
 
-typedef enum event_kind { EVENT_OPERATION, EVENT_CYCLE, EVENT_ARRIVAL, EVENT_COMPUTE } event_kind_t;
+typedef enum event_kind {
+    EVENT_OPERATION,
+    EVENT_CYCLE,
+    EVENT_ARRIVAL,
+    EVENT_COMPUTE,
+    EVENT_DEVICE
+} event_kind_t;
 
 typedef struct event {
     uint8_t kind, op, dtype, route;
@@ -64,7 +70,10 @@ typedef struct event {
     int32_t n_fused, n_tensors;
     uint64_t bytes;
     uint64_t submitted, agreed, started, finished; // ticks; those of marks are in `submitted`
-    int64_t dims[SHOWN_DIMS];
+    union {
+        int64_t dims[SHOWN_DIMS];
+        device_work_t work; // of the device
+    };
 } event_t;
 
 typedef struct backlog {
@@ -88,6 +97,8 @@ struct timeline {
     int32_t n_ranks; // the same of ranks
     buf_t ends;      // uint64_t by track: where its last span ends, in nanoseconds
     uint64_t program_end;
+    bool has_gpu; // its tracks have names
+    uint64_t lane_ends[N_DEVICE_LANES];
     int fd;
     off_t end;      // of the last event; blanks from there
     off_t room_end; // to here, where the closing bracket stands
@@ -189,6 +200,14 @@ void timeline_add_cycle(observe_t *o, timeline_t *t, uint64_t ticks)
     event_t *e = t->mark_cycles ? new_event(o, t, EVENT_CYCLE) : NULL;
     if (e != NULL) {
         e->submitted = ticks;
+    }
+}
+
+void timeline_add_device(observe_t *o, timeline_t *t, const device_work_t *work)
+{
+    event_t *e = new_event(o, t, EVENT_DEVICE);
+    if (e != NULL) {
+        e->work = *work;
     }
 }
 
@@ -352,46 +371,6 @@ static bool is_full(observe_t *o, timeline_t *t)
     return t->is_over;
 }
 
-// Bytes of the UTF-8 character at text, if it is one beyond ASCII; else 0.
-static size_t utf8_bytes(const unsigned char *text)
-{
-    size_t n = text[0] >= 0xc2 && text[0] < 0xe0   ? 2
-               : text[0] >= 0xe0 && text[0] < 0xf0 ? 3
-               : text[0] >= 0xf0 && text[0] < 0xf5 ? 4
-                                                   : 0;
-    for (size_t i = 1; i < n; i++) {
-        if ((text[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    bool overlong = (text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xf0 && text[1] < 0x90);
-    bool unused = (text[0] == 0xed && text[1] >= 0xa0) || (text[0] == 0xf4 && text[1] >= 0x90);
-    return n == 0 || overlong || unused ? 0 : n;
-}
-
-// A name as a JSON string without its quotes. Bytes that are no UTF-8 are shown as numbers.
-static void escape(const char *name, char *out, size_t bytes)
-{
-    size_t n = 0;
-    for (; *name != '\0' && n + 7 < bytes; name++) {
-        unsigned char c = (unsigned char)*name;
-        size_t character = utf8_bytes((const unsigned char *)name);
-        if (character > 0) {
-            memcpy(out + n, name, character);
-            n += character;
-            name += character - 1;
-        } else if (c == '"' || c == '\\') {
-            out[n++] = '\\';
-            out[n++] = (char)c;
-        } else if (c < 0x20 || c >= 0x7f) {
-            n += (size_t)snprintf(out + n, bytes - n, "\\u%04x", c);
-        } else {
-            out[n++] = (char)c;
-        }
-    }
-    out[n] = '\0';
-}
-
 static void put_name(observe_t *o, timeline_t *t, int group, int track, const char *name)
 {
     put(o, t,
@@ -405,12 +384,29 @@ static void put_name(observe_t *o, timeline_t *t, int group, int track, const ch
         group, track, track);
 }
 
+static void put_sort_index(observe_t *o, timeline_t *t, int group)
+{
+    put(o, t,
+        ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": "
+        "{\"sort_index\": %d}}",
+        group, group);
+}
+
+static void put_group(observe_t *o, timeline_t *t, int group, const char *name)
+{
+    put(o, t,
+        ",\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": "
+        "\"%s\"}}",
+        group, name);
+    put_sort_index(o, t, group);
+}
+
 static void put_names(observe_t *o, timeline_t *t)
 {
     const char *names = (const char *)t->writing.names.data;
     for (size_t at = 0; at < t->writing.names.len && !is_full(o, t);) {
         char name[NAME_SHOWN];
-        escape(names + at, name, sizeof name);
+        escape_name(names + at, name, sizeof name);
         put_name(o, t, GROUP_TENSORS, ++t->n_named, name);
         at += strlen(names + at) + 1;
     }
@@ -435,15 +431,6 @@ static void put_span(observe_t *o, timeline_t *t, int group, int track, const ch
         ",\n{\"name\": \"%s\", \"ph\": \"X\", \"ts\": " US_FORMAT ", \"dur\": " US_FORMAT
         ", \"pid\": %d, \"tid\": %d%s}",
         name, US(begin_ns), US(end_ns - begin_ns), group, track, args);
-}
-
-static void upper(const char *text, char *out, size_t bytes)
-{
-    size_t n = 0;
-    for (; text[n] != '\0' && n + 1 < bytes; n++) {
-        out[n] = (char)toupper((unsigned char)text[n]);
-    }
-    out[n] = '\0';
 }
 
 static void shape_text(const event_t *e, char *text, size_t bytes)
@@ -474,7 +461,7 @@ static void put_operation(observe_t *o, timeline_t *t, const event_t *e)
     uint64_t *end = end_of_track(t, e->track);
     char op[32], name[64], args[512];
     char shape[SHOWN_DIMS * 24 + 32];
-    upper(e->is_adasum ? "adasum" : hvd_op_name((hvd_op_t)e->op), op, sizeof op);
+    upper_case(e->is_adasum ? "adasum" : hvd_op_name((hvd_op_t)e->op), op, sizeof op);
     shape_text(e, shape, sizeof shape);
     uint64_t submitted = MAX(nanos(t, e->submitted), *end);
     uint64_t agreed = MAX(nanos(t, e->agreed != 0 ? e->agreed : e->finished), submitted);
@@ -528,6 +515,47 @@ static void put_compute(observe_t *o, timeline_t *t, const event_t *e)
     t->program_end = end;
 }
 
+static uint64_t nanos_of(const timeline_t *t, device_moment_t moment)
+{
+    double since = (double)(int64_t)(moment.ticks - t->start_ticks) * t->us_per_tick * 1000.0;
+    double ns = since + (double)moment.after_ns;
+    return ns > 0 ? (uint64_t)(ns + 0.5) : 0;
+}
+
+// One thing at a time on each lane, in the order in which it was queued there: until the device
+// gets to it, it is QUEUE.
+static void put_device(observe_t *o, timeline_t *t, const device_work_t *work)
+{
+    static const char *const rows[] = {[LANE_NCCL] = "NCCL",
+                                       [LANE_TO_HOST] = "copies to the host",
+                                       [LANE_TO_DEVICE] = "copies to the device"};
+    static const char *const names[] = {[LANE_NCCL] = "NCCL_",
+                                        [LANE_TO_HOST] = "COPY_TO_HOST",
+                                        [LANE_TO_DEVICE] = "COPY_TO_DEVICE"};
+    char op[32], name[64], tensor[6 * sizeof work->name], args[384];
+    if (!t->has_gpu) {
+        t->has_gpu = true;
+        put_group(o, t, GROUP_GPU, "GPU");
+        for (int lane = 0; lane < N_DEVICE_LANES; lane++) {
+            put_name(o, t, GROUP_GPU, lane, rows[lane]);
+        }
+    }
+    uint64_t *end = &t->lane_ends[work->lane];
+    uint64_t queued = MAX(nanos(t, work->queued), *end);
+    uint64_t begun = MAX(nanos_of(t, work->begun), queued);
+    uint64_t done = MAX(nanos_of(t, work->done), begun);
+    *end = done;
+    if (begun > queued) {
+        put_span(o, t, GROUP_GPU, (int)work->lane, "QUEUE", queued, begun, "");
+    }
+    upper_case(hvd_op_name(work->op), op, sizeof op);
+    escape_name(work->name, tensor, sizeof tensor);
+    snprintf(name, sizeof name, "%s%s", names[work->lane], work->lane == LANE_NCCL ? op : "");
+    snprintf(args, sizeof args, ", \"args\": {\"tensor\": \"%s\", \"bytes\": %llu, \"fused\": %d}",
+             tensor, (unsigned long long)work->bytes, work->n_fused);
+    put_span(o, t, GROUP_GPU, (int)work->lane, name, begun, done, args);
+}
+
 static void put_event(observe_t *o, timeline_t *t, const event_t *e)
 {
     switch ((event_kind_t)e->kind) {
@@ -542,6 +570,9 @@ static void put_event(observe_t *o, timeline_t *t, const event_t *e)
         break;
     case EVENT_COMPUTE:
         put_compute(o, t, e);
+        break;
+    case EVENT_DEVICE:
+        put_device(o, t, &e->work);
         break;
     }
 }
@@ -598,19 +629,9 @@ static void put_head(observe_t *o, timeline_t *t)
         "%d\", "
         "\"start_time_since_epoch_in_micros\": %lld}}",
         o->job.rank, (long long)t->start_us);
-    for (int group = GROUP_PROGRAM; group <= GROUP_RANKS; group++) {
-        static const char *const names[] = {[GROUP_TENSORS] = "tensors", [GROUP_RANKS] = "ranks"};
-        if (group != GROUP_PROGRAM) {
-            put(o, t,
-                ",\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": "
-                "\"%s\"}}",
-                group, names[group]);
-        }
-        put(o, t,
-            ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": "
-            "{\"sort_index\": %d}}",
-            group, group);
-    }
+    put_sort_index(o, t, GROUP_PROGRAM);
+    put_group(o, t, GROUP_TENSORS, "tensors");
+    put_group(o, t, GROUP_RANKS, "ranks");
     put_name(o, t, GROUP_PROGRAM, 0, "program");
     write_piece(o, t);
 }

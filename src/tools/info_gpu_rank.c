@@ -217,12 +217,12 @@ static hvd_status_t fetch(tester_t *t, void *from, void *to, size_t bytes)
     static atomic_bool has_arrived;
     mark_t *mark;
     device_copy_t copy = {.host = to, .device = from, .bytes = bytes};
-    hvd_status_t status = device_mark(t->device, NULL, &mark, &t->err);
+    hvd_status_t status = device_mark(t->device, NULL, false, &mark, &t->err);
     if (status != HVD_OK) {
         return status;
     }
     atomic_store(&has_arrived, false);
-    status = device_fetch(t->device, mark, &copy, 1, on_arrived, &has_arrived, &t->err);
+    status = device_fetch(t->device, mark, &copy, 1, on_arrived, &has_arrived, NULL, &t->err);
     uint64_t deadline_ns = deadline_in_ms(WAIT_MS);
     while (status == HVD_OK && !atomic_load(&has_arrived)) {
         usleep(20);

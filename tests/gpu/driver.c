@@ -475,6 +475,13 @@ EXPORT int cuEventQuery(void *event)
     return code == SIM_OK ? sim_query_event(event) : code;
 }
 
+EXPORT int cuEventElapsedTime(float *ms_p, void *from, void *to)
+{
+    int code = check_event(from);
+    code = code == SIM_OK ? check_event(to) : code;
+    return code == SIM_OK ? sim_elapsed(ms_p, from, to) : code;
+}
+
 EXPORT int cuEventSynchronize(void *event)
 {
     int code = check_event(event);

@@ -455,9 +455,7 @@ EXPORT int cudaEventSynchronize(void *event)
 
 EXPORT int cudaEventElapsedTime(float *ms_p, void *from, void *to)
 {
-    *ms_p =
-        (float)((double)((sim_event_t *)to)->at_ns - (double)((sim_event_t *)from)->at_ns) / 1e6f;
-    return SIM_OK;
+    return note(sim_elapsed(ms_p, from, to));
 }
 
 int cuLaunchHostFunc(void *stream, void (*call)(void *arg), void *arg);

@@ -119,7 +119,7 @@ struct sim_event {
     unsigned flags;
     sim_stream_t *on; // NULL: never recorded
     uint64_t number;  // of what must have ended there
-    uint64_t at_ns;
+    uint64_t recorded_ns;
     bool captured; // in a stream that was being captured
     struct sim_event *next_destroyed;
 };
@@ -150,6 +150,7 @@ int sim_order(sim_stream_t *stream, const sim_event_t *event);
 int sim_record_context(sim_event_t *event); // behind all that its device has been given
 int sim_order_context(const sim_event_t *event);
 int sim_query_event(sim_event_t *event);
+int sim_elapsed(float *ms_p, const sim_event_t *from, const sim_event_t *to);
 int sim_wait_event(sim_event_t *event); // blocks
 
 int sim_capture_begin(sim_stream_t *stream);

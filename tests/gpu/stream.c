@@ -22,7 +22,8 @@
 #include <unistd.h>
 
 #define NS_PER_MS 1000000u
-#define REPLAY_MS 5000 // so long a replay waits for the work whose turn it is
+#define REMEMBERED 4096 // works of a stream whose end is known, for the times of events
+#define REPLAY_MS 5000  // so long a replay waits for the work whose turn it is
 
 typedef struct work {
     struct work *next;
@@ -43,6 +44,7 @@ struct sim_stream {
     uint64_t submitted, completed, wanted; // numbers of work; wanted: somebody waits for that much
     work_t *first, **last;
     int capture;
+    uint64_t ended_ns[REMEMBERED]; // by number
     sim_stream_t *next;
 };
 
@@ -213,6 +215,7 @@ static void *stream_main(void *arg)
         stream->first = work->next;
         stream->last = stream->first == NULL ? &stream->first : stream->last;
         stream->completed = work->number;
+        stream->ended_ns[work->number % REMEMBERED] = sim_now_ns();
         free(work->arg);
         free(work);
         pthread_cond_broadcast(&sim_news);
@@ -453,6 +456,7 @@ int sim_set(void *to, int value, size_t width, size_t bytes, sim_stream_t *strea
 // --- Events --------------------------------------------------------------------------------------
 
 #define EVENT_ALIVE 0x40000000u // in flags
+#define EVENT_NO_TIMING 2u
 
 sim_event_t *sim_event_new(int device, unsigned flags)
 {
@@ -491,7 +495,7 @@ int sim_record(sim_event_t *event, sim_stream_t *stream)
     keep_legacy_order(stream);
     event->on = stream;
     event->number = stream->submitted;
-    event->at_ns = sim_now_ns();
+    event->recorded_ns = sim_now_ns();
     event->captured = stream->capture != CAPTURE_NONE;
     pthread_mutex_unlock(&sim_lock);
     return code;
@@ -559,6 +563,34 @@ int sim_query_event(sim_event_t *event)
     pthread_mutex_unlock(&sim_lock);
     int code = sim_device_error(event->device);
     return code != SIM_OK ? code : done ? SIM_OK : SIM_NOT_READY;
+}
+
+// Under lock. When it happened: when the work before it had ended, but not before it was recorded.
+static int event_time(const sim_event_t *event, uint64_t *ns_p)
+{
+    if (event->on == NULL || event->captured || (event->flags & EVENT_NO_TIMING) != 0) {
+        return sim_mistake(SIM_INVALID_HANDLE, "the time of an event is asked for that has none");
+    }
+    if (event->on->completed < event->number) {
+        return SIM_NOT_READY;
+    }
+    if (event->number + REMEMBERED <= event->on->completed) {
+        return sim_mistake(SIM_INVALID_HANDLE, "the time of an event is asked for too late");
+    }
+    uint64_t ended_ns = event->on->ended_ns[event->number % REMEMBERED];
+    *ns_p = ended_ns > event->recorded_ns ? ended_ns : event->recorded_ns;
+    return SIM_OK;
+}
+
+int sim_elapsed(float *ms_p, const sim_event_t *from, const sim_event_t *to)
+{
+    uint64_t from_ns = 0, to_ns = 0;
+    pthread_mutex_lock(&sim_lock);
+    int code = event_time(from, &from_ns);
+    code = code == SIM_OK ? event_time(to, &to_ns) : code;
+    pthread_mutex_unlock(&sim_lock);
+    *ms_p = (float)(((double)to_ns - (double)from_ns) / 1e6);
+    return code;
 }
 
 int sim_wait_event(sim_event_t *event)

@@ -16,6 +16,7 @@ int cuMemHostUnregister(void *memory);
 int cuDeviceGetName(char *name, int bytes, int device);
 int cuDeviceGetUuid_v2(unsigned char uuid[16], int device);
 int cuDriverGetVersion(int *version_p);
+int cuEventElapsedTime(float *ms_p, void *from, void *to);
 int cuGetErrorString(int code, const char **text_p);
 
 #define SAME(hip, parameters, cuda, arguments)                                                     \
@@ -50,6 +51,7 @@ SAME(hipLaunchHostFunc, (void *stream, void (*call)(void *arg), void *arg), cuLa
 SAME(hipEventCreateWithFlags, (void **event_p, unsigned flags), cuEventCreate, (event_p, flags))
 SAME(hipEventDestroy, (void *event), cuEventDestroy_v2, (event))
 SAME(hipEventRecord, (void *event, void *stream), cuEventRecord, (event, stream))
+SAME(hipEventElapsedTime, (float *ms_p, void *from, void *to), cuEventElapsedTime, (ms_p, from, to))
 SAME(hipEventQuery, (void *event), cuEventQuery, (event))
 
 SAME(hipHostRegister, (void *memory, size_t bytes, unsigned flags), cuMemHostRegister_v2,
