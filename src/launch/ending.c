@@ -133,9 +133,10 @@ static const char *advice_for(const rank_end_t *end, const splitter_t *tail)
     if (end->code == 0) {
         return "every rank must call the same operations, or join() before it ends";
     }
-    return tail->n_tail > 0 ? "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more"
-                            : "look for what ends it with this exit code; "
-                              "HOROVOD_LOG_LEVEL=debug shows more";
+    return tail->has_traceback ? "see the traceback above; HOROVOD_LOG_LEVEL=debug shows more"
+           : tail->n_tail > 0  ? "see what it wrote above; HOROVOD_LOG_LEVEL=debug shows more"
+                               : "look for what ends it with this exit code; "
+                                 "HOROVOD_LOG_LEVEL=debug shows more";
 }
 
 // What it did that made others give up, as it says itself or as they do; "": nobody says.

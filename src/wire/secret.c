@@ -126,6 +126,9 @@ static hvd_status_t read_file(const char *path, const char *setting, secret_read
                               uint64_t deadline_ns, char *text, size_t size, size_t *n_p,
                               err_t *err)
 {
+    if (path[0] == '\0') {
+        return fail(err, HVD_INVALID_ARGUMENT, "no secret file is named (%s)", setting);
+    }
     // Not to hang in open() if it is a named pipe.
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {

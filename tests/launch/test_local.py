@@ -583,7 +583,7 @@ class Hints(Case):
                            ("torch.OutOfMemoryError: CUDA out of memory. Tried", "smaller batch"),
                            ("OSError: [Errno 98] Address already in use", "another process"),
                            ("FileNotFoundError: [Errno 2] No such file", "hvd.barrier()"),
-                           ("RuntimeError: nobody knows this one", "traceback")]:
+                           ("RuntimeError: nobody knows this one", "see what it wrote")]:
             with self.subTest(line):
                 _, err = run("-np", 1, "sh", "-c", f'echo "$0" >&2; echo more >&2; exit 1', line,
                              expect=1)
@@ -652,6 +652,10 @@ class StandIns(Case):
         self.assertIn("elsewhere.invalid", err)
         self.assertIn("the name cannot be resolved here", err)
         self.assertRegex(err, r"\(.*[^ ]\); check its spelling")  # what ssh said, without its CR
+
+    def test_no_secret_for_agents_that_wait(self):
+        _, err = run("-H", "elsewhere.invalid:1", "--agent-port", 9, "x", expect=69)
+        self.assertIn("no secret file is named (--secret-file)", err)
 
     def test_not_installed_there(self):
         said = "horovodrun-agent: not installed"
