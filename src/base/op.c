@@ -77,7 +77,7 @@ bool signature_rides_with(const signature_t *signature, size_t n_elements, size_
         signature->on_device) {
         return false;
     }
-    size_t element = hvd_dtype_bytes(acc_dtype(signature->dtype));
+    size_t element = riding_element_bytes(signature->op, signature->dtype);
     if (n_elements > most_bytes / element) {
         return false;
     }

@@ -54,6 +54,12 @@ static inline bool op_has(hvd_op_t op, unsigned trait)
     return (op_infos[op].traits & trait) != 0;
 }
 
+// Every member gets the sum, or whatever the reduction is, of whole tensors.
+static inline bool op_is_allreduce(hvd_op_t op)
+{
+    return op_has(op, OP_REDUCES) && op_infos[op].layout == LAYOUT_WHOLE;
+}
+
 // Changes of process sets are agreed upon like operations, but have words instead of shapes.
 static inline bool op_is_about_sets(hvd_op_t op)
 {
@@ -83,7 +89,7 @@ size_t signature_elements(const signature_t *signature);
 // Elements of the shape at *dims, which moves on to the next one.
 size_t shape_elements(const int64_t **dims);
 // Would it travel inside the agreement's messages? All ranks answer alike, if `most_bytes` is the
-// same. *bytes_p: of its accumulators.
+// same. *bytes_p: of what it brings.
 bool signature_rides(const signature_t *signature, size_t most_bytes, size_t *bytes_p);
 // The same for those who have counted its elements.
 bool signature_rides_with(const signature_t *signature, size_t n_elements, size_t most_bytes,
@@ -119,6 +125,18 @@ static inline bool dtype_is_half(hvd_dtype_t dtype)
 static inline hvd_dtype_t acc_dtype(hvd_dtype_t dtype)
 {
     return dtype_is_half(dtype) ? HVD_FLOAT32 : dtype;
+}
+
+// What rides is added up in this type: bytes that only move meet zeros.
+static inline hvd_dtype_t riding_dtype(const signature_t *signature)
+{
+    return op_has(signature->op, OP_REDUCES) ? acc_dtype(signature->dtype) : HVD_UINT8;
+}
+
+// Of each element of a tensor that rides.
+static inline size_t riding_element_bytes(hvd_op_t op, hvd_dtype_t dtype)
+{
+    return hvd_dtype_bytes(op_has(op, OP_REDUCES) ? acc_dtype(dtype) : dtype);
 }
 
 static inline bool dtype_is_floating(hvd_dtype_t dtype)

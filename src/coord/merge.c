@@ -108,15 +108,16 @@ static hvd_status_t keep_payload(coord_t *coord, entry_t *entry, int part, const
     return HVD_OK;
 }
 
-// Average travels as a sum; the engine divides at the end.
+// Average travels as a sum; the engine divides at the end. What only moves is added to zeros.
 static hvd_reduce_t payload_op(const kept_sig_t *sig)
 {
-    return sig->view.reduce == HVD_AVERAGE ? HVD_SUM : sig->view.reduce;
+    bool is_sum = sig->view.reduce == HVD_AVERAGE || !op_has(sig->view.op, OP_REDUCES);
+    return is_sum ? HVD_SUM : sig->view.reduce;
 }
 
 void merge_add(coord_t *coord, const kept_sig_t *sig, void *total, const void *more)
 {
-    hvd_dtype_t dtype = acc_dtype(sig->view.dtype);
+    hvd_dtype_t dtype = riding_dtype(&sig->view);
     coord->params.reduce(dtype, payload_op(sig), total, total, more,
                          sig->payload_bytes / hvd_dtype_bytes(dtype));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// offer.c - two halves of a job meet half way: small allreduces without a record of the log.
+// offer.c - two halves of a job meet half way: small operations without a record of the log.
 //
 // What rides goes up with a line and comes down with a record, so the far half of a job waits for
 // a round trip. Of a name that has run before, rank 0 need not wait: when only the last branch

@@ -184,7 +184,7 @@ static board_seen_t *look_up(hvd_ctx_t *ctx, request_t *r, const process_set_t *
 // It moves blocks, or adds up what members have brought; a longer sum only agrees here.
 static bool moves(const request_t *r)
 {
-    return !op_has(r->signature.op, OP_RIDES);
+    return !op_is_allreduce(r->signature.op);
 }
 
 // Where contributions to this request lie.
@@ -227,10 +227,10 @@ static bool adds_up(const hvd_ctx_t *ctx, const request_t *r, int n_members)
         most = MOST_CROWDED_SUM_BYTES;
     }
     // What rides has accumulators of its own; anything else must need none.
-    bool has_room = r->payload != NULL ||
-                    (op_has(s->op, OP_RIDES) && s->reduce != HVD_ADASUM && s->n_tensors == 1 &&
-                     acc_dtype(s->dtype) == s->dtype && ctx->config.algorithm[0] == '\0');
-    return has_room && r->board.sum_bytes <= MIN(most, ctx->board->bytes_each);
+    bool has_room =
+        r->payload != NULL || (s->reduce != HVD_ADASUM && s->n_tensors == 1 &&
+                               acc_dtype(s->dtype) == s->dtype && ctx->config.algorithm[0] == '\0');
+    return !moves(r) && has_room && r->board.sum_bytes <= MIN(most, ctx->board->bytes_each);
 }
 
 // A short sum always does. Whatever may have to be streamed needs a rank that does nothing else.

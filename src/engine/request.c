@@ -274,6 +274,31 @@ void requests_free(hvd_ctx_t *ctx)
     free(ctx->requests.by_name);
 }
 
+static void load_bytes(const request_t *request, uint8_t *to)
+{
+    const int64_t *dims = request->signature.dims;
+    for (int t = 0; t < request->signature.n_tensors; t++) {
+        size_t bytes = shape_elements(&dims) * hvd_dtype_bytes(request->signature.dtype);
+        if (bytes > 0) {
+            memcpy(to, request->tensors[t].input, bytes);
+        }
+        to += bytes;
+    }
+}
+
+// What this rank brings to an operation that rides: its values, or of bytes that come from one rank
+// that rank brings them, and all others zeros.
+static void load_riding(const hvd_ctx_t *ctx, request_t *request)
+{
+    if (op_has(request->signature.op, OP_REDUCES)) {
+        request_load(request, request->payload);
+    } else if (request->signature.root == ctx->job.rank) {
+        load_bytes(request, request->payload);
+    } else {
+        memset(request->payload, 0, request->payload_bytes);
+    }
+}
+
 void request_enqueue(hvd_ctx_t *ctx, request_t *request)
 {
     LOCKED(ctx);
@@ -284,7 +309,7 @@ void request_enqueue(hvd_ctx_t *ctx, request_t *request)
         request->trace.submitted = ticks_now();
     }
     if (request->payload != NULL) {
-        request_load(request, request->payload);
+        load_riding(ctx, request);
     }
     request->next = atomic_load_explicit(&ctx->requests.queue, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&ctx->requests.queue, &request->next, request,

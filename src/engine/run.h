@@ -139,6 +139,11 @@ bool each_tensor(runner_t *r, visit_fn visit, int member);
 // Strings the tensors of the batch into r->in and r->out, and completes the arguments of its task.
 // False: no memory.
 bool string_tensors(runner_t *r);
+// The first dimension of an output, once it is known. Shapes lie in the request.
+void tensor_set_rows(request_t *request, int t, int64_t rows);
+// Rows that member m of n keeps of a scattered tensor, and those of all members before it.
+int64_t scattered_rows(int64_t rows, int n, int m);
+int64_t scattered_before(int64_t rows, int n, int m);
 // Bytes of the largest buffer that any member has: what they all know.
 size_t largest_buffer(const runner_t *r);
 

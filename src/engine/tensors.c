@@ -12,8 +12,7 @@
 
 // --- Tensors -------------------------------------------------------------------------------------
 
-// The first dimension of an output, once the agreement has told it. Shapes lie in the request.
-static void set_rows(request_t *request, int t, int64_t rows)
+void tensor_set_rows(request_t *request, int t, int64_t rows)
 {
     *(int64_t *)(uintptr_t)&request->tensors[t].shape[0] = rows;
 }
@@ -117,7 +116,7 @@ static bool start_gathered(runner_t *r, const decision_entry_t *entry, tensor_vi
         rows += own;
     }
     rows = gathers_here(r) ? rows : 0;
-    set_rows(view->request, view->index, rows);
+    tensor_set_rows(view->request, view->index, rows);
     size_t bytes =
         (size_t)rows_of_member(entry, r->task.args.member, view->index) * view->row_bytes;
     void *output = request_output(view->request, view->index);
@@ -148,10 +147,15 @@ static bool string_gathered(runner_t *r)
 
 // --- Reducescatter -------------------------------------------------------------------------------
 
-// Rows of a tensor that member m keeps: the first rows % n members have one more.
-static int64_t scattered_rows(int64_t rows, int n, int m)
+// The first rows % n members have one more.
+int64_t scattered_rows(int64_t rows, int n, int m)
 {
     return rows / n + (m < rows % n);
+}
+
+int64_t scattered_before(int64_t rows, int n, int m)
+{
+    return rows / n * m + MIN(m, rows % n);
 }
 
 static bool start_scattered(runner_t *r, const decision_entry_t *entry, tensor_view_t *view,
@@ -163,7 +167,7 @@ static bool start_scattered(runner_t *r, const decision_entry_t *entry, tensor_v
         r->blocks[m] += (size_t)scattered_rows(view->rows, r->task.args.size, m) * view->row_bytes;
     }
     int64_t own = scattered_rows(view->rows, r->task.args.size, r->task.args.member);
-    set_rows(view->request, view->index, own);
+    tensor_set_rows(view->request, view->index, own);
     void *output = request_output(view->request, view->index);
     size_t bytes = (size_t)own * view->row_bytes;
     return (output != NULL || bytes == 0) && vec_add(&r->out, output, bytes);
@@ -173,10 +177,7 @@ static bool add_scattered(runner_t *r, const decision_entry_t *entry, tensor_vie
                           int member)
 {
     (void)entry;
-    int64_t before = 0;
-    for (int m = 0; m < member; m++) {
-        before += scattered_rows(view->rows, r->task.args.size, m);
-    }
+    int64_t before = scattered_before(view->rows, r->task.args.size, member);
     size_t bytes = (size_t)scattered_rows(view->rows, r->task.args.size, member) * view->row_bytes;
     return vec_add(&r->in, view->input + (size_t)before * view->row_bytes, bytes);
 }
@@ -219,7 +220,7 @@ static bool add_exchanged(runner_t *r, const decision_entry_t *entry, tensor_vie
         received += rows;
         sent_bytes += r->send_bytes[m];
     }
-    set_rows(request, view->index, received);
+    tensor_set_rows(request, view->index, received);
     void *output = request_output(request, view->index);
     size_t bytes = (size_t)received * view->row_bytes;
     return (output != NULL || bytes == 0) && vec_add(&r->in, view->input, sent_bytes) &&

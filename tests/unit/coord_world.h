@@ -36,6 +36,9 @@ static inline void plain_reduce(hvd_dtype_t dtype, hvd_reduce_t op, void *dst, c
 {
     assert_true(op == HVD_SUM || op == HVD_MIN || op == HVD_MAX || op == HVD_PRODUCT);
     switch (dtype) {
+    case HVD_UINT8:
+        REDUCE_AS(uint8_t)
+        break;
     case HVD_INT32:
         REDUCE_AS(int32_t)
         break;

@@ -615,6 +615,20 @@ static int64_t element_value(const item_t *item, int rank, size_t k)
     return item->reduce == HVD_PRODUCT ? (random % 2 == 0 ? 1 : -1) : (int64_t)(random % 5) - 2;
 }
 
+// What a rank brings to an operation that rides: of a broadcast, bytes or zeros.
+static hvd_dtype_t brought_dtype(const item_t *item)
+{
+    return item->op == HVD_BROADCAST ? HVD_UINT8 : item->dtype;
+}
+
+static int64_t brought_value(const item_t *item, int rank, size_t k)
+{
+    if (item->op != HVD_BROADCAST) {
+        return element_value(item, rank, k);
+    }
+    return rank == item->root ? (uint8_t)element_value(item, rank, k) : 0;
+}
+
 static int64_t get_element(hvd_dtype_t dtype, const void *at, size_t k)
 {
     int32_t small;
@@ -622,6 +636,8 @@ static int64_t get_element(hvd_dtype_t dtype, const void *at, size_t k)
     float single;
     double wide;
     switch (dtype) {
+    case HVD_UINT8:
+        return ((const uint8_t *)at)[k];
     case HVD_INT32:
         memcpy(&small, (const uint8_t *)at + k * 4, 4);
         return small;
@@ -640,6 +656,9 @@ static int64_t get_element(hvd_dtype_t dtype, const void *at, size_t k)
 static void set_element(hvd_dtype_t dtype, void *at, size_t k, int64_t value)
 {
     switch (dtype) {
+    case HVD_UINT8:
+        ((uint8_t *)at)[k] = (uint8_t)value;
+        break;
     case HVD_INT32:
         ((int32_t *)at)[k] = (int32_t)value;
         break;
@@ -656,7 +675,7 @@ static void set_element(hvd_dtype_t dtype, void *at, size_t k, int64_t value)
 
 static size_t acc_bytes(hvd_dtype_t dtype)
 {
-    return dtype == HVD_INT64 || dtype == HVD_FLOAT64 ? 8 : 4;
+    return dtype == HVD_UINT8 ? 1 : dtype == HVD_INT64 || dtype == HVD_FLOAT64 ? 8 : 4;
 }
 
 typedef struct filled {
@@ -736,8 +755,9 @@ static void fill_request(const sim_t *sim, const item_t *planned, int rank, uint
     request->signature = &filled->signature;
     if (signature_rides(request->signature, sim->params.inline_bytes, &bytes)) {
         CHECK(sim, bytes <= sizeof filled->payload, "%zu bytes ride", bytes);
-        for (size_t k = 0; k < bytes / acc_bytes(item.dtype); k++) {
-            set_element(item.dtype, filled->payload, k, element_value(&item, rank, k));
+        hvd_dtype_t dtype = brought_dtype(&item);
+        for (size_t k = 0; k < bytes / acc_bytes(dtype); k++) {
+            set_element(dtype, filled->payload, k, brought_value(&item, rank, k));
         }
         request->payload = filled->payload;
         request->payload_bytes = bytes;
@@ -1016,13 +1036,14 @@ static void check_result(const sim_t *sim, int step, int index, const decision_e
 {
     const item_t *item = &sim->steps[step].items[index];
     const sim_set_t *set = &sim->sets[item->set];
-    hvd_reduce_t reduce = item->reduce;
+    hvd_reduce_t reduce = item->op == HVD_BROADCAST ? HVD_SUM : item->reduce;
+    hvd_dtype_t dtype = brought_dtype(item);
     bool has_zeros = lacks_members(sim, step, index);
-    for (size_t k = 0; k < entry->result_bytes / acc_bytes(item->dtype); k++) {
+    for (size_t k = 0; k < entry->result_bytes / acc_bytes(dtype); k++) {
         int64_t total = 0, n = 0;
         for (int i = 0; i < set->n; i++) {
             if (is_planned(sim, step, index, set->ranks[i])) {
-                int64_t value = element_value(item, set->ranks[i], k);
+                int64_t value = brought_value(item, set->ranks[i], k);
                 total = n++ == 0                ? value
                         : reduce == HVD_MIN     ? MIN(total, value)
                         : reduce == HVD_MAX     ? MAX(total, value)
@@ -1036,8 +1057,8 @@ static void check_result(const sim_t *sim, int step, int index, const decision_e
                     : reduce == HVD_PRODUCT ? 0
                                             : total;
         }
-        CHECK(sim, get_element(item->dtype, entry->result, k) == total,
-              "name%d, element %zu, step %d", item->name, k, step);
+        CHECK(sim, get_element(dtype, entry->result, k) == total, "name%d, element %zu, step %d",
+              item->name, k, step);
     }
 }
 

@@ -503,6 +503,12 @@ static void what_rides_is_a_matter_of_the_signature(void **state)
     assert_false(signature_rides(&signature, params.inline_bytes, &bytes));
     signature.reduce = HVD_SUM;
     signature.op = HVD_REDUCESCATTER;
+    assert_true(signature_rides(&signature, params.inline_bytes, &bytes));
+    assert_int_equal(bytes, 4);
+    signature.op = HVD_BROADCAST;
+    assert_true(signature_rides(&signature, params.inline_bytes, &bytes));
+    assert_int_equal(bytes, 2); // as they are: nothing is added to them but zeros
+    signature.op = HVD_ALLGATHER;
     assert_false(signature_rides(&signature, params.inline_bytes, &bytes));
     world_free(world);
     params.inline_bytes = 0;
