@@ -73,6 +73,7 @@ int ncclRecv(void *out, size_t n, int dtype, int peer, void *comm, void *stream)
 int ncclRedOpCreatePreMulSum(int *op_p, const void *factor, int dtype, int residence, void *comm);
 
 int gpusim_mistakes(void);
+int gpusim_timed_events(void); // that were made so that their time can be asked for
 const char *gpusim_last_mistake(void);
 
 #endif

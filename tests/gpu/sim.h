@@ -80,6 +80,7 @@ uint64_t sim_now_ns(void);
 uint64_t sim_random(uint64_t a, uint64_t b); // the same for the same seed
 // The program has made a mistake: a sentence on stderr, and it counts. Returns code.
 int sim_mistake(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+EXPORT int gpusim_timed_events(void);
 EXPORT int gpusim_mistakes(void); // so many, and the last of them
 EXPORT const char *gpusim_last_mistake(void);
 bool sim_call_fails(const char *name); // by fail_call

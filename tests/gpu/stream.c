@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include "sim.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -458,13 +459,23 @@ int sim_set(void *to, int value, size_t width, size_t bytes, sim_stream_t *strea
 #define EVENT_ALIVE 0x40000000u // in flags
 #define EVENT_NO_TIMING 2u
 
+static atomic_int n_timed_events;
+
 sim_event_t *sim_event_new(int device, unsigned flags)
 {
     sim_setup();
     sim_event_t *event = calloc(1, sizeof *event);
     event->device = device;
     event->flags = flags | EVENT_ALIVE;
+    if ((flags & EVENT_NO_TIMING) == 0) {
+        atomic_fetch_add(&n_timed_events, 1);
+    }
     return event;
+}
+
+int gpusim_timed_events(void)
+{
+    return atomic_load(&n_timed_events);
 }
 
 // Its memory stays, so that a later use is recognised. The list tells a leak detector so.

@@ -8,6 +8,8 @@
 #define _GNU_SOURCE
 #include "device_tensors.h"
 
+#include <signal.h>
+
 static void allreduces(rank_t *r, void *arg)
 {
     static const size_t sizes[] = {1, 10, 3000, 300000};
@@ -74,6 +76,7 @@ static void many_and_grouped(rank_t *r, void *arg)
             tensor_check(r, &all[i], 0, 1000, total, (float)r->size, stream);
         }
     }
+    CHECK(r, gpusim_timed_events() == 0); // nobody has asked for times
     rank_close(r);
 }
 
@@ -276,6 +279,49 @@ static void broken_device(rank_t *r, void *arg)
     rank_leave(r);
 }
 
+static void pass_when_open(void *is_open)
+{
+    uint64_t deadline_ns = deadline_in_ms(LONG_MS);
+    while (!atomic_load((atomic_bool *)is_open) && clock_ns() < deadline_ns) {
+        usleep(1000);
+    }
+}
+
+// A rank is lost while the tensors of the others are still being copied. The job is over then, but
+// not these requests: the copies read the tensors, which must live as long.
+static void lost_rank(rank_t *r, void *arg)
+{
+    static atomic_bool is_open;
+    (void)arg;
+    rank_open(r);
+    void *stream = use_device(r);
+    tensor_t in = tensor_new(r, 100);
+    int64_t shape[] = {100};
+    void *at = (void *)in.device;
+    hvd_tensor_t t = {.input = at, .output = at, .n_dims = 1, .shape = shape};
+    hvd_request_t request = request_of(r, HVD_ALLREDUCE, "held", &t, stream);
+    CHECK(r, cuLaunchHostFunc(stream, pass_when_open, &is_open) == 0);
+    hvd_handle_t handle = submit(r, &request);
+    atomic_fetch_add(rank_shared(r, 0), 1);
+    rank_wait_for(r, rank_shared(r, 0), r->size);
+    if (r->rank == r->size - 1) {
+        rank_will_die(r);
+        kill(getpid(), SIGKILL);
+    }
+    uint64_t deadline_ns = deadline_in_ms(LONG_MS);
+    while (hvd_health(r->ctx, r->text, sizeof r->text) == HVD_OK && clock_ns() < deadline_ns) {
+        usleep(1000);
+    }
+    usleep(100000); // what ends with the job has ended
+    CHECK(r, hvd_poll(r->ctx, handle) == HVD_IN_PROGRESS);
+    atomic_store(&is_open, true);
+    hvd_status_t status = hvd_wait(r->ctx, handle, LONG_MS);
+    CHECK(r, status != HVD_OK && status != HVD_TIMEOUT);
+    hvd_release(r->ctx, handle);
+    rank_leave(r);
+    CHECK(r, cuCtxSynchronize() == 0);
+}
+
 // The job is shut down while a tensor is still being computed.
 static void shutdown_meanwhile(rank_t *r, void *arg)
 {
@@ -287,10 +333,11 @@ static void shutdown_meanwhile(rank_t *r, void *arg)
     void *at = (void *)in.device;
     hvd_tensor_t t = {.input = at, .output = at, .n_dims = 1, .shape = shape};
     hvd_request_t request = request_of(r, HVD_ALLREDUCE, "never", &t, stream);
-    CHECK(r, cuLaunchHostFunc(stream, nap, (void *)700) == 0);
+    CHECK(r, cuLaunchHostFunc(stream, nap, (void *)1500) == 0);
     submit(r, &request);
     rank_barrier(r); // all have
     rank_leave(r);
+    CHECK(r, cuStreamQuery(stream) == 0); // what copies the tensor has not outlived the job
     CHECK(r, cuCtxSynchronize() == 0);
 }
 
@@ -303,6 +350,7 @@ static const subtest_t subtests[] = {
     {.name = "host and device meet", .fn = host_and_device_meet},
     {.name = "refusals", .fn = refusals},
     {.name = "broken device", .fn = broken_device},
+    {.name = "a lost rank meanwhile", .fn = lost_rank, .min_ranks = 2},
     {.name = "shutdown meanwhile", .fn = shutdown_meanwhile},
 };
 
