@@ -81,20 +81,22 @@ static bool is_own(PyObject *entry, const char *folder)
     return own;
 }
 
-// Takes the innermost frames off `lines` as long as they are this package's: where the user called
-// it is what helps. A thread of the package's own keeps all of its frames.
+// Takes this package's frames out of `lines`, also those between the user's, as of a decorator:
+// where the user called it is what helps. A stack of nothing else keeps all of its frames.
 static void drop_own_frames(PyObject *lines)
 {
     char folder[PATH_MAX];
-    Py_ssize_t n = lines != NULL ? PyList_Size(lines) : 0, n_users = n;
+    Py_ssize_t n = lines != NULL ? PyList_Size(lines) : 0, n_users = 0;
     if (n == 0 || !find_own_folder(folder, sizeof folder)) {
         return;
     }
-    while (n_users > 0 && is_own(PyList_GetItem(lines, n_users - 1), folder)) {
-        n_users--;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        n_users += !is_own(PyList_GetItem(lines, i), folder);
     }
-    if (n_users > 0) {
-        PyList_SetSlice(lines, n_users, n, NULL);
+    for (Py_ssize_t i = n - 1; i >= 0 && n_users > 0; i--) {
+        if (is_own(PyList_GetItem(lines, i), folder)) {
+            PyList_SetSlice(lines, i, i + 1, NULL);
+        }
     }
 }
 

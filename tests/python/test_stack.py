@@ -8,6 +8,7 @@ import time
 
 from horovod import _core
 from horovod.common import basics
+from horovod.common.elastic import ObjectState, run_fn
 from ranks import run_ranks
 
 WAIT_S = 60
@@ -18,6 +19,11 @@ def waits_in_a_function_of_this_name(event, handles):
     handles.append(_core.submit(op=_core.ALLREDUCE, name="held back", dtype=_core.FLOAT32,
                                 inputs=data, outputs=data, result=data))
     event.wait(WAIT_S)
+
+
+def waits_below_the_loop_of_elastic_jobs(event, handles):
+    state = ObjectState(bcast_object=lambda value, **_: value, get_rank=basics.rank)
+    run_fn(lambda _: waits_in_a_function_of_this_name(event, handles), lambda: None)(state)
 
 
 def read_dump(folder, reason, rank, deadline):
@@ -35,7 +41,7 @@ def dump_on_a_rank(folder):
     """The batch is held back by the cycle time, so that the dump finds it in flight."""
     basics.init()
     event, handles = threading.Event(), []
-    thread = threading.Thread(target=waits_in_a_function_of_this_name, args=(event, handles))
+    thread = threading.Thread(target=waits_below_the_loop_of_elastic_jobs, args=(event, handles))
     thread.start()
     deadline = time.monotonic() + WAIT_S
     while not handles and time.monotonic() < deadline:
@@ -77,6 +83,7 @@ def test_dump_has_the_python_stack(tmp_path):
     assert "'held back'" in text and "waiting" in text
     assert "in waits_in_a_function_of_this_name" in text
     assert "event.wait(WAIT_S)" in text
+    assert "in waits_below_the_loop" in text and "/common/elastic.py" not in text
     assert "dump_on_a_rank" not in text  # another thread's
 
 
