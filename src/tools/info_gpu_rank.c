@@ -534,12 +534,22 @@ static bool open_all(tester_t *t, const char *const *env)
     return status == HVD_OK;
 }
 
-// Its memory goes with the process.
+static void close_all(tester_t *t)
+{
+    block_t *const blocks[] = {t->in, t->out, t->old, t->values, t->result};
+    for (size_t i = 0; i < N_ELEMENTS(blocks); i++) {
+        device_give_back(t->device, blocks[i]);
+    }
+    device_close(t->device);
+    free(t->expected);
+}
+
 int selftest_rank(void *selftest, int rank, const char *const *env)
 {
     selftest_t *test = selftest;
     tester_t t = {.test = test, .part = &test->parts[rank], .rank = rank, .size = test->ranks};
     if (!open_all(&t, env)) {
+        close_all(&t);
         return 1;
     }
     bool goes_on = try_case(&t, 0, HVD_FLOAT32, 1); // whereby they find out which way it is
@@ -550,6 +560,7 @@ int selftest_rank(void *selftest, int rank, const char *const *env)
         begin(&t, "leaving");
     }
     hvd_shutdown(t.ctx);
+    close_all(&t);
     t.part->is_over = goes_on;
     return goes_on ? 0 : 1;
 }
