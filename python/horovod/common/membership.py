@@ -11,6 +11,8 @@ import sys
 import time
 
 LOOK_EVERY_S = 0.05
+# The launcher gives up after --elastic-timeout, and says why; it must be the first to do so.
+LATER_S = 30.0
 FIRST_GENERATION = 1
 WANTS_WARNING = 1  # it writes a checkpoint if it is told of the end
 WANTS_SHRINK = 2  # after a failure, to go on without waiting for others
@@ -74,14 +76,15 @@ def _newer_place(worker: str) -> dict:
 def take_next_place() -> None:
     """Leaves this generation and waits for a place in the next; the environment has it then."""
     worker = os.environ["HOROVOD_ELASTIC_WORKER"]
-    timeout_s = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "600"))
+    timeout_s = float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "600")) + LATER_S
     deadline = time.monotonic() + timeout_s
     _say_ready(worker)
     while not (place := _newer_place(worker)):
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"the launcher gave rank {os.environ['HOROVOD_RANK']} no place in the next "
-                f"generation of the elastic job within {timeout_s:.0f} s (--elastic-timeout)")
+                f"generation of the elastic job within {timeout_s:.0f} s (--elastic-timeout, and "
+                f"{LATER_S:.0f} s); does the launcher still run?")
         time.sleep(LOOK_EVERY_S)
     os.environ.update(place)
     if place["HOROVOD_RANK"] == _NO_PLACE:
