@@ -173,7 +173,7 @@ static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
     pause_t p = {0};
     for (;;) {
         bool moved = engine_step(ctx);
-        if (atomic_load_explicit(state, memory_order_relaxed) == REQUEST_DONE) {
+        if (atomic_load_explicit(state, memory_order_acquire) == REQUEST_DONE) {
             return true;
         }
         if (moved) {
@@ -192,7 +192,7 @@ static bool drive_until(hvd_ctx_t *ctx, atomic_int *state, uint64_t deadline_ns)
         }
         net_after_sleep(ctx->net);
         keep_house(ctx, clock_ns());
-        if (atomic_load_explicit(state, memory_order_relaxed) == REQUEST_DONE) {
+        if (atomic_load_explicit(state, memory_order_acquire) == REQUEST_DONE) {
             return true;
         }
         if (clock_ns() >= deadline_ns) {
