@@ -218,7 +218,7 @@ def measured(res, training):
         wrong = [note for note in res.notes[name] if "WRONG" in note or "crossed" in note]
         lines += ["- " + note for note in wrong] + ([""] if wrong else [])
     if training:
-        lines += ["### Training", "", "%d round(s); load average %.1f to %.1f." % (
+        lines += ["### Training", "", "%d round(s) at most; load average %.1f to %.1f." % (
             training["rounds"], min(training["loads"]), max(training["loads"])), ""]
         lines += ["![share of what two ranks reach that do not talk, by model, network and library]"
                   "(img/bench-training.svg)", "", *training_table(training), ""]
