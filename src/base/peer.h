@@ -33,9 +33,9 @@ const char *peer_name(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]
 // What the process table says of a peer on this host, as "its process is stopped (state T)"; ""
 // for one on another host, or in another pid namespace.
 const char *peer_state(const peers_t *peers, int rank, char text[PEER_TEXT_BYTES]);
-// The process table of this host says for sure that the peer has ended.
 // It is on this host, and has a core or waits for one: alive, however silent.
 bool peer_is_runnable(const peers_t *peers, int rank);
+// The process table of this host says for sure that the peer has ended.
 bool peer_is_gone(const peers_t *peers, int rank);
 // What the process table says of a process, as above; "" if nothing.
 const char *process_state(int pid);

@@ -105,16 +105,21 @@ static hvd_handle_t submit(rank_t *r, const hvd_request_t *request)
     return handle;
 }
 
+static inline void gate_wait(atomic_bool *is_open, int64_t most_ms)
+{
+    uint64_t deadline_ns = deadline_in_ms(most_ms);
+    while (!atomic_load(is_open) && clock_ns() < deadline_ns) {
+        usleep(1000);
+    }
+}
+
 // Work of a stream that ends when the test says so, or after GATE_MS: by then whoever should not
 // have waited for it has. For cuLaunchHostFunc.
 #define GATE_MS 5000
 
 static inline void gate_pass(void *is_open)
 {
-    uint64_t deadline_ns = deadline_in_ms(GATE_MS);
-    while (!atomic_load((atomic_bool *)is_open) && clock_ns() < deadline_ns) {
-        usleep(1000);
-    }
+    gate_wait(is_open, GATE_MS);
 }
 
 #endif

@@ -279,12 +279,10 @@ static void broken_device(rank_t *r, void *arg)
     rank_leave(r);
 }
 
+// For as long as it takes to see that a rank is lost.
 static void pass_when_open(void *is_open)
 {
-    uint64_t deadline_ns = deadline_in_ms(LONG_MS);
-    while (!atomic_load((atomic_bool *)is_open) && clock_ns() < deadline_ns) {
-        usleep(1000);
-    }
+    gate_wait(is_open, LONG_MS);
 }
 
 // A rank is lost while the tensors of the others are still being copied. The job is over then, but
