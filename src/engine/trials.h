@@ -3,8 +3,8 @@
 // trials.h - which of two ways of copying is faster on this machine: found out by its first tasks.
 //
 // Bytes move among ranks of a host through windows, which costs a second copy, or straight from
-// process to process, which costs work of the kernel for each page. Either is up to three times
-// faster: it depends on which caches cores share, on the size of pages and on the kernel. So the
+// process to process, which costs work of the kernel for each page. Either may be twice as
+// fast: it depends on which caches cores share, on the size of pages and on the kernel. So the
 // first tasks of each operation and size take turns, and each member keeps its best time of either
 // way. In the last turn, which goes straight, the members tell each other what they are for
 // (coll/direct.h); when it ends all of them know what all have said, and go on alike. After many
